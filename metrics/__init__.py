@@ -1,0 +1,33 @@
+"""Windowed sensors with quotas, and how they are shown to Prometheus.
+
+Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
+"""
+
+from .config import MetricConfig, Quota
+from .exposition import SensorCollector
+from .instruments import BoundedLabels, Instruments
+from .registry import Registry, RegistryFull
+from .sensor import Metric, MetricName, QuotaViolation, Sensor
+from .stats import Avg, Count, Max, Min, Rate, SampledStat, Stat, WindowedSum
+
+__all__ = [
+    "Avg",
+    "BoundedLabels",
+    "Count",
+    "Instruments",
+    "Max",
+    "Metric",
+    "MetricConfig",
+    "MetricName",
+    "Min",
+    "Quota",
+    "QuotaViolation",
+    "Rate",
+    "Registry",
+    "RegistryFull",
+    "SampledStat",
+    "Sensor",
+    "SensorCollector",
+    "Stat",
+    "WindowedSum",
+]

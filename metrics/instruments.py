@@ -1,0 +1,175 @@
+"""Declare every counter, gauge and histogram that the proxy keeps, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.metrics import MetricWrapperBase
+
+from .exposition import PREFIX
+
+OTHER = "other"
+"""Value of an open label once there are too many sets."""
+
+THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+LAG_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+
+M = TypeVar("M", bound=MetricWrapperBase)
+
+
+class BoundedLabels(Generic[M]):
+    """A labelled metric whose number of label sets clients cannot drive up.
+
+    `open_labels` are those whose values clients choose. Once `max_sets` distinct sets are in use,
+    a new one is counted with OTHER in its open labels. The remaining labels must have few values.
+    Raises ValueError when `max_sets` is below 1 or an open label is not one of the metric's.
+    """
+
+    def __init__(
+        self, metric: M, label_names: tuple[str, ...], open_labels: Collection[str], max_sets: int
+    ) -> None:
+        if max_sets < 1:
+            raise ValueError(f"max_sets must be 1 or more, got {max_sets!r}")
+        if not set(open_labels) <= set(label_names):
+            raise ValueError(f"open labels {open_labels!r} are not all among {label_names!r}")
+        self._metric = metric
+        self._label_names = label_names
+        self._is_open = tuple(name in open_labels for name in label_names)
+        self._max_sets = max_sets
+        self._children: dict[tuple[str, ...], M] = {}
+
+    def of(self, *values: str) -> M:
+        """Return the child for these label values, in the metric's order; hold it on hot paths.
+
+        Raises ValueError when the number of values is not that of the labels.
+        """
+        child = self._children.get(values)
+        if child is not None:
+            return child
+        if len(self._children) < self._max_sets:
+            child = self._metric.labels(*values)
+            self._children[values] = child
+            return child
+        # Sets with OTHER are left out of the cache: they are few, and must not use up its room.
+        return self._metric.labels(
+            *(
+                OTHER if is_open else value
+                for is_open, value in zip(self._is_open, values, strict=True)
+            )
+        )
+
+    def forget(self, **labels: str) -> int:
+        """Drop the sets with these values and make room for as many; return how many.
+
+        For clients that are gone: a child that somebody still holds is no longer exposed. Raises
+        ValueError for a label that the metric does not have.
+        """
+        wanted = [(self._label_names.index(name), value) for name, value in labels.items()]
+        gone = [
+            values
+            for values in self._children
+            if all(values[index] == value for index, value in wanted)
+        ]
+        for values in gone:
+            del self._children[values]
+            self._metric.remove(*values)
+        return len(gone)
+
+
+class Instruments:
+    """The proxy's own metrics, registered with `registry`; attributes are named like them.
+
+    Metrics whose labels clients can influence are BoundedLabels, with at most `max_label_sets`
+    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. Turns off
+    prometheus_client's `_created` series, for the whole process. Raises ValueError when
+    `max_label_sets` is below 1.
+    """
+
+    def __init__(self, registry: CollectorRegistry, *, max_label_sets: int) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry
+        self._max_label_sets = max_label_sets
+
+        self.bytes_total = self._bounded_counter(
+            "bytes_total",
+            "Bytes relayed to and from clients.",
+            ("listener", "user", "client_id", "api"),
+            open_labels=("user", "client_id"),
+        )
+        self.requests_total = self._bounded_counter(
+            "requests_total",
+            "Requests received from clients.",
+            ("api", "version"),
+            open_labels=("api", "version"),
+        )
+        self.violations_total = self._bounded_counter(
+            "violations_total",
+            "Measurements that exceeded a quota.",
+            ("quota_entity", "quota"),
+            open_labels=("quota_entity",),
+        )
+        self.throttled_responses_total = self._bounded_counter(
+            "throttled_responses_total",
+            "Responses held back to keep a quota.",
+            ("quota_entity", "quota"),
+            open_labels=("quota_entity",),
+        )
+        self.throttle_seconds = Histogram(
+            PREFIX + "throttle_seconds",
+            "Time for which a response was held back.",
+            ["quota"],
+            buckets=THROTTLE_BUCKETS_S,
+            registry=registry,
+        )
+        self.delay_queue_size = Gauge(
+            PREFIX + "delay_queue_size",
+            "Responses that wait in the delay queue.",
+            ["api"],
+            registry=registry,
+        )
+        self.delay_queue_lag_seconds = Histogram(
+            PREFIX + "delay_queue_lag_seconds",
+            "Time by which a held response was released later than due.",
+            buckets=LAG_BUCKETS_S,
+            registry=registry,
+        )
+        self.connections = Gauge(
+            PREFIX + "connections", "Open client connections.", ["listener"], registry=registry
+        )
+        self.connections_rejected_total = self._counter(
+            "connections_rejected_total",
+            "Client connections refused, or closed for what they sent.",
+            ("reason",),
+        )
+        self.upstream_errors_total = self._counter(
+            "upstream_errors_total",
+            "Failures to reach a broker or to talk to one.",
+            ("reason",),
+        )
+        self.config_reloads_total = self._counter(
+            "config_reloads_total",
+            "Attempts to reload the configuration.",
+            ("result",),
+        )
+
+    def _counter(self, name: str, description: str, label_names: tuple[str, ...]) -> Counter:
+        return Counter(PREFIX + name, description, label_names, registry=self._registry)
+
+    def _bounded_counter(
+        self,
+        name: str,
+        description: str,
+        label_names: tuple[str, ...],
+        *,
+        open_labels: tuple[str, ...],
+    ) -> BoundedLabels[Counter]:
+        counter = self._counter(name, description, label_names)
+        return BoundedLabels(counter, label_names, open_labels, self._max_label_sets)

@@ -1,0 +1,98 @@
+"""Keep the sensors by name: bounded in number, and only while they are in use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from .sensor import DEFAULT_EXPIRY_MS, Sensor
+
+
+class RegistryFull(Exception):  # noqa: N818 - says what the registry is
+    """There are as many live sensors as the registry may hold."""
+
+    def __init__(self, max_sensors: int) -> None:
+        super().__init__(max_sensors)
+        self.max_sensors = max_sensors
+
+    def __str__(self) -> str:
+        return f"all {self.max_sensors} sensors are in use"
+
+
+class Registry:
+    """Sensors by name, at most `max_sensors`; one idle for `expiry_ms` makes room.
+
+    A sensor that is held beyond one call may have been removed meanwhile; `Sensor.retired` tells.
+    Raises ValueError when `max_sensors` is below 1 or `expiry_ms` not above 0.
+    """
+
+    def __init__(self, max_sensors: int, expiry_ms: float = DEFAULT_EXPIRY_MS) -> None:
+        if max_sensors < 1:
+            raise ValueError(f"max_sensors must be 1 or more, got {max_sensors!r}")
+        if not expiry_ms > 0:
+            raise ValueError(f"expiry_ms must be above 0, got {expiry_ms!r}")
+        self.max_sensors = max_sensors
+        self.expiry_ms = expiry_ms
+        self._sensors: dict[str, Sensor] = {}
+        # No sensor can expire earlier: what is recorded after the last walk only moves it later.
+        # So a full registry under a flood of new names is not walked for each of them.
+        self._next_expiry_ms = math.inf
+
+    def get(self, name: str) -> Sensor | None:
+        """Return the sensor of that name, or None."""
+        return self._sensors.get(name)
+
+    def get_or_create(self, name: str, factory: Callable[[], Sensor], now_ms: float) -> Sensor:
+        """Return the sensor of that name; if there is none, keep the one that `factory` makes.
+
+        Raises RegistryFull when there is no room after idle sensors have gone, and ValueError
+        when the factory's sensor has another name.
+        """
+        sensor = self._sensors.get(name)
+        if sensor is not None:
+            return sensor
+        if len(self._sensors) >= self.max_sensors:
+            self.expire(now_ms)
+            if len(self._sensors) >= self.max_sensors:
+                raise RegistryFull(self.max_sensors)
+        sensor = factory()
+        if sensor.name != name:
+            raise ValueError(f"asked for sensor {name!r}, the factory made {sensor.name!r}")
+        sensor.expiry_ms = self.expiry_ms
+        sensor.last_record_ms = now_ms
+        self._sensors[name] = sensor
+        self._next_expiry_ms = min(self._next_expiry_ms, now_ms + self.expiry_ms)
+        return sensor
+
+    def remove(self, name: str) -> bool:
+        """Let the sensor go; return whether there was one."""
+        sensor = self._sensors.pop(name, None)
+        if sensor is None:
+            return False
+        sensor.retired = True
+        return True
+
+    def expire(self, now_ms: float) -> list[str]:
+        """Let all idle sensors go; return their names.
+
+        Costs one comparison while none can have expired, else one walk over all.
+        """
+        if now_ms < self._next_expiry_ms:
+            return []
+        expired = [sensor.name for sensor in self if sensor.has_expired(now_ms)]
+        for name in expired:
+            self.remove(name)
+        self._next_expiry_ms = min(
+            (sensor.last_record_ms + self.expiry_ms for sensor in self), default=math.inf
+        )
+        return expired
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sensors
+
+    def __iter__(self) -> Iterator[Sensor]:
+        """Iterate over the sensors of this moment; changes during the loop are safe."""
+        return iter(tuple(self._sensors.values()))
+
+    def __len__(self) -> int:
+        return len(self._sensors)

@@ -1,0 +1,115 @@
+"""Record a value once and keep every metric made of it, and their quotas, up to date."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import MetricConfig
+from .stats import Stat
+
+DEFAULT_EXPIRY_MS = 3_600_000.0
+"""How long a sensor may be idle before it expires: one hour, as in Kafka."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """What a metric is called, and the labels that tell it from others of that name."""
+
+    name: str
+    """In Prometheus' spelling, without the product's prefix: `rate_bytes`."""
+    description: str
+    """One sentence for people; it becomes the help text."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Pairs of label and value; the same labels in the same order for all of one name."""
+
+
+class QuotaViolation(Exception):  # noqa: N818 - Kafka's word; it is an outcome, not a failure
+    """A measured value is outside its quota. The value that led to it has been recorded."""
+
+    def __init__(self, metric_name: MetricName, value: float, bound: float) -> None:
+        super().__init__(metric_name, value, bound)
+        self.metric_name = metric_name
+        self.value = value
+        """The measured value, in the metric's unit."""
+        self.bound = bound
+
+    def __str__(self) -> str:
+        return f"{self.metric_name.name} is {self.value:g}, its bound {self.bound:g}"
+
+
+class Metric:
+    """One stat of a sensor under its name."""
+
+    __slots__ = ("config", "name", "stat")
+
+    def __init__(self, name: MetricName, stat: Stat, config: MetricConfig) -> None:
+        self.name = name
+        self.stat = stat
+        self.config = config
+        """May be replaced at any time: a new quota holds at once and the history stays. New
+        samples or windows hold for what comes; the old history has gone after `samples` windows.
+        """
+
+    def measure(self, now_ms: float) -> float:
+        """Return the present value; old samples are dropped on the way."""
+        return self.stat.measure(self.config, now_ms)
+
+
+class Sensor:
+    """Metrics fed by the same values.
+
+    `name` tells it from others in a registry. It expires `expiry_ms` after its last value, or
+    after `created_ms` when it never had one; a registry sets both when it takes the sensor in.
+    """
+
+    __slots__ = ("_metrics", "expiry_ms", "last_record_ms", "name", "retired")
+
+    def __init__(
+        self, name: str, *, created_ms: float = 0.0, expiry_ms: float = DEFAULT_EXPIRY_MS
+    ) -> None:
+        self.name = name
+        self.expiry_ms = expiry_ms
+        self.last_record_ms = created_ms
+        """When the last value came, or when the sensor was made."""
+        self.retired = False
+        """True once a registry has let it go: who holds it must ask for a new one."""
+        self._metrics: tuple[Metric, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics in the order of their adding."""
+        return self._metrics
+
+    def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
+        """Feed `stat` from now on; return it as a metric. Earlier values are not replayed.
+
+        Raises ValueError when the sensor already has a metric of this name and these labels.
+        """
+        key = (metric_name.name, metric_name.labels)
+        if any((metric.name.name, metric.name.labels) == key for metric in self._metrics):
+            raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
+        metric = Metric(metric_name, stat, config)
+        self._metrics = (*self._metrics, metric)
+        return metric
+
+    def record(self, value: float, now_ms: float) -> None:
+        """Update every stat with `value`, then check every quota.
+
+        Raises QuotaViolation for the first metric, in order of adding, that is outside its quota;
+        all stats have the value by then.
+        """
+        self.last_record_ms = now_ms
+        metrics = self._metrics
+        for metric in metrics:
+            metric.stat.record(metric.config, value, now_ms)
+        for metric in metrics:
+            config = metric.config
+            quota = config.quota
+            if quota is not None:
+                measured = metric.stat.measure(config, now_ms)
+                if not quota.accepts(measured):
+                    raise QuotaViolation(metric.name, measured, quota.bound)
+
+    def has_expired(self, now_ms: float) -> bool:
+        """Return whether no value came for `expiry_ms` or longer."""
+        return now_ms - self.last_record_ms >= self.expiry_ms

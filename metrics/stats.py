@@ -1,0 +1,229 @@
+"""Turn single recorded values into sums, rates and extremes over the recent past.
+
+The rules are those of Apache Kafka's `SampledStat` and `Rate` since 3.8. A stat keeps a ring of
+samples. A sample covers one window of time. Up to 3.7 a sample was dropped when its *start* was
+older than `samples * window`; the part of it that still lay in the measured time went with it, so
+the rate dipped at each rollover. Since 3.8 (Kafka's change 15889) a sample is dropped only when
+its *last event* is that old, and one slot more than `samples` is kept for it.
+
+Every time is a monotonic `now_ms` given by the caller and must not go back. A stat belongs to one
+thread: measuring drops old samples.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
+
+from .config import MIN_WINDOW_MS, MetricConfig
+
+MS_PER_SECOND = 1000.0
+
+
+class Stat(Protocol):
+    """What a sensor needs of a stat: take a value, and say what came of it."""
+
+    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
+        """Take one value in."""
+
+    def measure(self, config: MetricConfig, now_ms: float) -> float:
+        """Return the present value; always finite when the recorded values are."""
+        ...
+
+
+class Sample:
+    """What happened in one window."""
+
+    __slots__ = ("events", "last_event_ms", "start_ms", "value")
+
+    def __init__(self, value: float, now_ms: float) -> None:
+        self.reset(value, now_ms)
+
+    def reset(self, value: float, now_ms: float) -> None:
+        """Forget everything and start a new window at `now_ms`."""
+        self.value = value
+        self.events = 0
+        self.start_ms = now_ms
+        self.last_event_ms = now_ms
+
+
+class SampledStat(ABC):
+    """A ring of samples; a subclass says how values go into one and how samples combine."""
+
+    __slots__ = ("_current", "_earliest_event_ms", "_oldest_start_ms", "_samples")
+
+    initial: ClassVar[float] = 0.0
+    """Value of a sample without events."""
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+        self._current = 0
+        # Both are kept up to date by _refresh(), so that a record between two rollovers needs
+        # no walk over the ring. _earliest_event_ms may lag behind: events only move forward.
+        self._oldest_start_ms = math.inf
+        self._earliest_event_ms = math.inf
+
+    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
+        """Add `value` to the current sample; first start a new one if that is complete."""
+        sample = self._samples[self._current] if self._samples else self._append(now_ms)
+        if now_ms - sample.start_ms >= config.window_ms or (
+            config.event_window is not None and sample.events >= config.event_window
+        ):
+            sample = self._advance(config, now_ms)
+        self._update(sample, value)
+        sample.events += 1
+        sample.last_event_ms = now_ms
+
+    def measure(self, config: MetricConfig, now_ms: float) -> float:
+        """Drop obsolete samples and return the combined value of the others."""
+        self.purge(config, now_ms)
+        return self._combine(self._samples)
+
+    def purge(self, config: MetricConfig, now_ms: float) -> None:
+        """Reset each sample whose last event is `samples * window_ms` old or older."""
+        expiry_ms = config.samples * config.window_ms
+        if now_ms - self._earliest_event_ms < expiry_ms:
+            return
+        for sample in self._samples:
+            if now_ms - sample.last_event_ms >= expiry_ms:
+                sample.reset(self.initial, now_ms)
+        self._refresh()
+
+    def oldest_start_ms(self, now_ms: float) -> float:
+        """Return when the oldest sample began; an empty stat begins its first one now."""
+        if not self._samples:
+            self._append(now_ms)
+        return self._oldest_start_ms
+
+    @abstractmethod
+    def _update(self, sample: Sample, value: float) -> None:
+        """Take `value` into `sample`, whose `events` does not count it yet."""
+
+    @abstractmethod
+    def _combine(self, samples: list[Sample]) -> float:
+        """Return the value of all samples together."""
+
+    def _append(self, now_ms: float) -> Sample:
+        sample = Sample(self.initial, now_ms)
+        self._samples.append(sample)
+        self._refresh()
+        return sample
+
+    def _advance(self, config: MetricConfig, now_ms: float) -> Sample:
+        # One slot more than `samples`, for the sample that reaches into the measured time.
+        self._current = (self._current + 1) % (config.samples + 1)
+        if self._current >= len(self._samples):
+            return self._append(now_ms)
+        sample = self._samples[self._current]
+        sample.reset(self.initial, now_ms)
+        self._refresh()
+        return sample
+
+    def _refresh(self) -> None:
+        self._oldest_start_ms = min(sample.start_ms for sample in self._samples)
+        self._earliest_event_ms = min(sample.last_event_ms for sample in self._samples)
+
+
+class WindowedSum(SampledStat):
+    """The sum of the recent values; 0 when there are none."""
+
+    __slots__ = ()
+
+    def _update(self, sample: Sample, value: float) -> None:
+        sample.value += value
+
+    def _combine(self, samples: list[Sample]) -> float:
+        total = 0.0
+        for sample in samples:
+            total += sample.value
+        return total
+
+
+class Count(SampledStat):
+    """How many values were recorded of late."""
+
+    __slots__ = ()
+
+    def _update(self, sample: Sample, value: float) -> None:
+        """Do nothing: the sample itself counts its events."""
+
+    def _combine(self, samples: list[Sample]) -> float:
+        return float(sum(sample.events for sample in samples))
+
+
+class Avg(SampledStat):
+    """The mean of the recent values; 0 when there are none."""
+
+    __slots__ = ()
+
+    def _update(self, sample: Sample, value: float) -> None:
+        sample.value += value
+
+    def _combine(self, samples: list[Sample]) -> float:
+        events = sum(sample.events for sample in samples)
+        return sum(sample.value for sample in samples) / events if events else 0.0
+
+
+class Max(SampledStat):
+    """The largest of the recent values; 0 when there are none."""
+
+    __slots__ = ()
+
+    initial = -math.inf
+
+    def _update(self, sample: Sample, value: float) -> None:
+        sample.value = max(sample.value, value)
+
+    def _combine(self, samples: list[Sample]) -> float:
+        return max((sample.value for sample in samples if sample.events), default=0.0)
+
+
+class Min(SampledStat):
+    """The smallest of the recent values; 0 when there are none."""
+
+    __slots__ = ()
+
+    initial = math.inf
+
+    def _update(self, sample: Sample, value: float) -> None:
+        sample.value = min(sample.value, value)
+
+    def _combine(self, samples: list[Sample]) -> float:
+        return min((sample.value for sample in samples if sample.events), default=0.0)
+
+
+class Rate:
+    """A sampled stat per second, by default the sum of the values.
+
+    The divisor is Kafka's `Rate.windowSize`: the time since the oldest sample began, filled up to
+    `samples - 1` whole windows. A fresh stat so counts the windows before it as empty and does not
+    report a huge rate for its first value.
+    """
+
+    __slots__ = ("_stat",)
+
+    def __init__(self, stat: SampledStat | None = None) -> None:
+        self._stat = stat if stat is not None else WindowedSum()
+
+    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
+        """Take one value in."""
+        self._stat.record(config, value, now_ms)
+
+    def measure(self, config: MetricConfig, now_ms: float) -> float:
+        """Return the rate per second."""
+        value = self._stat.measure(config, now_ms)
+        return value * MS_PER_SECOND / self.window_size_ms(config, now_ms)
+
+    def window_size_ms(self, config: MetricConfig, now_ms: float) -> float:
+        """Return the time that the rate is taken over, at least MIN_WINDOW_MS.
+
+        With `samples` = 1 and no time elapsed there is nothing to fill up; one window is taken.
+        """
+        self._stat.purge(config, now_ms)
+        window_ms = config.window_ms
+        elapsed_ms = now_ms - self._stat.oldest_start_ms(now_ms)
+        missing = config.samples - 1 - elapsed_ms // window_ms
+        if missing > 0:
+            elapsed_ms += missing * window_ms
+        return elapsed_ms if elapsed_ms >= MIN_WINDOW_MS else window_ms

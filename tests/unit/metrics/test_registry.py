@@ -1,0 +1,207 @@
+"""Sensors by name: one each, bounded in number, gone when idle."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from metrics import Registry, RegistryFull, Sensor
+
+EXPIRY_MS = 1000.0
+
+
+def create(registry, name, now_ms):
+    return registry.get_or_create(name, lambda: Sensor(name), now_ms)
+
+
+def test_a_name_stands_for_one_sensor():
+    registry = Registry(10)
+    sensor = create(registry, "a", 0)
+
+    assert create(registry, "a", 5) is sensor
+    assert registry.get("a") is sensor
+    assert registry.get("b") is None
+    assert "a" in registry
+    assert "b" not in registry
+    assert len(registry) == 1
+
+
+def test_the_factory_is_called_only_for_a_new_name():
+    made = []
+
+    def factory():
+        made.append("a")
+        return Sensor("a")
+
+    registry = Registry(10)
+    registry.get_or_create("a", factory, 0)
+    registry.get_or_create("a", factory, 0)
+
+    assert made == ["a"]
+
+
+def test_a_factory_that_makes_another_sensor_is_refused():
+    registry = Registry(10)
+
+    with pytest.raises(ValueError, match="asked for sensor 'a', the factory made 'b'"):
+        registry.get_or_create("a", lambda: Sensor("b"), 0)
+    assert len(registry) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((0,), "max_sensors must be 1 or more", id="no room"),
+        pytest.param((1, 0), "expiry_ms must be above 0", id="no expiry time"),
+        pytest.param((1, float("nan")), "expiry_ms must be above 0", id="not a number"),
+    ],
+)
+def test_bad_limits_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Registry(*arguments)
+
+
+def test_a_full_registry_refuses_new_names_and_serves_known_ones():
+    registry = Registry(2, EXPIRY_MS)
+    first = create(registry, "a", 0)
+    create(registry, "b", 0)
+
+    with pytest.raises(RegistryFull, match="all 2 sensors are in use"):
+        create(registry, "c", 999)
+    assert create(registry, "a", 999) is first
+
+
+def test_idle_sensors_make_room():
+    registry = Registry(2, EXPIRY_MS)
+    idle, busy = create(registry, "idle", 0), create(registry, "busy", 0)
+    busy.record(1, 500)
+
+    create(registry, "new", 1000)
+
+    assert {sensor.name for sensor in registry} == {"busy", "new"}
+    assert idle.retired
+    assert not busy.retired
+
+
+def test_expire_names_what_went():
+    registry = Registry(5, EXPIRY_MS)
+    for name in ("a", "b", "c"):
+        create(registry, name, 0)
+    registry.get("b").record(1, 10)
+
+    assert registry.expire(999) == []
+    assert registry.expire(1000) == ["a", "c"]
+    assert registry.expire(1000) == []
+    assert registry.expire(1010) == ["b"]
+    assert len(registry) == 0
+
+
+def test_a_name_that_expired_gets_a_new_sensor():
+    registry = Registry(5, EXPIRY_MS)
+    old = create(registry, "a", 0)
+    registry.expire(EXPIRY_MS)
+    new = create(registry, "a", EXPIRY_MS)
+
+    assert new is not old
+    assert (old.retired, new.retired) == (True, False)
+    assert not new.has_expired(2 * EXPIRY_MS - 1)
+
+
+def test_remove():
+    registry = Registry(5)
+    sensor = create(registry, "a", 0)
+
+    assert registry.remove("a") is True
+    assert registry.remove("a") is False
+    assert sensor.retired
+    assert len(registry) == 0
+
+
+def test_sensors_may_come_and_go_during_iteration():
+    registry = Registry(5)
+    for name in ("a", "b", "c"):
+        create(registry, name, 0)
+
+    for sensor in registry:
+        registry.remove(sensor.name)
+        create(registry, sensor.name + "2", 0)
+
+    assert [sensor.name for sensor in registry] == ["a2", "b2", "c2"]
+
+
+def test_a_flood_of_new_names_does_not_walk_a_full_registry():
+    """The walk over all sensors happens only once something may have expired."""
+
+    class WatchedRegistry(Registry):
+        walks = 0
+
+        def __iter__(self):
+            self.walks += 1
+            return super().__iter__()
+
+    registry = WatchedRegistry(100, EXPIRY_MS)
+    for number in range(100):
+        create(registry, str(number), 0)
+    for number in range(1000):
+        with pytest.raises(RegistryFull):
+            create(registry, f"new-{number}", 500)
+
+    assert registry.walks == 0
+
+
+class RegistryAgainstModel(RuleBasedStateMachine):
+    """Any order of calls, against a dictionary of the times of the last values."""
+
+    names = st.sampled_from("abcdef")
+
+    def __init__(self):
+        super().__init__()
+        self.registry = Registry(3, EXPIRY_MS)
+        self.now_ms = 0.0
+        self.model = {}
+
+    def idle(self):
+        return {name for name, at_ms in self.model.items() if self.now_ms - at_ms >= EXPIRY_MS}
+
+    @rule(step_ms=st.sampled_from([1, 250, 500, 999, 1000, 3000]))
+    def wait(self, step_ms):
+        self.now_ms += step_ms
+
+    @rule(name=names)
+    def get_or_create(self, name):
+        if name not in self.model and len(self.model) == 3:
+            for gone in self.idle():
+                del self.model[gone]
+            if len(self.model) == 3:
+                with pytest.raises(RegistryFull):
+                    create(self.registry, name, self.now_ms)
+                return
+        self.model.setdefault(name, self.now_ms)
+        assert create(self.registry, name, self.now_ms).name == name
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def record(self, data):
+        name = data.draw(st.sampled_from(sorted(self.model)))
+        self.registry.get(name).record(1, self.now_ms)
+        self.model[name] = self.now_ms
+
+    @rule(name=names)
+    def remove(self, name):
+        assert self.registry.remove(name) is (self.model.pop(name, None) is not None)
+
+    @rule()
+    def expire(self):
+        idle = self.idle()
+        assert set(self.registry.expire(self.now_ms)) == idle
+        for name in idle:
+            del self.model[name]
+
+    @invariant()
+    def same_sensors(self):
+        assert {sensor.name for sensor in self.registry} == set(self.model)
+        assert len(self.registry) == len(self.model) <= 3
+
+
+TestRegistryAgainstModel = RegistryAgainstModel.TestCase
+TestRegistryAgainstModel.settings = settings(deadline=None)

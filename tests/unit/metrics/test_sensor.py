@@ -1,0 +1,135 @@
+"""One value in, every stat updated, every quota checked."""
+
+import dataclasses
+
+import pytest
+
+from metrics import Avg, Max, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
+
+RATE = MetricName("rate_bytes", "Bytes per second.", (("quota_entity", "client-id=etl"),))
+PEAK = MetricName("peak_bytes", "Largest response.")
+
+
+def throttled_sensor(bound=10.0):
+    sensor = Sensor("etl")
+    metric = sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota.upper(bound)))
+    return sensor, metric
+
+
+def test_all_stats_get_the_value():
+    sensor = Sensor("etl")
+    sensor.add(RATE, Rate(), MetricConfig(samples=6))
+    sensor.add(PEAK, Max(), MetricConfig())
+
+    sensor.record(50, 0)
+    sensor.record(25, 500)
+
+    assert [metric.measure(1000) for metric in sensor.metrics] == [75 / 5, 50]
+    assert [metric.name for metric in sensor.metrics] == [RATE, PEAK]
+
+
+def test_a_sensor_without_metrics_only_notes_the_time():
+    sensor = Sensor("etl")
+    sensor.record(1, 42)
+
+    assert sensor.last_record_ms == 42
+    assert sensor.metrics == ()
+
+
+@pytest.mark.parametrize(
+    ("quota", "value", "violated"),
+    [
+        pytest.param(Quota.upper(10), 50, False, id="exactly at the bound"),
+        pytest.param(Quota.upper(10), 51, True, id="above an upper bound"),
+        pytest.param(Quota.lower(10), 50, False, id="exactly at a lower bound"),
+        pytest.param(Quota.lower(10), 49, True, id="below a lower bound"),
+        pytest.param(None, 10**12, False, id="no bound"),
+    ],
+)
+def test_a_quota_is_checked_after_each_value(quota, value, violated):
+    sensor = Sensor("etl")
+    sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=quota))
+    if not violated:
+        sensor.record(value, 0)
+        return
+    with pytest.raises(QuotaViolation) as caught:
+        sensor.record(value, 0)
+    assert caught.value.metric_name == RATE
+    assert caught.value.value == value / 5
+    assert caught.value.bound == 10
+
+
+def test_a_violation_says_what_it_is():
+    sensor, _ = throttled_sensor(bound=10_000_000)
+
+    with pytest.raises(QuotaViolation, match=r"^rate_bytes is 1.1e\+07, its bound 1e\+07$"):
+        sensor.record(55_000_000, 0)
+
+
+def test_the_value_is_recorded_even_when_it_violates():
+    sensor, metric = throttled_sensor()
+    peak = sensor.add(PEAK, Max(), MetricConfig())
+
+    with pytest.raises(QuotaViolation):
+        sensor.record(100, 7)
+
+    assert metric.measure(7) == 20
+    assert peak.measure(7) == 100
+    assert sensor.last_record_ms == 7
+
+
+def test_every_quota_is_checked_and_the_first_violated_one_is_told():
+    sensor = Sensor("etl")
+    sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota.upper(1000)))
+    sensor.add(PEAK, Max(), MetricConfig(quota=Quota.upper(60)))
+    sensor.add(MetricName("mean", "Mean."), Avg(), MetricConfig(quota=Quota.upper(1)))
+
+    with pytest.raises(QuotaViolation) as caught:
+        sensor.record(61, 0)
+
+    assert caught.value.metric_name == PEAK
+
+
+def test_a_violation_ends_when_the_window_has_moved_on():
+    sensor, _ = throttled_sensor()
+    with pytest.raises(QuotaViolation):
+        sensor.record(100, 0)
+    with pytest.raises(QuotaViolation):
+        sensor.record(0, 4999)
+
+    sensor.record(0, 11_000)
+
+
+def test_a_changed_quota_keeps_the_history():
+    sensor, metric = throttled_sensor(bound=100)
+    sensor.record(100, 0)
+
+    metric.config = dataclasses.replace(metric.config, quota=Quota.upper(15))
+    assert metric.measure(0) == 20
+    with pytest.raises(QuotaViolation) as caught:
+        sensor.record(0, 1)
+    assert caught.value.bound == 15
+
+    metric.config = dataclasses.replace(metric.config, quota=None)
+    sensor.record(1000, 2)
+    assert metric.measure(2) == pytest.approx(1100 / 5.002)
+
+
+def test_a_metric_is_added_once():
+    sensor, _ = throttled_sensor()
+    with pytest.raises(ValueError, match="already has a metric"):
+        sensor.add(RATE, Max(), MetricConfig())
+
+    sensor.add(dataclasses.replace(RATE, labels=(("quota_entity", "x"),)), Max(), MetricConfig())
+    assert len(sensor.metrics) == 2
+
+
+def test_idle_sensors_expire_an_hour_after_the_last_value():
+    sensor = Sensor("etl", created_ms=1000)
+    hour_ms = 3_600_000
+
+    assert not sensor.has_expired(1000 + hour_ms - 1)
+    assert sensor.has_expired(1000 + hour_ms)
+    sensor.record(1, 5000)
+    assert not sensor.has_expired(1000 + hour_ms)
+    assert sensor.has_expired(5000 + hour_ms)
