@@ -1,0 +1,195 @@
+"""What rules and listeners must keep to among each other.
+
+These checks look at the plain document, not at the models: so one bad value elsewhere in a rule or
+listener does not hide them, and a user sees all mistakes at once.
+"""
+
+import difflib
+import ipaddress
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from proxy.config import endpoints
+from proxy.config.document import Document
+from proxy.config.errors import BadValueError, ConfigProblem, Loc, key_path, shown
+from proxy.config.models import Admin
+
+RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
+RULE_QUOTAS: Final = ("consumer_byte_rate", "producer_byte_rate", "request_percentage")
+
+_Value = TypeVar("_Value")
+_Item = tuple[Loc, Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A span of ports on a host that somebody wants to listen on."""
+
+    loc: Loc
+    owner: str
+    host: str
+    ports: endpoints.PortRange
+
+    def clashes_with(self, other: "_Claim") -> bool:
+        return (
+            self.ports.first <= other.ports.last
+            and other.ports.first <= self.ports.last
+            and _hosts_meet(self.host, other.host)
+        )
+
+
+def find_problems(document: Document) -> Iterator[ConfigProblem]:
+    """Yield what is wrong between the parts of a document, whatever else is wrong with them."""
+    listeners = _items(document.data.get("listeners"), ("listeners",))
+    quotas = document.data.get("quotas")
+    rules = _items(quotas.get("rules") if isinstance(quotas, dict) else None, ("quotas", "rules"))
+    yield from _same_names(document, listeners)
+    yield from _port_clashes(document, listeners)
+    for rule in rules:
+        yield from _rule_alone(document, rule)
+    yield from _same_rules(document, rules)
+    yield from _unknown_listeners(document, rules, listeners)
+    yield from _useless_path(document)
+
+
+def _items(value: object, loc: Loc) -> list[_Item]:
+    if not isinstance(value, list):
+        return []
+    return [((*loc, index), item) for index, item in enumerate(value) if isinstance(item, dict)]
+
+
+def _at(document: Document, loc: Loc) -> str:
+    return f"{key_path(loc)} on line {document.line(loc)}"
+
+
+def _same_names(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
+    first: dict[str, Loc] = {}
+    for loc, listener in listeners:
+        name = listener.get("name")
+        if isinstance(name, str) and first.setdefault(name, loc) != loc:
+            yield document.problem(
+                (*loc, "name"),
+                f"{shown(name)} is also the name of {_at(document, first[name])}",
+                "give each listener a name of its own",
+            )
+
+
+def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
+    claims = [claim for item in listeners for claim in _listener_claims(item)]
+    claims += _admin_claim(document)
+    for index, claim in enumerate(claims):
+        for earlier in claims[:index]:
+            if claim.clashes_with(earlier):
+                yield document.problem(
+                    claim.loc,
+                    f"{_ports(claim)} of {claim.owner} and {_ports(earlier)} of "
+                    f"{earlier.owner} ({_at(document, earlier.loc)}) overlap",
+                    "choose ports that do not overlap",
+                )
+
+
+def _ports(claim: _Claim) -> str:
+    ports = claim.ports
+    return f"port {ports.first}" if ports.first == ports.last else f"ports {ports}"
+
+
+def _listener_claims(item: _Item) -> Iterator[_Claim]:
+    loc, listener = item
+    bind = _parsed(endpoints.parse_bind, listener.get("bind"))
+    if bind is None:
+        return
+    owner = f"listener {shown(listener.get('name'))}"
+    if bind.port:
+        yield _Claim((*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port))
+    ports = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
+    if ports is not None and not ports.any_free:
+        yield _Claim((*loc, "broker_ports"), owner, bind.host, ports)
+
+
+def _admin_claim(document: Document) -> Iterator[_Claim]:
+    admin = document.data.get("admin", {})
+    if not isinstance(admin, dict):
+        return
+    default: endpoints.HostPort = Admin.model_fields["bind"].default
+    bind = _parsed(endpoints.parse_bind, admin.get("bind", str(default)))
+    if bind is not None and bind.port:
+        ports = endpoints.PortRange(bind.port, bind.port)
+        yield _Claim(("admin", "bind"), "the admin server", bind.host, ports)
+
+
+def _parsed(parse: Callable[[object], _Value], value: object) -> _Value | None:
+    """Parse a value; None when it is bad, which its model says better."""
+    try:
+        return parse(value)
+    except BadValueError:
+        return None
+
+
+def _hosts_meet(one: str, other: str) -> bool:
+    """Whether a port taken on one host is taken on the other; a name may be of either family."""
+    address, other_address = _address(one), _address(other)
+    if address is None or other_address is None:
+        known = address or other_address
+        return one == other or (known is not None and known.is_unspecified)
+    if address.version != other_address.version:
+        return False
+    return address == other_address or address.is_unspecified or other_address.is_unspecified
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    return endpoints.ip_address("127.0.0.1" if host == "localhost" else host)
+
+
+def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
+    loc, rule = item
+    if not any(key in rule for key in RULE_KEYS):
+        yield document.problem(
+            loc,
+            "fits no client: it has no key",
+            f"add one of {', '.join(RULE_KEYS)}; client-id: <default> fits every client",
+        )
+    if not any(quota in rule for quota in RULE_QUOTAS):
+        yield document.problem(loc, "sets no quota", f"add one of {', '.join(RULE_QUOTAS)}")
+    if "client-id" in rule and "client-id-prefix" in rule:
+        yield document.problem(
+            loc, "has both client-id and client-id-prefix", "keep one of the two"
+        )
+
+
+def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProblem]:
+    first: dict[tuple[tuple[str, str], ...], Loc] = {}
+    for loc, rule in rules:
+        keys = tuple((key, str(rule[key])) for key in RULE_KEYS if key in rule)
+        if keys and first.setdefault(keys, loc) != loc:
+            words = ", ".join(f"{key}: {value}" for key, value in keys)
+            yield document.problem(
+                loc,
+                f"is for the same clients ({words}) as {_at(document, first[keys])}",
+                "put the quotas of both into one rule",
+            )
+
+
+def _unknown_listeners(
+    document: Document, rules: list[_Item], listeners: list[_Item]
+) -> Iterator[ConfigProblem]:
+    names = [name for _, item in listeners if isinstance(name := item.get("name"), str)]
+    for loc, rule in rules:
+        wanted = rule.get("listener")
+        if names and isinstance(wanted, str) and wanted and wanted not in names:
+            nearest = difflib.get_close_matches(wanted, names, n=1) or names
+            yield document.problem(
+                (*loc, "listener"),
+                f"no listener has the name {shown(wanted)}",
+                f"write {' or '.join(nearest)}",
+            )
+
+
+def _useless_path(document: Document) -> Iterator[ConfigProblem]:
+    state = document.data.get("state")
+    if isinstance(state, dict) and state.get("kind") == "memory" and "path" in state:
+        yield document.problem(
+            ("state", "path"),
+            "is of no use to kind memory, which keeps nothing",
+            "remove it, or write kind: sqlite",
+        )

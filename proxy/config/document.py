@@ -1,0 +1,203 @@
+"""A YAML file as plain values, with the line of every key."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from proxy.config.errors import (
+    WHOLE_FILE,
+    BadValueError,
+    ConfigError,
+    ConfigProblem,
+    Loc,
+    key_path,
+    shown,
+)
+from proxy.config.files import read_bytes
+
+_TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
+_COLLECTION_TAGS: Final = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+_YAML_FIX: Final = "check the indentation, brackets and quotes on this line and the one before"
+_YAML_FIXES: Final = {
+    "'\\t' that cannot start": "use spaces, YAML does not allow tabs here",
+    "that cannot start": "put text that begins with this character in quotes",
+    "mapping values are not allowed": 'put text that contains ": " in quotes',
+    "undefined alias": "define the anchor (&name) before its use (*name)",
+    "expected a single document": 'remove the line "---" and what follows it',
+    "could not determine a constructor": "remove the word that begins with !",
+}
+"""How to mend what PyYAML complains of, by a piece of its message; the first that fits."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, but a date stays text: as a client id that is what it is."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@dataclass(slots=True)
+class Document:
+    """What a YAML file says.
+
+    Attributes:
+        file: the file as its user named it.
+        data: the document: dicts with text keys, lists, and scalars.
+        lines: the line, from 1, of every key and list item; `()` is the document itself.
+        empty: the keys and list items that have no value.
+        problems: mistakes that did not keep the rest from being read.
+
+    """
+
+    file: str
+    data: dict[str, object] = field(default_factory=dict)
+    lines: dict[Loc, int] = field(default_factory=dict)
+    empty: list[Loc] = field(default_factory=list)
+    problems: list[ConfigProblem] = field(default_factory=list)
+
+    def line(self, loc: Loc) -> int:
+        """Return the line of a key, or of the nearest thing around it that is in the file."""
+        while loc not in self.lines:
+            loc = loc[:-1]
+        return self.lines[loc]
+
+    def problem(self, loc: Loc, message: str, fix: str) -> ConfigProblem:
+        """Make the problem of the value at `loc`."""
+        return ConfigProblem(self.file, self.line(loc), key_path(loc), message, fix)
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file whose top is a mapping.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
+
+    """
+    file = str(path)
+    try:
+        content = read_bytes(path)
+    except BadValueError as error:
+        raise _unusable(file, WHOLE_FILE, error.message, error.fix) from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = f"is not UTF-8: byte 0x{content[error.start]:02x}"
+        raise _unusable(file, line, message, "save the file as UTF-8") from None
+    try:
+        return _parse(file, text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"holds the control character U+{ord(text[error.position]):04X}"
+        raise _unusable(file, line, message, "remove it") from None
+    except yaml.MarkedYAMLError as error:
+        raise _syntax_error(file, error) from None
+    except RecursionError:
+        message = "nests too deeply, or an alias (*name) contains itself"
+        raise _unusable(file, WHOLE_FILE, message, "write it flatter") from None
+
+
+def _parse(file: str, text: str) -> Document:
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise _unusable(
+                file,
+                WHOLE_FILE,
+                "is empty",
+                "write at least the sections cluster and listeners; see examples/minimal.yaml",
+            )
+        document = Document(file)
+        data = _build(loader, document, root, ())
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        message = f"must be a mapping of sections at the top, not {shown(data)}"
+        raise _unusable(file, document.line(()), message, 'begin with a section such as "cluster:"')
+    document.data = data
+    return document
+
+
+def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> object:
+    """Turn a node into plain values and note the lines of what it holds."""
+    document.lines.setdefault(loc, node.start_mark.line + 1)
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
+        document.problems.append(
+            document.problem(
+                loc, f"has the tag {shown(node.tag)}", "remove the word that begins with !"
+            )
+        )
+    if isinstance(node, yaml.MappingNode):
+        return _build_mapping(loader, document, node, loc)
+    if isinstance(node, yaml.SequenceNode):
+        return [
+            _build(loader, document, item, (*loc, index)) for index, item in enumerate(node.value)
+        ]
+    try:
+        value: object = loader.construct_object(node)
+    except ValueError:
+        # PyYAML lets int() and float() speak, for instance of `!!int x`.
+        message = f"{shown(node.value)} does not fit its type"
+        raise ConfigError(
+            [document.problem(loc, message, "correct it or put it in quotes")]
+        ) from None
+    if value is None and loc:
+        document.empty.append(loc)
+    return value
+
+
+def _build_mapping(
+    loader: _Loader, document: Document, node: yaml.MappingNode, loc: Loc
+) -> dict[str, object]:
+    mapping: dict[str, object] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            document.problems.append(
+                ConfigProblem(
+                    document.file,
+                    line,
+                    key_path(loc),
+                    "has a list or a mapping as a key",
+                    "write a word, a colon and a space",
+                )
+            )
+            continue
+        # The text as written: `on` and `1` are keys like any other.
+        key = key_node.value
+        key_loc = (*loc, key)
+        if key in mapping:
+            document.problems.append(
+                ConfigProblem(
+                    document.file,
+                    line,
+                    key_path(key_loc),
+                    f"is there twice, first on line {document.line(key_loc)}",
+                    "remove one of the two",
+                )
+            )
+            continue
+        document.lines[key_loc] = line
+        mapping[key] = _build(loader, document, value_node, key_loc)
+    return mapping
+
+
+def _unusable(file: str, line: int, message: str, fix: str) -> ConfigError:
+    return ConfigError([ConfigProblem(file, line, "", message, fix)])
+
+
+def _syntax_error(file: str, error: yaml.MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (WHOLE_FILE, 1)
+    begun = error.context_mark
+    context = error.context or ""
+    if context and begun and begun.line + 1 != line:
+        context += f" begun on line {begun.line + 1}"
+    said = ", ".join(filter(None, (context, error.problem)))
+    fix = next((fix for piece, fix in _YAML_FIXES.items() if piece in said), _YAML_FIX)
+    return _unusable(file, line, f"is not valid YAML at column {column}: {said}", fix)

@@ -1,0 +1,209 @@
+"""Network addresses as people write them in YAML: `broker-1:9092`, `[::1]:9092`, `19100-19199`."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.config.errors import BadValueError, shown
+
+MAX_PORT: Final = 65535
+NODE_ID: Final = "{node_id}"
+"""Stands for a broker's number in a server name pattern."""
+
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
+_HOST_AND_PORT = re.compile(
+    r"(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]+)", re.ASCII
+)
+_PORT_RANGE = re.compile(r"(?P<first>[0-9]+)-(?P<last>[0-9]+)", re.ASCII)
+_HOST_FIX = "write a name such as broker-1.example, or an address such as 10.0.0.1"
+_ENDPOINT_FIX = "write HOST:PORT without a protocol, such as broker-1:9092"
+_IPV6_FIX = 'put the IPv6 address in brackets and the whole in quotes: "[{}]:{}"'
+_PORTS_FIX = "write FIRST-LAST, such as 19100-19199: broker N gets port FIRST + N"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """A host name or address without brackets, and a port; 0 is any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than `localhost` may be reached."""
+        address = ip_address(self.host)
+        return self.host == "localhost" if address is None else address.is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class PortRange:
+    """The ports for brokers, both ends included: broker N listens on `first + N`.
+
+    `first` = `last` = 0 means any free port for each broker.
+    """
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return "0" if self.any_free else f"{self.first}-{self.last}"
+
+    @property
+    def any_free(self) -> bool:
+        """Whether the system chooses a free port for each broker."""
+        return self.first == 0
+
+    def port_of(self, node_id: int) -> int:
+        """Return the port of a broker, or 0 when the system shall choose one.
+
+        Raises:
+            ValueError: the range has no port for this broker.
+
+        """
+        if self.any_free:
+            return 0
+        if not 0 <= node_id <= self.last - self.first:
+            raise ValueError(f"broker {node_id} has no port in {self}; widen broker_ports")
+        return self.first + node_id
+
+
+def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that `host` spells, or None for a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def parse_endpoint(value: object) -> HostPort:
+    """Read `HOST:PORT` with a port from 1 to 65535; an IPv6 address stands in brackets.
+
+    Raises:
+        BadValueError: for anything else.
+
+    """
+    endpoint = parse_bind(value)
+    if endpoint.port == 0:
+        raise BadValueError(f"{shown(value)} has port 0", "write a port from 1 to 65535")
+    return endpoint
+
+
+def parse_bind(value: object) -> HostPort:
+    """Read `HOST:PORT` to listen on, where port 0 is any free port.
+
+    Raises:
+        BadValueError: for anything else.
+
+    """
+    if not isinstance(value, str):
+        raise BadValueError(f"{shown(value)} is not HOST:PORT", _ENDPOINT_FIX)
+    match = _HOST_AND_PORT.fullmatch(value)
+    if match is None:
+        raise BadValueError(f"{shown(value)} is not HOST:PORT", _endpoint_fix(value))
+    port = _port(match["port"])
+    if match["ipv6"] is not None:
+        address = ip_address(match["ipv6"])
+        if not isinstance(address, ipaddress.IPv6Address):
+            raise BadValueError(
+                f"{shown(value)} has no IPv6 address in its brackets", _ENDPOINT_FIX
+            )
+        return HostPort(match["ipv6"], port)
+    if not match["host"]:
+        raise BadValueError(
+            f"{shown(value)} has no host", f"write 0.0.0.0:{port} for every interface"
+        )
+    _check_host(match["host"])
+    return HostPort(match["host"], port)
+
+
+def _endpoint_fix(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if ":" in host and ip_address(host) is not None:
+        return _IPV6_FIX.format(host, port)
+    if ":" in text and ip_address(text) is not None:
+        return _IPV6_FIX.format(text, "PORT")
+    if ip_address(text) is not None or _HOST_NAME.fullmatch(text):
+        return f"add the port: {text}:PORT"
+    return _ENDPOINT_FIX
+
+
+def _port(text: str) -> int:
+    # Six digits are already too many; int() of thousands of digits would raise on its own.
+    port = int(text[:6])
+    if port > MAX_PORT:
+        raise BadValueError(f"{shown(text)} is not a port", "write a port from 1 to 65535")
+    return port
+
+
+def _check_host(host: str) -> None:
+    numeric = not host.strip("0123456789.")
+    if not _HOST_NAME.fullmatch(host) or (numeric and ip_address(host) is None):
+        raise BadValueError(f"{shown(host)} is not a host name or address", _HOST_FIX)
+
+
+def parse_advertised_host(value: object) -> str:
+    """Read a host name or address that clients can connect to, without a port.
+
+    Raises:
+        BadValueError: for anything else, and for a wildcard such as 0.0.0.0.
+
+    """
+    if not isinstance(value, str):
+        raise BadValueError(f"{shown(value)} is not a host name or address", "write it as text")
+    address = ip_address(value)
+    if address is None and _HOST_AND_PORT.fullmatch(value):
+        raise BadValueError(
+            f"{shown(value)} has a port", "write the host alone; bind sets the port"
+        )
+    if address is not None and address.is_unspecified:
+        raise BadValueError(
+            f"{shown(value)} stands for every interface, clients cannot connect to it",
+            "write the name or address under which clients reach this proxy",
+        )
+    if address is None:
+        _check_host(value)
+    return value
+
+
+def parse_broker_ports(value: object) -> PortRange:
+    """Read `FIRST-LAST` with ports from 1 to 65535, or 0 for any free port (meant for tests).
+
+    Raises:
+        BadValueError: for anything else.
+
+    """
+    if value in (0, "0") and value is not False:
+        return PortRange(0, 0)
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise BadValueError(
+            f"{value} is one port, not a range", f"for one broker write {value}-{value}"
+        )
+    match = _PORT_RANGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise BadValueError(f"{shown(value)} is not a range of ports", _PORTS_FIX)
+    first, last = _port(match["first"]), _port(match["last"])
+    if first == 0:
+        raise BadValueError(f"{shown(value)} starts at port 0", _PORTS_FIX)
+    if first > last:
+        raise BadValueError(f"{shown(value)} ends before it starts", f"write {last}-{first}")
+    return PortRange(first, last)
+
+
+def parse_sni(value: object) -> str:
+    """Read a pattern of server names such as `broker-{node_id}.kafka.example`.
+
+    Raises:
+        BadValueError: without exactly one `{node_id}`, or when it makes no host name.
+
+    """
+    fix = f'write a name with {NODE_ID} once, in quotes: "broker-{NODE_ID}.kafka.example"'
+    if not isinstance(value, str) or value.count(NODE_ID) != 1:
+        raise BadValueError(f"{shown(value)} does not contain {NODE_ID} once", fix)
+    if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0")):
+        raise BadValueError(f"{shown(value)} does not make a host name", fix)
+    return value

@@ -1,0 +1,323 @@
+"""The configuration as frozen models: which keys there are, their types and defaults.
+
+The names of the keys are contracts with users. A model checks its values; what concerns several
+rules or listeners together is in `checks`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+)
+
+from proxy.config import endpoints, files, units
+from proxy.config.errors import BadValueError, shown
+
+DEFAULT: Final = "<default>"
+"""As a rule's user or client-id: everyone for whom no rule of that level is written."""
+
+MAX_FRAME_BYTES: Final = 2**31 - 1
+"""The longest frame that Kafka's signed 32 bit length can announce."""
+
+MAX_SAMPLES: Final = 1000
+MAX_COUNT: Final = 2**31 - 1
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadValueError(f"{shown(value)} is not text", "put it in quotes")
+    if not value:
+        raise BadValueError("is empty text", "write a name")
+    return value
+
+
+def _prefix(value: object) -> str:
+    prefix = _text(value)
+    if prefix == DEFAULT:
+        raise BadValueError(f"{DEFAULT} is no prefix", f"write client-id: {DEFAULT}")
+    return prefix
+
+
+def _percentage(value: object) -> float:
+    fix = "write a number above 0 without a sign, such as 50"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadValueError(f"{shown(value)} is not a percentage", fix)
+    if not 0 < value < math.inf:
+        raise BadValueError(f"{shown(value)} is not a percentage above 0", fix)
+    return float(value)
+
+
+def _frame_size(value: object) -> int:
+    size_bytes = units.parse_size(value)
+    if size_bytes > MAX_FRAME_BYTES:
+        raise BadValueError(
+            f"{shown(value)} is longer than a Kafka request can be", "write less than 2GiB"
+        )
+    return size_bytes
+
+
+def _whole_number(low: int, high: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        fix = f"write a whole number from {low} to {high}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BadValueError(f"{shown(value)} is not a whole number", fix)
+        if not low <= value <= high:
+            raise BadValueError(f"{shown(value)} is out of range", fix)
+        return value
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise BadValueError(
+                f"{shown(value)} is not known here", f"write {' or '.join(choices)}"
+            )
+        return value
+
+    return parse
+
+
+def _state_kind(value: object) -> str:
+    if value == "kafka":
+        raise BadValueError('"kafka" is not available yet', "write memory or sqlite")
+    return _one_of("memory", "sqlite")(value)
+
+
+Size = Annotated[int, BeforeValidator(units.parse_size)]
+"""Bytes, above 0."""
+FrameSize = Annotated[int, BeforeValidator(_frame_size)]
+Duration = Annotated[units.Seconds, BeforeValidator(units.parse_duration)]
+"""Seconds, above 0."""
+DurationOrZero = Annotated[units.Seconds, BeforeValidator(units.parse_duration_or_zero)]
+Count = Annotated[int, BeforeValidator(_whole_number(1, MAX_COUNT))]
+Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_SAMPLES))]
+Percentage = Annotated[float, BeforeValidator(_percentage)]
+Text = Annotated[str, BeforeValidator(_text)]
+Prefix = Annotated[str, BeforeValidator(_prefix)]
+Endpoint = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_endpoint)]
+Bind = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_bind)]
+AdvertisedHost = Annotated[str, BeforeValidator(endpoints.parse_advertised_host)]
+BrokerPorts = Annotated[endpoints.PortRange, BeforeValidator(endpoints.parse_broker_ports)]
+Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
+_Path = Annotated[Path, BeforeValidator(files.resolve)]
+CertificateFile = Annotated[_Path, AfterValidator(files.check_certificates)]
+KeyFile = Annotated[_Path, AfterValidator(files.check_private_key)]
+TokenFile = Annotated[_Path, AfterValidator(files.check_token)]
+
+
+class Section(BaseModel):
+    """A mapping of the YAML file: its keys are all known, its values do not change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterTls(Section):
+    """TLS to the brokers. Without `ca_file` the system's certificate authorities are trusted."""
+
+    ca_file: CertificateFile | None = None
+    cert_file: CertificateFile | None = None
+    key_file: KeyFile | None = Field(default=None, validate_default=True)
+
+    @field_validator("key_file")
+    @classmethod
+    def _belongs(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        if "cert_file" not in info.data:
+            return key_file
+        cert_file = info.data["cert_file"]
+        if cert_file and not key_file:
+            raise BadValueError("is missing, and cert_file is of no use alone", "add key_file")
+        if key_file and not cert_file:
+            raise BadValueError(
+                "is of no use without cert_file", "add cert_file or remove key_file"
+            )
+        if key_file:
+            files.check_pair(cert_file, key_file)
+        return key_file
+
+
+class Cluster(Section):
+    """The Kafka cluster behind the proxy."""
+
+    bootstrap_servers: tuple[Endpoint, ...] = Field(
+        examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"]
+    )
+    tls: ClusterTls | None = None
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _not_empty(cls, servers: tuple[endpoints.HostPort, ...]) -> tuple[endpoints.HostPort, ...]:
+        if not servers:
+            raise BadValueError("names no broker", "write at least one HOST:PORT")
+        return servers
+
+
+class ListenerTls(Section):
+    """TLS to the clients.
+
+    With `ca_file`, clients must show a certificate that it signed. With `sni`, the brokers share
+    the listener's one port and are told apart by the server name that a client asks for.
+    """
+
+    cert_file: CertificateFile = Field(examples=["cert_file: server.pem"])
+    key_file: KeyFile = Field(examples=["key_file: server.key"])
+    ca_file: CertificateFile | None = None
+    sni: Sni | None = None
+
+    @field_validator("key_file")
+    @classmethod
+    def _belongs(cls, key_file: Path, info: ValidationInfo) -> Path:
+        if "cert_file" in info.data:
+            files.check_pair(info.data["cert_file"], key_file)
+        return key_file
+
+
+class Listener(Section):
+    """Where clients connect, and what addresses they are told.
+
+    `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
+    `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
+    """
+
+    name: Text = Field(examples=["name: default"])
+    bind: Bind = Field(examples=["bind: 0.0.0.0:19092"])
+    advertised_host: AdvertisedHost = Field(examples=["advertised_host: proxy.example"])
+    tls: ListenerTls | None = None
+    broker_ports: BrokerPorts | None = Field(default=None, validate_default=True)
+
+    @field_validator("broker_ports")
+    @classmethod
+    def _brokers_have_ports(
+        cls, ports: endpoints.PortRange | None, info: ValidationInfo
+    ) -> endpoints.PortRange | None:
+        if ports is None and "tls" in info.data:
+            tls = info.data["tls"]
+            if tls is None or tls.sni is None:
+                raise BadValueError("is missing", "add it, for example: broker_ports: 19100-19199")
+        return ports
+
+
+class QuotaRule(Section):
+    """The quotas of the clients that fit all of the rule's keys.
+
+    Keys: `user`, `client_id` (either may be `DEFAULT`), `client_id_prefix`, `listener`.
+    Quotas: byte rates in bytes per second, `request_percentage` above 0 (of the time of one
+    connection). `scope`: one sensor for each client, or one shared by all that fit.
+    """
+
+    user: Text | None = None
+    client_id: Text | None = Field(default=None, alias="client-id")
+    client_id_prefix: Prefix | None = Field(default=None, alias="client-id-prefix")
+    listener: Text | None = None
+    scope: Annotated[Literal["each", "shared"], BeforeValidator(_one_of("each", "shared"))] = "each"
+    consumer_byte_rate: Size | None = None
+    producer_byte_rate: Size | None = None
+    request_percentage: Percentage | None = None
+
+
+class Quotas(Section):
+    """How rates are measured (Kafka's defaults), and the rules in the order of the file."""
+
+    window: Duration = 1.0
+    samples: Samples = 11
+    rules: tuple[QuotaRule, ...] = ()
+
+
+class Throttle(Section):
+    """How a client over its quota is slowed.
+
+    `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
+    20 s by default: Kafka clients give up on a request after `request.timeout.ms`, 30 s, and a
+    hold comes on top of the broker's own time.
+    """
+
+    mode: Annotated[Literal["delay", "mute"], BeforeValidator(_one_of("delay", "mute"))] = "delay"
+    max_delay: Duration = 20.0
+
+
+class Limits(Section):
+    """What one proxy takes on; durations in seconds. A `drain_timeout` of 0 closes at once."""
+
+    max_connections: Count = 10_000
+    max_connections_per_ip: Count = 1_000
+    max_request_bytes: FrameSize = 100 * 2**20
+    max_in_flight_requests: Count = 64
+    idle_timeout: Duration = 600.0
+    connect_timeout: Duration = 10.0
+    drain_timeout: DurationOrZero = 10.0
+    max_client_entities: Count = 10_000
+
+
+class State(Section):
+    """Where state outlives a restart. `path` is of use only to `sqlite`."""
+
+    kind: Annotated[Literal["memory", "sqlite"], BeforeValidator(_state_kind)] = "sqlite"
+    path: _Path = Field(default=Path("quota-proxy.db"), validate_default=True)
+
+    @field_validator("path")
+    @classmethod
+    def _usable(cls, path: Path, info: ValidationInfo) -> Path:
+        if info.data.get("kind") == "sqlite":
+            files.check_database(path)
+        return path
+
+
+class Admin(Section):
+    """The HTTP server for metrics, health and the API; others may reach it only with a token."""
+
+    bind: Bind = endpoints.HostPort("127.0.0.1", 9644)
+    token_file: TokenFile | None = Field(default=None, validate_default=True)
+
+    @field_validator("token_file")
+    @classmethod
+    def _guarded(cls, token_file: Path | None, info: ValidationInfo) -> Path | None:
+        bind = info.data.get("bind")
+        if token_file is None and bind is not None and not bind.is_loopback:
+            raise BadValueError(
+                f"is missing, and others can reach {bind}",
+                "add token_file, or bind to 127.0.0.1",
+            )
+        return token_file
+
+
+class Config(Section):
+    """A whole configuration; made by `load_config`, which also does the checks across sections."""
+
+    cluster: Cluster = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
+    listeners: tuple[Listener, ...] = Field(
+        examples=[
+            "listeners: [{name: default, bind: 0.0.0.0:19092, "
+            "advertised_host: localhost, broker_ports: 19100-19199}]"
+        ]
+    )
+    quotas: Quotas = Quotas()
+    throttle: Throttle = Throttle()
+    limits: Limits = Limits()
+    state: State = Field(default_factory=State)
+    admin: Admin = Admin()
+
+    _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("listeners")
+    @classmethod
+    def _not_empty(cls, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+        if not listeners:
+            raise BadValueError(
+                "names no listener", "write at least one, see examples/minimal.yaml"
+            )
+        return listeners
+
+    def place(self, key: str) -> str:
+        """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""
+        return self._places.get(key, "")
