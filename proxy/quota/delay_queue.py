@@ -1,0 +1,226 @@
+"""Release held responses when they are due, in order, each exactly once.
+
+Time comes in by argument: the queue is told what time it is, and the reaper is given a clock and a
+way to set a timer. Neither sleeps and neither polls.
+"""
+
+import math
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+COMPACT_AT_ENTRIES = 64
+"""A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
+
+MS_PER_SECOND = 1000.0
+
+Release = Callable[[], None]
+
+
+class Delayed:
+    """One held response, waiting in a `DelayQueue`."""
+
+    __slots__ = ("_queue", "_release", "due_ms")
+
+    def __init__(self, queue: "DelayQueue", due_ms: float, release: Release) -> None:
+        self._queue = queue
+        self._release: Release | None = release
+        self.due_ms = due_ms
+        """When it is to be released, on the queue's clock."""
+
+    @property
+    def waiting(self) -> bool:
+        """True until the entry was released or cancelled."""
+        return self._release is not None
+
+    def cancel(self) -> bool:
+        """Leave the queue at once; the callback will not run. False if it had left already."""
+        if self._release is None:
+            return False
+        self._release = None
+        self._queue._left()
+        return True
+
+    def take(self) -> Release | None:
+        """Leave the queue and hand over the callback; None if the entry had left already."""
+        release = self._release
+        if release is not None:
+            self.cancel()
+        return release
+
+
+class DelayQueue:
+    """Held responses of one API family (`fetch`, `produce`, `request`), ordered by due time.
+
+    Entries with the same due time keep their order of arrival. Adding costs O(log n), cancelling
+    O(1), releasing O(log n) each, all amortised. Not thread-safe.
+
+    Args:
+        api: the API family, for the label of the size gauge.
+        on_error: is told each exception that a callback raises; the other callbacks run
+            regardless. None: `release_due` raises them together once all callbacks have run.
+
+    """
+
+    __slots__ = ("_heap", "_on_error", "_sequence", "_size", "api")
+
+    def __init__(self, api: str, on_error: Callable[[Exception], None] | None = None) -> None:
+        self.api = api
+        self._on_error = on_error
+        # Cancelled entries stay in the heap until they surface or the heap is compacted.
+        self._heap: list[tuple[float, int, Delayed]] = []
+        self._size = 0
+        self._sequence = 0
+
+    def __len__(self) -> int:
+        """How many responses are held; the value of the gauge `delay_queue_size`."""
+        return self._size
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """The earliest due time, or None when nothing is held."""
+        self._drop_cancelled_head()
+        return self._heap[0][0] if self._heap else None
+
+    def add(self, due_ms: float, release: Release) -> Delayed:
+        """Hold a response until `due_ms`, then call `release` once. Raises ValueError on NaN."""
+        if math.isnan(due_ms):
+            raise ValueError("the due time is not a number")
+        delayed = Delayed(self, due_ms, release)
+        heappush(self._heap, (due_ms, self._sequence, delayed))
+        self._sequence += 1
+        self._size += 1
+        return delayed
+
+    def release_due(self, now_ms: float, on_late: Callable[[float], None] | None = None) -> int:
+        """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
+
+        What a callback adds waits for the next call, so a callback cannot keep this one going.
+        An entry that a callback cancels does not run.
+
+        Args:
+            now_ms: the time; infinity releases everything.
+            on_late: is told for each entry how many seconds after its due time it runs.
+
+        Returns:
+            How many callbacks ran.
+
+        Raises:
+            ExceptionGroup: callbacks failed and there is no `on_error`.
+
+        """
+        due: list[Delayed] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            due.append(heappop(self._heap)[2])
+        released = 0
+        errors: list[Exception] = []
+        for delayed in due:
+            release = delayed.take()
+            if release is None:
+                continue
+            released += 1
+            if on_late is not None:
+                on_late((now_ms - delayed.due_ms) / MS_PER_SECOND)
+            try:
+                release()
+            except Exception as error:  # one response must not keep the others
+                if self._on_error is None:
+                    errors.append(error)
+                else:
+                    self._on_error(error)
+        if errors:
+            raise ExceptionGroup(f"releasing {self.api} responses failed", errors)
+        return released
+
+    def _left(self) -> None:
+        self._size -= 1
+        if len(self._heap) >= COMPACT_AT_ENTRIES and self._size * 2 < len(self._heap):
+            self._heap[:] = [entry for entry in self._heap if entry[2].waiting]
+            heapify(self._heap)
+
+    def _drop_cancelled_head(self) -> None:
+        while self._heap and not self._heap[0][2].waiting:
+            heappop(self._heap)
+
+
+class TimerHandle(Protocol):
+    """What `call_at` gives back; `asyncio.TimerHandle` is one."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class Reaper:
+    """Keeps exactly one timer, set to the earliest due time of one queue.
+
+    Add through the reaper, not through the queue, so that an earlier arrival moves the timer.
+
+    Args:
+        queue: what to release from.
+        clock_ms: the monotonic time.
+        call_at: calls back at a time of that clock, or at once when it has passed. For asyncio:
+            `lambda at_ms, call: loop.call_at(at_ms / 1000, call)` with `loop.time() * 1000`.
+        on_late: is told for each entry how many seconds after its due time it was released.
+
+    """
+
+    __slots__ = ("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_on_late", "_timer", "queue")
+
+    def __init__(
+        self,
+        queue: DelayQueue,
+        clock_ms: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], TimerHandle],
+        on_late: Callable[[float], None],
+    ) -> None:
+        self.queue = queue
+        self._clock_ms = clock_ms
+        self._call_at = call_at
+        self._on_late = on_late
+        self._timer: TimerHandle | None = None
+        self._armed_for_ms = math.inf
+        self._closed = False
+
+    def add(self, due_ms: float, release: Release) -> Delayed:
+        """Hold a response until `due_ms`. Raises RuntimeError after `close`."""
+        if self._closed:
+            raise RuntimeError(f"the {self.queue.api} reaper is closed")
+        delayed = self.queue.add(due_ms, release)
+        if due_ms < self._armed_for_ms:
+            self._arm()
+        return delayed
+
+    def release_all(self) -> int:
+        """Release everything now, in order of due time, for a shutdown. Returns how many."""
+        try:
+            return self.queue.release_due(math.inf)
+        finally:
+            self._arm()
+
+    def close(self) -> None:
+        """Drop the timer. What is still held is not released; call `release_all` first."""
+        self._closed = True
+        self._disarm()
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._armed_for_ms = math.inf
+        try:
+            self.queue.release_due(self._clock_ms(), self._on_late)
+        finally:
+            self._arm()
+
+    def _arm(self) -> None:
+        next_due_ms = self.queue.next_due_ms
+        if next_due_ms == self._armed_for_ms:
+            return
+        self._disarm()
+        if next_due_ms is not None and not self._closed:
+            self._armed_for_ms = next_due_ms
+            self._timer = self._call_at(next_due_ms, self._wake)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._armed_for_ms = math.inf

@@ -1,0 +1,225 @@
+"""Decide which rule bounds a client, and whose traffic is added up for it.
+
+The order is Kafka's: a rule that names the user beats one that does not, and of those the one
+that names the client id more closely. For a client (user, client-id) the first match wins of
+(user, client-id), (user, default client-id), (user), (default user, client-id),
+(default user, default client-id), (default user), (client-id), (default client-id), and this for
+each kind of quota by itself. The project's own keys, client-id prefix and listener, stand between
+these levels; see `Rule.rank`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from .entities import ClientIdentity, QuotaKind
+
+DEFAULT = "<default>"
+"""As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
+
+OTHER = "other"
+"""Entity of the clients for whom there was no room for a sensor of their own."""
+
+# What tells the parts of an entity apart must not occur in a value, or two entities could collide.
+ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
+
+Rank = tuple[int, int, int, int]
+
+EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Bounds for the clients that have all the keys which the rule names.
+
+    An anonymous client only matches rules without a user key: DEFAULT stands for any user that
+    has authenticated. Raises ValueError for a rule that names no key, names both `client_id` and
+    `client_id_prefix`, or has no bound or one that is not a finite number above 0.
+    """
+
+    user: str | None = None
+    client_id: str | None = None
+    client_id_prefix: str | None = None
+    listener: str | None = None
+    scope: Literal["each", "shared"] = "each"
+    """`each`: every value of the keys has a sensor of its own; `shared`: one for all."""
+    bounds: Mapping[QuotaKind, float]
+    """Bytes per second, or percent; only for the kinds that the rule limits."""
+    place: str = ""
+    """Where the rule stands, such as `quota-proxy.yaml:12`."""
+    number: int = 0
+    """Its position in the configuration; of two rules with the same keys the lower one wins."""
+
+    def __post_init__(self) -> None:
+        if self.client_id is not None and self.client_id_prefix is not None:
+            raise ValueError(f"{self.title} names both a client-id and a client-id-prefix")
+        if not self.keys:
+            raise ValueError(f"{self.title} names no user, client-id, client-id-prefix or listener")
+        if not self.bounds:
+            raise ValueError(f"{self.title} has no bound")
+        for kind, bound in self.bounds.items():
+            if not (math.isfinite(bound) and bound > 0):
+                raise ValueError(f"{self.title}: {kind} must be above 0, not {bound!r}")
+        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
+
+    @property
+    def title(self) -> str:
+        """The rule's number and place, for people."""
+        return f"rule {self.number} ({self.place})" if self.place else f"rule {self.number}"
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The keys that the rule names, under their names in the configuration."""
+        keys = {
+            "listener": self.listener,
+            "user": self.user,
+            "client-id": self.client_id,
+            "client-id-prefix": self.client_id_prefix,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
+    @property
+    def rank(self) -> Rank:
+        """Position in the order of precedence; the smaller one comes first.
+
+        Compared in turn: the user (exact, default, not named); the client id (exact, a longer
+        prefix, a shorter one, not named although a listener is, default, not named); the listener
+        (named, not named).
+        """
+        if self.client_id is None and self.client_id_prefix is None:
+            client = UNNAMED if self.listener is None else LISTENER_ONLY
+        elif self.client_id_prefix is not None:
+            client = PREFIX
+        else:
+            client = ANY if self.client_id == DEFAULT else EXACT
+        user = UNNAMED if self.user is None else ANY if self.user == DEFAULT else EXACT
+        listener = UNNAMED if self.listener is None else EXACT
+        return user, client, -len(self.client_id_prefix or ""), listener
+
+    @property
+    def is_open(self) -> bool:
+        """True when clients decide how many entities the rule has."""
+        return self.scope == "each" and (
+            DEFAULT in (self.user, self.client_id)
+            or self.client_id_prefix is not None
+            or set(self.keys) == {"listener"}
+        )
+
+    @property
+    def shared_entity(self) -> str:
+        """The entity that stands for all clients of the rule: its own keys."""
+        return _entity(self.keys)
+
+    def mismatch(self, identity: ClientIdentity) -> str | None:
+        """Return why the rule is not for this client, or None when it is."""
+        client_id = identity.client_id or ""
+        if self.listener is not None and self.listener != identity.listener:
+            return f"the listener is {identity.listener!r}, not {self.listener!r}"
+        if self.user is not None and identity.user is None:
+            return "the client has not authenticated"
+        if self.user not in (None, DEFAULT, identity.user):
+            return f"the user is {identity.user!r}, not {self.user!r}"
+        if self.client_id not in (None, DEFAULT, client_id):
+            return f"the client-id is {client_id!r}, not {self.client_id!r}"
+        if self.client_id_prefix is not None and not client_id.startswith(self.client_id_prefix):
+            return f"the client-id {client_id!r} does not begin with {self.client_id_prefix!r}"
+        return None
+
+    def entity(self, identity: ClientIdentity) -> str:
+        """Return whose traffic is added up with this client's.
+
+        With scope `each` these are the client's values for the keys that the rule names, as in
+        Kafka: all client ids of alice share the entity `user=alice`. A rule that names only a
+        listener counts each client by itself.
+        """
+        if self.scope == "shared":
+            return self.shared_entity
+        listener_only = set(self.keys) == {"listener"}
+        values: dict[str, str] = {}
+        if self.listener is not None:
+            values["listener"] = identity.listener
+        if identity.user is not None and (listener_only or self.user is not None):
+            values["user"] = identity.user
+        if listener_only or self.client_id is not None or self.client_id_prefix is not None:
+            values["client-id"] = identity.client_id or ""
+        return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The rule that bounds one kind of a client's traffic."""
+
+    rule: Rule
+    entity: str
+    """Whose traffic is added up; the label `quota_entity`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A rule that was looked at for a client, and what came of it."""
+
+    rule: Rule
+    kind: QuotaKind
+    chosen: bool
+    reason: str
+    """For people; a part of a sentence."""
+
+
+class RuleTable:
+    """All rules in order of precedence."""
+
+    __slots__ = ("_by_kind", "_last_open", "rules")
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
+        """In order of precedence."""
+        self._by_kind = {
+            kind: tuple(rule for rule in self.rules if kind in rule.bounds) for kind in QuotaKind
+        }
+        self._last_open = {
+            kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open
+        }
+
+    def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
+        """Return the first rule for this client that bounds this kind, or None."""
+        for rule in self._by_kind[kind]:
+            if rule.mismatch(identity) is None:
+                return Match(rule, rule.entity(identity))
+        return None
+
+    def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
+        """Return the one entity of the rule's clients that can have no sensor of their own.
+
+        It is OTHER for the last such rule, usually the default; the ones before it add their keys,
+        since they have bounds of their own.
+        """
+        if rule is self._last_open.get(kind):
+            return OTHER
+        return f"{OTHER},{rule.shared_entity}"
+
+    def explain(self, identity: ClientIdentity) -> list[Considered]:
+        """Return for each kind in turn all rules that bound it, in order of precedence."""
+        considered: list[Considered] = []
+        for kind in QuotaKind:
+            first: Rule | None = None
+            for rule in self._by_kind[kind]:
+                mismatch = rule.mismatch(identity)
+                if mismatch is not None:
+                    considered.append(Considered(rule, kind, chosen=False, reason=mismatch))
+                elif first is not None:
+                    reason = f"{first.title} comes first"
+                    considered.append(Considered(rule, kind, chosen=False, reason=reason))
+                else:
+                    first = rule
+                    reason = f"applies to {rule.entity(identity)}"
+                    considered.append(Considered(rule, kind, chosen=True, reason=reason))
+        return considered
+
+
+def _entity(keys: Mapping[str, str]) -> str:
+    return ",".join(
+        f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
+        for key, value in keys.items()
+    )

@@ -1,0 +1,355 @@
+"""What the manager charges to whom, under rules that come and go."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from metrics import Instruments, Registry, SensorCollector
+from proxy.quota import (
+    DEFAULT,
+    Charge,
+    ClientIdentity,
+    QuotaKind,
+    QuotaManager,
+    QuotaSettings,
+    Rule,
+    largest,
+)
+
+CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
+PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
+REQUEST = QuotaKind.REQUEST_PERCENTAGE
+HOUR_MS = 3_600_000.0
+MB = 1_000_000
+
+
+class World:
+    """A manager with real instruments and a real registry."""
+
+    def __init__(self, *rules: Rule, **settings):
+        self.prometheus = CollectorRegistry()
+        self.overflows: list[tuple[int, QuotaKind]] = []
+        self.settings = settings
+        made = QuotaSettings(rules=rules, **settings)
+        self.registry = Registry(made.max_sensors)
+        self.manager = QuotaManager(
+            made,
+            Instruments(self.prometheus, max_label_sets=100),
+            self.registry,
+            lambda rule, kind: self.overflows.append((rule.number, kind)),
+        )
+
+    def update(self, *rules: Rule):
+        self.manager.update(QuotaSettings(rules=rules, **self.settings))
+
+    def client(self, client_id="c", user=None, listener="l"):
+        return self.manager.client(ClientIdentity(listener, user, client_id))
+
+    def entities(self, now_ms=0.0):
+        return sorted(row.entity for row in self.manager.snapshot(now_ms))
+
+    def row(self, entity, now_ms):
+        (row,) = [row for row in self.manager.snapshot(now_ms) if row.entity == entity]
+        return row
+
+    def counted(self, name, entity, kind=CONSUMER):
+        labels = {"quota_entity": entity, "quota": str(kind)}
+        return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}_total", labels)
+
+
+def rule(number=0, /, consumer=1 * MB, producer=None, request=None, scope="each", **keys):
+    bounds = {CONSUMER: consumer, PRODUCER: producer, REQUEST: request}
+    bounds = {kind: float(bound) for kind, bound in bounds.items() if bound is not None}
+    return Rule(**keys, bounds=bounds, scope=scope, number=number)
+
+
+ALL = rule(9, client_id=DEFAULT)
+
+
+def test_a_client_without_a_rule_is_neither_measured_nor_held():
+    world = World(rule(client_id="other"))
+    client = world.client()
+    assert not client.has(CONSUMER)
+    assert client.charge(CONSUMER, 1e12, 0.0) is None
+    assert world.entities() == []
+
+
+def test_a_response_within_the_bound_is_measured_and_not_held():
+    world = World(ALL)
+    client = world.client()
+    assert client.has(CONSUMER)
+    assert not client.has(PRODUCER)
+    assert client.charge(CONSUMER, 5 * MB, 0.0) is None
+    row = world.row("client-id=c", 0.0)
+    assert (row.rate, row.bound, row.window_ms, row.owed_ms) == (0.5 * MB, MB, 10_000.0, 0.0)
+    assert row.rule == ALL
+    assert world.counted("violations", "client-id=c") is None
+
+
+def test_the_formula_gives_the_first_delay():
+    """11 MB/s measured over 5 s against 10 MB/s: 500 ms."""
+    world = World(rule(client_id=DEFAULT, consumer=10 * MB), samples=6)
+    assert world.client().charge(CONSUMER, 55 * MB, 100.0) == Charge(
+        600.0, 500, CONSUMER, "client-id=c"
+    )
+    assert world.counted("violations", "client-id=c") == 1
+    assert world.row("client-id=c", 200.0).owed_ms == 400.0
+
+
+def test_busy_time_is_measured_in_percent_of_one_connections_time():
+    world = World(rule(client_id=DEFAULT, consumer=None, request=50))
+    client = world.client()
+    for second in range(10):
+        assert client.charge(REQUEST, 500.0, second * 1000.0) is None
+    assert world.row("client-id=c", 10_000.0).rate == pytest.approx(50.0)
+    charge = client.charge(REQUEST, 1000.0, 10_000.0)
+    assert charge.delay_ms == pytest.approx(2000, abs=1)
+    assert charge.kind is REQUEST
+
+
+def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
+    world = World(rule(client_id=DEFAULT, consumer=MB, producer=2 * MB, request=100))
+    client = world.client()
+    charges = [
+        client.charge(CONSUMER, 11 * MB, 0.0),
+        client.charge(PRODUCER, 26 * MB, 0.0),
+        client.charge(REQUEST, 10_500.0, 0.0),
+    ]
+    assert [charge.delay_ms for charge in charges] == [1000, 3000, 500]
+    assert largest(charges) is charges[1]
+    assert largest([None, charges[2], None]) is charges[2]
+    assert largest([None]) is None
+    assert largest([]) is None
+
+
+def test_one_hold_is_at_most_max_delay():
+    world = World(ALL, max_delay_ms=2000.0)
+    assert world.client().charge(CONSUMER, 50 * MB, 7.0) == Charge(
+        2007.0, 2000, CONSUMER, "client-id=c"
+    )
+    assert world.row("client-id=c", 7.0).owed_ms == 40_000.0
+
+
+@pytest.mark.parametrize(
+    ("scope", "entities"),
+    [
+        ("each", ["client-id=a", "client-id=b"]),
+        ("shared", ["client-id=<default>"]),
+    ],
+)
+def test_scope(scope, entities):
+    world = World(rule(client_id=DEFAULT, scope=scope))
+    a, b = world.client("a"), world.client("b")
+    assert a.charge(CONSUMER, 10 * MB, 0.0) is None
+    held = b.charge(CONSUMER, 10 * MB, 0.0)
+    assert (held is not None) is (scope == "shared")
+    assert world.entities() == entities
+
+
+def test_connections_of_one_client_share_its_handle_until_the_last_one_closes():
+    world = World(ALL)
+    one, two = world.client(), world.client()
+    assert one is two
+    one.close()
+    assert world.client() is two
+    two.close()
+    one.close()
+    assert world.client() is not one
+    assert len(world.manager._clients) == 1
+
+
+def test_a_client_that_connects_again_finds_its_history():
+    world = World(ALL)
+    first = world.client()
+    assert first.charge(CONSUMER, 10 * MB, 0.0) is None
+    first.close()
+    assert world.client().charge(CONSUMER, 1 * MB, 10.0) is not None
+
+
+# Overflow
+
+
+def test_further_clients_share_one_sensor_and_are_metered():
+    world = World(ALL, max_client_entities=2)
+    clients = [world.client(f"c{number}") for number in range(5)]
+    charges = [client.charge(CONSUMER, 5 * MB, 0.0) for client in clients]
+    assert world.entities() == ["client-id=c0", "client-id=c1", "other"]
+    assert charges[:4] == [None] * 4
+    assert charges[4] == Charge(5000.0, 5000, CONSUMER, "other")
+    assert world.overflows == [(9, CONSUMER)]
+    assert world.counted("violations", "other") == 1
+
+
+def test_rules_overflow_apart_since_their_bounds_differ_and_rules_for_one_client_never_do():
+    exact = rule(1, client_id="exact")
+    tenants = rule(2, listener="tenants", consumer=2 * MB)
+    world = World(exact, tenants, ALL, max_client_entities=1)
+    for client_id, listener in (("a", "l"), ("b", "l"), ("c", "tenants"), ("exact", "l")):
+        world.client(client_id, listener=listener).charge(CONSUMER, 1.0, 0.0)
+    assert world.entities() == [
+        "client-id=a",
+        "client-id=exact",
+        "other",
+        "other,listener=tenants",
+    ]
+    assert world.row("other,listener=tenants", 0.0).bound == 2 * MB
+    assert sorted(world.overflows) == [(2, CONSUMER), (9, CONSUMER)]
+
+
+def test_each_kind_has_room_for_as_many_clients():
+    world = World(rule(client_id=DEFAULT, producer=MB), max_client_entities=1)
+    world.client("a").charge(CONSUMER, 1.0, 0.0)
+    world.client("b").charge(PRODUCER, 1.0, 0.0)
+    assert world.entities() == ["client-id=a", "client-id=b"]
+
+
+def test_a_client_that_went_away_makes_room_after_an_hour():
+    world = World(ALL, max_client_entities=1)
+    world.client("a").charge(CONSUMER, 1.0, 0.0)
+    world.client("b").charge(CONSUMER, 1.0, HOUR_MS)
+    assert world.entities() == ["client-id=b"]
+    assert world.overflows == []
+
+
+def test_a_registry_that_is_too_small_still_measures_everybody():
+    world = World(ALL, rule(1, client_id="exact"))
+    world.registry.max_sensors = 1
+    for client_id in ("a", "b", "exact", "c"):
+        world.client(client_id).charge(CONSUMER, 1.0, 0.0)
+    assert world.entities() == ["client-id=a", "client-id=exact", "other"]
+    assert len(world.registry) == 3
+
+
+def test_the_registry_bound_suffices_when_every_rule_overflows():
+    rules = [rule(number, client_id_prefix=f"p{number}-", producer=1) for number in range(3)]
+    world = World(*rules, max_client_entities=2)
+    bound = world.registry.max_sensors
+    for number in range(9):
+        client = world.client(f"p{number % 3}-{number}")
+        for kind in (CONSUMER, PRODUCER):
+            client.charge(kind, 1.0, 0.0)
+    assert len(world.registry) == 2 * (2 + 3)
+    assert world.registry.max_sensors == bound
+
+
+# Expiry
+
+
+def test_a_handle_whose_sensor_expired_gets_a_new_one():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 11 * MB, 0.0)
+    assert world.manager.expire(HOUR_MS - 1) == 0
+    assert world.manager.expire(HOUR_MS) == 1
+    assert world.entities() == []
+    assert world.counted("violations", "client-id=c") is None
+    assert client.charge(CONSUMER, 11 * MB, HOUR_MS) is not None
+    assert world.row("client-id=c", HOUR_MS).rate == pytest.approx(1.1 * MB)
+    assert world.counted("violations", "client-id=c") == 1
+
+
+def test_two_handles_agree_on_the_new_sensor():
+    world = World(rule(client_id=DEFAULT, scope="shared"))
+    a, b = world.client("a"), world.client("b")
+    a.charge(CONSUMER, 1.0, 0.0)
+    b.charge(CONSUMER, 1.0, 0.0)
+    world.manager.expire(HOUR_MS)
+    assert a.charge(CONSUMER, 10 * MB, HOUR_MS) is None
+    assert b.charge(CONSUMER, 1 * MB, HOUR_MS) is not None
+    assert len(world.registry) == 1
+
+
+# Rules changed at run time
+
+
+def test_an_entity_that_remains_keeps_its_history_under_the_new_bound():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 9 * MB, 0.0)
+    world.update(rule(4, client_id="c", consumer=2 * MB))
+    assert client.charge(CONSUMER, 9 * MB, 10.0) is None
+    row = world.row("client-id=c", 10.0)
+    assert (row.bound, row.rule.number) == (2 * MB, 4)
+    assert row.rate == pytest.approx(1.8 * MB, rel=0.01)
+    assert client.charge(CONSUMER, 9 * MB, 20.0) is not None
+
+
+def test_a_lower_bound_holds_the_next_response():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 9 * MB, 0.0)
+    world.update(rule(client_id=DEFAULT, consumer=100_000))
+    assert client.charge(CONSUMER, 100_000, 10.0).delay_ms == 1000
+
+
+def test_a_rule_that_appears_or_goes_is_noticed_by_open_connections():
+    world = World()
+    client = world.client()
+    assert not client.has(CONSUMER)
+    world.update(ALL)
+    assert client.has(CONSUMER)
+    assert client.charge(CONSUMER, 11 * MB, 0.0) is not None
+    world.update()
+    assert not client.has(CONSUMER)
+    assert client.charge(CONSUMER, 11 * MB, 0.0) is None
+
+
+def test_a_sensor_that_no_rule_names_goes_when_its_window_is_empty():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 1 * MB, 0.0)
+    world.update(rule(client_id=DEFAULT, scope="shared"))
+    client.charge(CONSUMER, 1 * MB, 1.0)
+    assert world.manager.expire(1000.0) == 0
+    assert world.entities(1000.0) == ["client-id=<default>", "client-id=c"]
+    assert world.manager.expire(11_000.0) == 1
+    assert world.entities() == ["client-id=<default>"]
+
+
+def test_what_a_client_owes_outlives_its_window_and_an_update():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 50 * MB, 0.0)
+    world.update(ALL)
+    assert world.manager.expire(15_000.0) == 0
+    assert client.charge(CONSUMER, 1 * MB, 15_000.0).delay_ms == 20_000
+
+
+def test_max_delay_and_windows_follow_an_update():
+    world = World(ALL)
+    client = world.client()
+    client.charge(CONSUMER, 50 * MB, 0.0)
+    world.manager.update(
+        QuotaSettings(rules=(ALL,), max_delay_ms=500.0, samples=21, window_ms=100.0)
+    )
+    assert client.charge(CONSUMER, 1.0, 10.0).delay_ms == 500
+    assert world.row("client-id=c", 10.0).window_ms == pytest.approx(2010.0)
+
+
+# What is shown
+
+
+def test_rate_and_bound_are_exposed_with_their_labels():
+    world = World(ALL)
+    world.client().charge(CONSUMER, 5 * MB, 0.0)
+    world.prometheus.register(SensorCollector(world.registry, lambda: 0.0))
+    text = generate_latest(world.prometheus).decode()
+    labels = 'quota="consumer_byte_rate",quota_entity="client-id=c"'
+    swapped = 'quota_entity="client-id=c",quota="consumer_byte_rate"'
+    lines = {line.replace(swapped, labels) for line in text.splitlines()}
+    assert f"kafka_quota_proxy_rate_bytes{{{labels}}} 500000.0" in lines
+    assert f"kafka_quota_proxy_bound_bytes{{{labels}}} 1e+06" in lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 1}, "samples must be at least 2, not 1"),
+        ({"max_delay_ms": 0.0}, "max_delay_ms must be above 0, not 0.0"),
+        ({"max_delay_ms": float("nan")}, "max_delay_ms must be above 0, not nan"),
+        ({"max_client_entities": 0}, "max_client_entities must be above 0, not 0"),
+        ({"window_ms": 0.0}, "window_ms must be finite and at least 1, got 0.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        QuotaSettings(**settings)
