@@ -1,0 +1,172 @@
+"""Where a frame ends and what its header says, for requests and responses."""
+
+from dataclasses import dataclass
+from struct import Struct
+
+from proxy.wire.apis import (
+    CONTROLLED_SHUTDOWN,
+    LENGTH_BYTES,
+    RESPONSE_HEADER_BYTES,
+    request_is_flexible,
+    response_is_flexible,
+)
+from proxy.wire.errors import FrameFault, MalformedFrame, MalformedResponse
+from proxy.wire.varint import Buffer, read_tags
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "FrameFault",
+    "MalformedFrame",
+    "MalformedResponse",
+    "RequestHead",
+    "parse_request_head",
+    "parse_response_head",
+    "response_body",
+]
+
+MAX_HEADER_BYTES = 64 * 1024
+"""A longer request header is refused, so that no more than this is held while waiting for its end.
+The longest client id has 32 KiB, and no client sends tagged fields in the header."""
+
+_LENGTH = Struct(">i")
+_HEADER_V0 = Struct(">ihhi")
+_HEADER_V1 = Struct(">ihhih")
+_RESPONSE_HEADER = Struct(">ii")
+
+_MIN_LENGTH = _HEADER_V0.size - LENGTH_BYTES
+
+_NULL = -1
+_MORE_NEEDED = -1
+
+_TLS_HANDSHAKE = b"\x16\x03"
+_HTTP_STARTS = frozenset(
+    (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC", b"PRI ")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request's header."""
+
+    frame_bytes: int
+    """Length of the whole frame, the four bytes of the length field included."""
+
+    api_key: int
+    api_version: int
+
+    correlation_id: int
+    """What the response will carry."""
+
+    client_id: str | None
+
+    header_end: int
+    """Offset of the body in the frame. For an API or version without a schema it is the offset
+    behind the client id: whether a tag section follows is not known."""
+
+
+def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead | None:
+    """Read the header of the request whose frame starts at `view[0]`.
+
+    Returns None while more bytes are needed, which is never more than MAX_HEADER_BYTES. Bytes
+    behind the header are not looked at. `max_request_bytes` bounds the frame's length field.
+    Raises MalformedFrame as early as the bytes allow it.
+    """
+    have = len(view)
+    if have < LENGTH_BYTES:
+        return None
+    (length,) = _LENGTH.unpack_from(view)
+    if not _MIN_LENGTH <= length <= max_request_bytes:
+        raise _bad_length(bytes(view[:LENGTH_BYTES]), length, max_request_bytes)
+    frame_bytes = LENGTH_BYTES + length
+    if have < _HEADER_V0.size:
+        return None
+    _, api_key, version, correlation_id = _HEADER_V0.unpack_from(view)
+    if api_key == CONTROLLED_SHUTDOWN and version == 0:  # the only one with a version 0 header
+        return RequestHead(frame_bytes, api_key, version, correlation_id, None, _HEADER_V0.size)
+    found = _read_client_id(view, frame_bytes)
+    if found is None:
+        return None
+    client_id, pos = found
+    if request_is_flexible(api_key, version):
+        pos = _skip_header_tags(view, pos, frame_bytes)
+        if pos == _MORE_NEEDED:
+            return None
+    return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, pos)
+
+
+def parse_response_head(view: Buffer) -> tuple[int, int] | None:
+    """Return (whole length of the frame, correlation id), None while more bytes are needed.
+
+    The length counts its own four bytes. Raises MalformedResponse when it leaves no room for a
+    correlation id.
+    """
+    if len(view) < RESPONSE_HEADER_BYTES:
+        return None
+    length, correlation_id = _RESPONSE_HEADER.unpack_from(view)
+    if length < RESPONSE_HEADER_BYTES - LENGTH_BYTES:
+        raise MalformedResponse(f"a response of {length} bytes")
+    return LENGTH_BYTES + length, correlation_id
+
+
+def response_body(api_key: int, version: int, frame: Buffer) -> int:
+    """Return where the body starts in a response frame, tagged fields of the header skipped.
+
+    The frame has to hold the whole header. Raises MalformedResponse when it does not.
+    """
+    if len(frame) < RESPONSE_HEADER_BYTES:
+        raise MalformedResponse(f"a response of {len(frame)} bytes")
+    if not response_is_flexible(api_key, version):
+        return RESPONSE_HEADER_BYTES
+    try:
+        return read_tags(frame, RESPONSE_HEADER_BYTES)[1]
+    except (IndexError, ValueError) as error:
+        raise MalformedResponse(f"the header's tag section: {error}") from None
+
+
+def _bad_length(start: bytes, length: int, max_request_bytes: int) -> MalformedFrame:
+    """Name the fault. Other protocols' first bytes read as a length that is out of range."""
+    if start in _HTTP_STARTS:
+        return MalformedFrame("http_on_plain_port", "an HTTP client on a Kafka port")
+    if start.startswith(_TLS_HANDSHAKE):
+        return MalformedFrame("tls_on_plain_port", "a TLS client on a port without TLS")
+    if length < 0:
+        return MalformedFrame("negative_length", f"a request of {length} bytes")
+    if length < _MIN_LENGTH:
+        return MalformedFrame("too_short", f"a request of {length} bytes has no header")
+    return MalformedFrame("too_long", f"a request of {length} bytes, at most {max_request_bytes}")
+
+
+def _read_client_id(view: Buffer, frame_bytes: int) -> tuple[str | None, int] | None:
+    """Return the client id and the position behind it, None while more bytes are needed."""
+    start = _HEADER_V1.size
+    if frame_bytes < start:
+        raise MalformedFrame("bad_header", f"no room for a client id in {frame_bytes} bytes")
+    if len(view) < start:
+        return None
+    size = _HEADER_V1.unpack_from(view)[-1]
+    if size == _NULL:
+        return None, start
+    end = start + size
+    if size < 0 or end > frame_bytes:
+        raise MalformedFrame("bad_header", f"a client id of {size} bytes in {frame_bytes}")
+    if len(view) < end:
+        return None
+    try:
+        return str(view[start:end], "utf-8"), end
+    except UnicodeDecodeError as error:
+        raise MalformedFrame("bad_header", f"the client id is not UTF-8: {error}") from None
+
+
+def _skip_header_tags(view: Buffer, pos: int, frame_bytes: int) -> int:
+    """Return the position behind the header's tag section, or _MORE_NEEDED."""
+    if pos < len(view) and pos < frame_bytes and view[pos] == 0:
+        return pos + 1
+    limit = min(frame_bytes, MAX_HEADER_BYTES)
+    try:
+        return read_tags(view[:limit], pos)[1]
+    except IndexError:
+        if len(view) < limit:
+            return _MORE_NEEDED
+        raise MalformedFrame("bad_header", "the header's tag section has no end") from None
+    except ValueError as error:
+        raise MalformedFrame("bad_header", f"the header's tag section: {error}") from None

@@ -1,0 +1,149 @@
+"""The table of APIs against the schemas that it is derived from."""
+
+from struct import pack
+
+import pytest
+from kafka.protocol.api_key import ApiKey
+
+from proxy.wire import apis
+from proxy.wire.apis import APIS, Handling
+from proxy.wire.rewrite import raise_throttle_time
+
+EVERY_VERSION = [
+    (key, version) for key, api in APIS.items() for version in range(api.max_version + 1)
+]
+
+CONTROLLERS_ONLY = {ApiKey.DescribeQuorum}
+"""Responses with host and port of raft listeners, where no client fetches or produces."""
+
+
+def test_every_schema_is_known():
+    assert set(APIS) >= {0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18, 36, 60, 75}
+    assert all(api.request.API_KEY == key == api.response.API_KEY for key, api in APIS.items())
+
+
+def names_port(schema, version):
+    return any(
+        field.name == "port"
+        or (
+            bool(field.fields)
+            and names_port(field.array_of if field.is_array() else field, version)
+        )
+        for field in schema.fields.values()
+        if field.for_version_q(version)
+    )
+
+
+def test_every_response_that_names_a_port_is_rewritten():
+    for key, version in EVERY_VERSION:
+        carries = names_port(APIS[key].response._struct, version)
+        handled = apis.handling(key, version) in (Handling.REWRITE, Handling.WALK)
+        assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
+
+
+HANDLING = {
+    "ListOffsets": (2, 9, Handling.PASS),
+    "Produce before endpoints": (0, 9, Handling.PASS),
+    "Produce with endpoints": (0, 10, Handling.REWRITE),
+    "Produce of the future": (0, 14, Handling.REFUSE),
+    "Fetch before endpoints": (1, 15, Handling.PASS),
+    "Fetch of old": (1, 0, Handling.PASS),
+    "Fetch with endpoints": (1, 16, Handling.WALK),
+    "Fetch 18": (1, 18, Handling.WALK),
+    "Fetch of the future": (1, 19, Handling.REFUSE),
+    "Metadata 0": (3, 0, Handling.REWRITE),
+    "Metadata 13": (3, 13, Handling.REWRITE),
+    "Metadata of the future": (3, 14, Handling.REFUSE),
+    "Metadata below zero": (3, -1, Handling.REFUSE),
+    "FindCoordinator": (10, 6, Handling.REWRITE),
+    "FindCoordinator of the future": (10, 7, Handling.REFUSE),
+    "DescribeCluster": (60, 2, Handling.REWRITE),
+    "ShareFetch": (78, 1, Handling.REFUSE),
+    "ShareAcknowledge": (79, 0, Handling.REFUSE),
+    "ApiVersions": (18, 4, Handling.API_VERSIONS),
+    "ApiVersions of the future": (18, 99, Handling.API_VERSIONS),
+    "SaslAuthenticate": (36, 2, Handling.PASS),
+    "SaslAuthenticate of the future": (36, 3, Handling.REFUSE),
+    "unknown api": (999, 3, Handling.PASS),
+    "negative api": (-5, 3, Handling.PASS),
+}
+
+
+@pytest.mark.parametrize("name", HANDLING)
+def test_handling(name):
+    api_key, version, expected = HANDLING[name]
+    assert apis.handling(api_key, version) is expected
+
+
+def test_names_are_bounded():
+    assert apis.api_name(1) == "Fetch"
+    assert apis.api_name(78) == "ShareFetch"
+    assert {apis.api_name(key) for key in (-1, 93, 999, 32767)} == {"unknown"}
+
+
+SAFE = {0: 13, 1: 18, 3: 13, 10: 6, 60: 2, 17: 1, 18: 4, 36: 2, 78: -1, 79: -1, 2: None, 999: None}
+
+
+@pytest.mark.parametrize(("api_key", "expected"), SAFE.items())
+def test_max_safe_version(api_key, expected):
+    assert apis.max_safe_version(api_key) == expected
+
+
+def test_throttle_offset_is_where_the_codec_reads_it(filler):
+    seen = set()
+    for key, version in EVERY_VERSION:
+        offset = apis.throttle_offset(key, version)
+        names = [field.name for field in APIS[key].response._struct.untagged_fields(version)]
+        assert (offset is not None) == (names[:1] == ["throttle_time_ms"])
+        if offset is None:
+            continue
+        seen.add(key)
+        frame = bytearray(filler(version, values={"throttle_time_ms": 5}).response(key, version))
+        raise_throttle_time(frame, offset, 123456)
+        body = bytes(frame[apis.response_body_offset(key, version) :])
+        assert APIS[key].response.decode(body, version=version).throttle_time_ms == 123456
+    assert len(seen) > 40
+    assert apis.throttle_offset(0, 9) is None
+    assert apis.throttle_offset(1, 0) is None
+    assert apis.throttle_offset(1, 1) == 8
+    assert apis.throttle_offset(1, 12) == 9
+    assert apis.throttle_offset(999, 1) is None
+
+
+def test_response_header_is_flexible_as_the_codec_has_it():
+    for key, version in EVERY_VERSION:
+        response = APIS[key].response()
+        response.with_header(correlation_id=1)
+        header = response.encode_header(flexible=response.flexible_version_q(version))
+        assert apis.response_is_flexible(key, version) == (len(header) == 5)
+        assert apis.response_body_offset(key, version) == 4 + len(header)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "expected"),
+    [(1, 7, False), (1, 8, True), (0, 5, False), (0, 6, True), (3, 13, False), (999, 9, False)],
+)
+def test_clients_wait(api_key, version, expected):
+    assert apis.clients_wait(api_key, version) is expected
+
+
+def test_membership():
+    assert [key for key in range(-1, 100) if apis.is_membership(key)] == [
+        11,
+        12,
+        13,
+        14,
+        68,
+        76,
+        88,
+    ]
+
+
+def test_an_api_versions_request_is_downgraded_only_when_it_is_too_new():
+    for version in range(5):
+        frame = bytearray(pack(">ihhih", 10, 18, version, 7, -1))
+        assert apis.downgrade_api_versions(frame, version) is False
+        assert frame == pack(">ihhih", 10, 18, version, 7, -1)
+    frame = bytearray(pack(">ihhih", 10, 18, 5, 7, -1))
+    assert apis.downgrade_api_versions(frame, 5) is True
+    assert frame == pack(">ihhih", 10, 18, 32767, 7, -1)

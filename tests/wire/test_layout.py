@@ -1,0 +1,80 @@
+"""Layouts against the codec: they end where a message ends, for every API and version."""
+
+import pytest
+
+from proxy.wire.apis import APIS
+from proxy.wire.layout import (
+    Array,
+    Cursor,
+    Fixed,
+    MalformedResponse,
+    Optional,
+    Record,
+    request_layout,
+    response_layout,
+)
+
+MESSAGES = [
+    pytest.param(getattr(api, kind), layout, id=getattr(api, kind).name)
+    for api in APIS.values()
+    for kind, layout in (("request", request_layout), ("response", response_layout))
+]
+
+
+@pytest.mark.parametrize(("message", "layout"), MESSAGES)
+def test_a_layout_ends_where_the_message_ends(filler, message, layout):
+    for version in range(message.max_version + 1):
+        record = layout(message.API_KEY, version)
+        for seed in range(6):
+            values = {"error_code": 0}  # the codec reads a refused ApiVersions as version 0
+            body = filler(seed, unknown_tags=True, values=values).body(message, version)
+            assert message.decode(body, version=version) is not None
+            cursor = Cursor(body + b"more", 0)
+            assert cursor.skip(record) == (0, len(body))
+            assert Cursor(body, 0).spans(record).keys() == record.fields.keys()
+            for cut in (0, len(body) // 2, len(body) - 1):
+                if 0 <= cut < len(body):
+                    with pytest.raises(MalformedResponse):
+                        Cursor(body[:cut], 0).skip(record)
+
+
+def takes_bytes(node):
+    """Whether each value of the node takes a byte at least, which bounds every loop over it."""
+    match node:
+        case Fixed(size):
+            return size > 0
+        case Record(fields, program):
+            return len(program) > 0 and all(map(takes_bytes, fields.values()))
+        case Array(_, element):
+            return takes_bytes(element)
+        case Optional(record):
+            return takes_bytes(record)
+    return True
+
+
+@pytest.mark.parametrize(("message", "layout"), MESSAGES)
+def test_no_array_has_elements_without_bytes(message, layout):
+    for version in range(message.max_version + 1):
+        record = layout(message.API_KEY, version)
+        assert all(map(takes_bytes, record.fields.values()))
+
+
+BAD = {
+    "count beyond the end": (3, 0, b"\x7f\xff\xff\xff" + bytes(30)),
+    "count of -2": (3, 0, b"\xff\xff\xff\xfe" + bytes(30)),
+    "string of length -2": (3, 0, b"\0\0\0\1\0\0\0\1\xff\xfe" + bytes(30)),
+    "compact count beyond the end": (3, 12, bytes(4) + b"\xff\xff\xff\xff\x0f" + bytes(30)),
+    "varint without end": (3, 12, bytes(4) + b"\xff" * 8 + bytes(30)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_lengths_that_cannot_be(name):
+    api_key, version, body = BAD[name]
+    with pytest.raises(MalformedResponse):
+        Cursor(body, 0).skip(response_layout(api_key, version))
+
+
+def test_a_field_that_is_not_there():
+    with pytest.raises(KeyError):
+        Cursor(bytes(100), 0).seek(response_layout(3, 0), "nothing")

@@ -1,0 +1,370 @@
+"""Rewriting: only addresses change, none survives, and everything else stays byte for byte."""
+
+import contextlib
+from struct import pack
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from proxy.wire.apis import (
+    ADDRESS_APIS,
+    API_VERSIONS,
+    APIS,
+    DESCRIBE_CLUSTER,
+    FETCH,
+    FIND_COORDINATOR,
+    METADATA,
+    PRODUCE,
+    max_safe_version,
+    response_body_offset,
+)
+from proxy.wire.rewrite import (
+    MalformedResponse,
+    raise_throttle_time,
+    rewrite_response,
+    set_throttle_time,
+)
+
+TOLD = ("proxy.example", 19100)
+REWRITTEN = [
+    (key, version)
+    for key, first in ADDRESS_APIS.items()
+    for version in range(first, APIS[key].max_version + 1)
+]
+LEAVING_OUT = [case for case in REWRITTEN if case[0] != FIND_COORDINATOR]
+"""Those that leave out a broker without address; FindCoordinator answers with an error."""
+
+SEEDS = range(12)
+NO_CONTROLLERS = {"endpoint_type": 1}
+
+
+def same(_node, host, port):
+    return host, port
+
+
+def tell_proxy(_node, _host, _port):
+    return TOLD
+
+
+def tell_none(_node, _host, _port):
+    return None
+
+
+def tell_long_names_of_even_nodes(node, _host, _port):
+    return None if node % 2 else (f"broker-{node}.{'x' * 150}.example", 19100)
+
+
+def decode(api_key, version, frame):
+    body = bytes(frame[response_body_offset(api_key, version) :])
+    return APIS[api_key].response.decode(body, version=version).to_dict()
+
+
+def brokers(message):
+    """The parts of a decoded message that carry an address."""
+    found = []
+    for field in ("brokers", "coordinators", "node_endpoints"):
+        found += message.get(field) or []
+    return found + ([message] if "host" in message else [])
+
+
+@pytest.mark.parametrize(("api_key", "version"), REWRITTEN)
+def test_same_addresses_give_the_same_bytes(filler, api_key, version):
+    """Unknown tags, nulls, racks, topic ids and bit fields included."""
+    values = {"error_code": 0, **NO_CONTROLLERS}
+    for seed in SEEDS:
+        frame = filler(seed, unknown_tags=True, values=values).response(api_key, version)
+        rewritten = rewrite_response(api_key, version, frame, same)
+        assert rewritten == frame
+
+
+@pytest.mark.parametrize(("api_key", "version"), REWRITTEN)
+def test_only_addresses_change(filler, api_key, version):
+    changed = 0
+    for seed in SEEDS:
+        make = filler(seed, unknown_tags=True, values={"error_code": 0, **NO_CONTROLLERS})
+        frame = make.response(api_key, version)
+        before = decode(api_key, version, frame)
+        rewritten = rewrite_response(api_key, version, frame, tell_proxy)
+        assert filler.host_marker not in rewritten
+        assert rewritten[:4] == pack(">i", len(rewritten) - 4)
+        for broker in brokers(before):
+            broker["host"], broker["port"] = TOLD
+            changed += 1
+        assert decode(api_key, version, rewritten) == before
+        if not brokers(before):
+            assert rewritten is frame
+    assert changed > 0
+
+
+@pytest.mark.parametrize(("api_key", "version"), REWRITTEN)
+@pytest.mark.parametrize("advertise", [tell_none, tell_long_names_of_even_nodes, tell_proxy])
+def test_no_real_host_survives(filler, api_key, version, advertise):
+    """Not even beside an error code, which random messages nearly always have."""
+    for seed in SEEDS:
+        for values in ({}, {"error_code": 0}):
+            make = filler(seed, unknown_tags=True, values={**values, **NO_CONTROLLERS})
+            frame = make.response(api_key, version)
+            rewritten = rewrite_response(api_key, version, frame, advertise)
+            assert filler.host_marker not in rewritten
+            decode(api_key, version, rewritten)
+
+
+@pytest.mark.parametrize(("api_key", "version"), LEAVING_OUT)
+def test_brokers_without_address_are_left_out(filler, api_key, version):
+    left_out = 0
+    for seed in SEEDS:
+        frame = filler(seed, values=NO_CONTROLLERS).response(api_key, version)
+        expected = decode(api_key, version, frame)
+        for field in ("brokers", "node_endpoints"):
+            if field in expected:
+                kept = []
+                for broker in expected[field]:
+                    node = broker.get("broker_id", broker.get("node_id"))
+                    told = tell_long_names_of_even_nodes(node, "", 0)
+                    if told:
+                        kept.append({**broker, "host": told[0], "port": told[1]})
+                left_out += len(expected[field]) - len(kept)
+                expected[field] = kept
+        rewritten = rewrite_response(api_key, version, frame, tell_long_names_of_even_nodes)
+        assert decode(api_key, version, rewritten) == expected
+    assert left_out > 0
+
+
+def test_the_caller_learns_every_real_address(filler):
+    for api_key, version in LEAVING_OUT:
+        frame = filler(3, values=NO_CONTROLLERS).response(api_key, version)
+        learnt = []
+
+        def learn(node, host, port, learnt=learnt):
+            learnt.append((node, host, port))
+            return TOLD
+
+        rewrite_response(api_key, version, frame, learn)
+        assert learnt == [
+            (broker.get("broker_id", broker.get("node_id")), broker["host"], broker["port"])
+            for broker in brokers(decode(api_key, version, frame))
+        ]
+
+
+COORDINATORS = {  # error, node, host, port, advertise -> the same after rewriting
+    "known": ((0, 5, "real-broker", 9092), tell_proxy, (0, 5, *TOLD)),
+    "not reachable": ((0, 5, "real-broker", 9092), tell_none, (15, -1, "", -1)),
+    "error": ((15, -1, "", -1), tell_proxy, (15, -1, "", -1)),
+    "error without proxy": ((15, -1, "", -1), tell_none, (15, -1, "", -1)),
+    "error with a host": ((16, 5, "real-broker", 9092), tell_proxy, (16, -1, "", -1)),
+    "no node with a host": ((0, -1, "real-broker", 9092), tell_proxy, (15, -1, "", -1)),
+}
+
+
+@pytest.mark.parametrize("name", COORDINATORS)
+def test_find_coordinator(name):
+    (error, node, host, port), advertise, expected = COORDINATORS[name]
+    response = APIS[FIND_COORDINATOR].response
+    fields = {"error_code": error, "node_id": node, "host": host, "port": port}
+    for version in range(response.max_version + 1):
+        if version < 4:
+            message = response(version=version, error_message="why", **fields)
+        else:
+            one = response.Coordinator(version=version, key="g", error_message=None, **fields)
+            message = response(version=version, coordinators=[one, one])
+        message.with_header(correlation_id=9)
+        frame = bytes(message.encode(header=True, framed=True))
+        rewritten = decode(
+            FIND_COORDINATOR, version, rewrite_response(FIND_COORDINATOR, version, frame, advertise)
+        )
+        found = brokers(rewritten)
+        assert len(found) == (1 if version < 4 else 2)
+        for one in found:
+            assert (one["error_code"], one["node_id"], one["host"], one["port"]) == expected
+
+
+def test_controllers_pass(filler):
+    """They serve no topic data, and the proxy has no port for them."""
+    asked = []
+    for version in (1, 2):
+        for seed in SEEDS:
+            make = filler(seed, values={"endpoint_type": 2})
+            frame = make.response(DESCRIBE_CLUSTER, version)
+            assert rewrite_response(DESCRIBE_CLUSTER, version, frame, asked.append) is frame
+    assert asked == []
+
+
+GOLDEN = {
+    "Metadata 0": (
+        METADATA,
+        0,
+        b"\0\0\0\7" + b"\0\0\0\1" + b"\0\0\0\1\0\3abc\0\0\x23\x84" + b"\0\0\0\0",
+        b"\0\0\0\7" + b"\0\0\0\1" + b"\0\0\0\1\0\x0dproxy.example\0\0\x4a\x9c" + b"\0\0\0\0",
+    ),
+    "FindCoordinator 0": (
+        FIND_COORDINATOR,
+        0,
+        b"\0\0\0\7" + b"\0\0" + b"\0\0\0\1\0\3abc\0\0\x23\x84",
+        b"\0\0\0\7" + b"\0\0" + b"\0\0\0\1\0\x0dproxy.example\0\0\x4a\x9c",
+    ),
+    "DescribeCluster 0 with a tag in the header": (
+        DESCRIBE_CLUSTER,
+        0,
+        b"\0\0\0\7\1\x05\1x"
+        + b"\0\0\0\0\0\0\0\2c\0\0\0\1"
+        + b"\2\0\0\0\1\4abc\0\0\x23\x84\0\0"
+        + b"\x80\0\0\0\0",
+        b"\0\0\0\7\1\x05\1x"
+        + b"\0\0\0\0\0\0\0\2c\0\0\0\1"
+        + b"\2\0\0\0\1\x0eproxy.example\0\0\x4a\x9c\0\0"
+        + b"\x80\0\0\0\0",
+    ),
+    "Produce 10, tags 0 and 9": (
+        PRODUCE,
+        10,
+        b"\0\0\0\7\0" + b"\1\0\0\0\0" + b"\2\0\x10\2\0\0\0\1\4abc\0\0\x23\x84\2r\0\x09\1x",
+        b"\0\0\0\7\0"
+        + b"\1\0\0\0\0"
+        + b"\2\0\x1a\2\0\0\0\1\x0eproxy.example\0\0\x4a\x9c\2r\0\x09\1x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_bytes(name):
+    api_key, version, before, after = GOLDEN[name]
+    frame = pack(">i", len(before)) + before
+    assert rewrite_response(api_key, version, frame, tell_proxy) == pack(">i", len(after)) + after
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(FETCH, 15), (PRODUCE, 9), (2, 9), (999, 1)])
+def test_other_responses_are_not_even_read(api_key, version):
+    frame = b"anything"
+    assert rewrite_response(api_key, version, frame, tell_none) is frame
+
+
+BROKER_VERSIONS = {  # key: what a broker offers -> what clients may use
+    PRODUCE: ((0, 20), (0, 13)),
+    FETCH: ((4, 18), (4, 18)),
+    2: ((1, 99), (1, 99)),
+    METADATA: ((0, 14), (0, 13)),
+    FIND_COORDINATOR: ((7, 9), None),
+    API_VERSIONS: ((0, 7), (0, 4)),
+    DESCRIBE_CLUSTER: ((0, 1), (0, 1)),
+    78: ((1, 1), None),
+    79: ((0, 1), None),
+    500: ((0, 3), (0, 3)),
+}
+
+
+@pytest.mark.parametrize("version", range(5))
+@pytest.mark.parametrize("error", [0, 35])
+def test_api_versions_are_capped(version, error):
+    response = APIS[API_VERSIONS].response
+    written = 0 if error else version
+    message = response(
+        version=written,
+        error_code=error,
+        throttle_time_ms=17,
+        finalized_features_epoch=4,
+        api_keys=[
+            response.ApiVersion(api_key=key, min_version=low, max_version=high, version=written)
+            for key, ((low, high), _) in BROKER_VERSIONS.items()
+        ],
+    )
+    message.with_header(correlation_id=9)
+    frame = bytes(message.encode(header=True, framed=True))
+    rewritten = rewrite_response(API_VERSIONS, version, frame, tell_none)
+    assert rewritten[:8] == pack(">ii", len(rewritten) - 4, 9)
+    after = response.decode(rewritten[8:], version=version)
+    found = {key.api_key: (key.min_version, key.max_version) for key in after.api_keys}
+    assert found == {key: told for key, (_, told) in BROKER_VERSIONS.items() if told}
+    assert after.error_code == error
+    if written >= 1:
+        assert after.throttle_time_ms == 17
+    if written >= 3:
+        assert after.finalized_features_epoch == 4
+
+
+def test_an_old_brokers_refusal_without_versions_stays():
+    frame = pack(">iihi", 10, 9, 35, 0)
+    assert rewrite_response(API_VERSIONS, 4, frame, tell_none) is frame
+    assert rewrite_response(API_VERSIONS, 9, frame, tell_none) is frame
+
+
+def test_api_versions_keeps_unknown_tags(filler):
+    for version in range(5):
+        for seed in SEEDS:
+            make = filler(seed, unknown_tags=True, values={"error_code": 0, "api_key": 2})
+            frame = make.response(API_VERSIONS, version)
+            assert rewrite_response(API_VERSIONS, version, frame, tell_none) is frame
+
+
+def test_no_api_above_its_safe_version_survives(filler):
+    for key in (PRODUCE, FETCH, METADATA, 78):
+        for seed in SEEDS:
+            values = {"error_code": 0, "api_key": key}
+            frame = filler(seed, values=values).response(API_VERSIONS, 4)
+            after = decode(API_VERSIONS, 4, rewrite_response(API_VERSIONS, 4, frame, tell_none))
+            for entry in after["api_keys"]:
+                assert entry["max_version"] <= max_safe_version(key)
+
+
+def test_throttle_time_is_raised_wherever_the_codec_reads_it(filler):
+    """Produce and the few others that have it behind other fields included."""
+    raised = set()
+    for key, api in APIS.items():
+        for version in range(api.max_version + 1):
+            values = {"throttle_time_ms": 250, "error_code": 0}
+            frame = filler(version, unknown_tags=True, values=values).response(key, version)
+            fields = {field.name for field in api.response._struct.untagged_fields(version)}
+            after = set_throttle_time(key, version, frame, 123456)
+            if "throttle_time_ms" not in fields:
+                assert after is frame
+                continue
+            raised.add(key)
+            assert decode(key, version, after)["throttle_time_ms"] == 123456
+            assert len(after) == len(frame)
+            assert sum(a != b for a, b in zip(after, frame, strict=True)) <= 4
+            assert set_throttle_time(key, version, frame, 249) == frame
+    assert {PRODUCE, FETCH, 47, 18} <= raised
+    assert len(raised) > 40
+
+
+def test_throttle_time_of_unknown_responses():
+    assert set_throttle_time(999, 1, b"anything", 5) == b"anything"
+    assert set_throttle_time(FETCH, 99, b"anything", 5) == b"anything"
+    refused = pack(">iihi", 10, 9, 35, 0)
+    assert set_throttle_time(API_VERSIONS, 4, refused, 5) is refused
+
+
+@pytest.mark.parametrize(
+    ("present", "ours", "expected"),
+    [(0, 5, 5), (7, 5, 7), (5, 5, 5), (0, 2**40, 2**31 - 1), (-1, 0, 0)],
+)
+def test_raise_throttle_time(present, ours, expected):
+    head = bytearray(pack(">iii", 99, 1, present))
+    raise_throttle_time(head, 8, ours)
+    assert head == pack(">iii", 99, 1, expected)
+
+
+@given(
+    case=st.sampled_from([*REWRITTEN, (API_VERSIONS, 0), (API_VERSIONS, 4)]),
+    body=st.binary(max_size=120),
+)
+@example(case=(METADATA, 0), body=b"\0\0\0\7\x7f\xff\xff\xff")
+@example(case=(METADATA, 0), body=b"\0\0\0\7\0\0\0\1\0\0\0\1\0\3\xff\xfe\xfd\0\0\0\0")
+@example(case=(API_VERSIONS, 9), body=b"\0\0\0\7\0\0\0\0\0\0")
+@example(case=(METADATA, 0), body=b"")
+def test_any_bytes_are_rewritten_or_malformed(case, body):
+    api_key, version = case
+    frame = pack(">i", len(body)) + body
+    for change in (
+        lambda: rewrite_response(api_key, version, frame, tell_proxy),
+        lambda: set_throttle_time(api_key, version, frame, 5),
+    ):
+        with contextlib.suppress(MalformedResponse):
+            assert len(change()) >= 8
+
+
+def test_a_frame_has_to_be_whole(filler):
+    frame = filler(5).response(METADATA, 9)
+    for broken in (frame[:-1], frame + b"x", frame[:3]):
+        with pytest.raises(MalformedResponse):
+            rewrite_response(METADATA, 9, broken, tell_proxy)
