@@ -1,0 +1,31 @@
+"""A real Kafka broker inside one command, for the demo and the tests; here: its errors.
+
+`jars` finds Java and fetches the jar files, `broker` runs them.
+"""
+
+
+class DevkitError(Exception):
+    """The broker or its parts can't be had; the kinds below say which."""
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(f"{what}\n{how}")
+        self.what = what
+        """What went wrong: a sentence, or a few lines."""
+        self.how = how
+        """What the user can do about it: a sentence or two."""
+
+
+class JavaError(DevkitError):
+    """There is no Java, or it is too old."""
+
+
+class PysparkMissingError(DevkitError):
+    """Pyspark, which ships the downloader, is not installed."""
+
+
+class DownloadError(DevkitError):
+    """Jar files could not be fetched."""
+
+
+class BrokerError(DevkitError):
+    """The broker could not be started."""
