@@ -1,0 +1,48 @@
+# `make help` lists what there is. Everything runs in .venv, which `setup` makes.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := proxy metrics tests bench
+
+.PHONY: help setup demo test check format bench broker lock clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Install everything into .venv, as the lock file says
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+demo: setup  ## See a PySpark query held to its quota (about 2 minutes)
+	$(BIN)/quota-proxy demo
+
+test: setup  ## Run all tests, against a real broker and a real Spark
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
+
+check: setup  ## Lint, types, import contracts
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## Format the sources
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: setup  ## Measure against HAProxy and the bounds (about 15 minutes)
+	$(BIN)/python -m bench $(ARGS)
+
+broker: setup  ## Run the embedded Kafka broker on port 9092
+	$(BIN)/quota-proxy broker --port 9092 --data build/broker
+
+lock: setup  ## Pin the newest versions that pyproject.toml allows
+	$(BIN)/pip-compile --quiet --upgrade --extra dev --extra demo --generate-hashes --allow-unsafe \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
+		--output-file requirements.lock pyproject.toml
+
+clean:  ## Remove what was built; the jar cache stays
+	rm -rf .venv build .coverage

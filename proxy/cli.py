@@ -1,0 +1,174 @@
+"""The command line: arguments in, exit codes out."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from proxy import __version__
+from proxy.admin.server import AdminError
+from proxy.app import App, quota_settings
+from proxy.config import Config, ConfigError, load_config
+from proxy.devkit import DevkitError
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.rules import RuleTable
+from proxy.relay.listener import ListenerError
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+MAX_PORT = 65535
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except ConfigError as error:
+        return _complain(str(error), EXIT_BAD_INPUT)
+    except (ListenerError, AdminError) as error:
+        return _complain(
+            f"{error}\n    fix: choose another address, or stop what has it", EXIT_FAILED
+        )
+    except DevkitError as error:
+        return _complain(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quota-proxy", description="A Kafka proxy that holds each client to its quota."
+    )
+    parser.add_argument("--version", action="version", version=f"quota-proxy {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run the proxy")
+    _add_config(run)
+    run.add_argument("--log-format", choices=("console", "json"), default="json")
+    run.add_argument(
+        "--no-splice", action="store_true", help="copy record data through user space always"
+    )
+    run.set_defaults(command=_run)
+
+    check = commands.add_parser(
+        "check", help="validate a configuration; say which rule a client gets"
+    )
+    _add_config(check)
+    check.add_argument("--user", help="authenticated user of the client")
+    check.add_argument("--client-id", help="client id of the client")
+    check.add_argument("--listener", help="name of the listener that the client comes in by")
+    check.set_defaults(command=_check)
+
+    demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
+    demo.set_defaults(command=_demo)
+
+    broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
+    broker.add_argument("--port", type=_port, required=True, help="port to serve; 0: any free one")
+    broker.add_argument("--data", type=Path, required=True, help="directory for its data")
+    broker.set_defaults(command=_broker)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-c", "--config", type=Path, required=True, help="the YAML file")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stderr.write(f"{message}\n")
+    return code
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _run(options: argparse.Namespace) -> int:
+    config = load_config(options.config)
+    configure_logging(options.log_format)
+    uvloop.run(_serve(config, splice=not options.no_splice))
+    return EXIT_DONE
+
+
+async def _serve(config: Config, *, splice: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await App(config, splice=splice).run(stop, lambda: _say("ready"))
+
+
+def configure_logging(log_format: str) -> None:
+    """Write log lines to standard error, as JSON or for people."""
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    processors: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if log_format == "json":
+        processors.append(structlog.processors.format_exc_info)
+    structlog.configure(
+        processors=[*processors, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _check(options: argparse.Namespace) -> int:
+    config = load_config(options.config)
+    names = [listener.name for listener in config.listeners]
+    if options.listener is not None and options.listener not in names:
+        return _complain(
+            f"--listener: {options.listener!r} is not in {options.config}\n"
+            f"    fix: use one of {', '.join(names)}",
+            EXIT_BAD_INPUT,
+        )
+    _say(f"{options.config}: valid, {len(config.quotas.rules)} rules, {len(names)} listeners")
+    if (options.user, options.client_id, options.listener) == (None, None, None):
+        return EXIT_DONE
+    identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
+    _say(
+        f"client: listener={identity.listener} user={identity.user or '(anonymous)'} "
+        f"client-id={identity.client_id or '(none)'}"
+    )
+    considered = RuleTable(quota_settings(config).rules).explain(identity)
+    for kind in QuotaKind:
+        of_kind = [row for row in considered if row.kind is kind]
+        chosen = next((row.rule for row in of_kind if row.chosen), None)
+        _say(f"{kind}: {f'{chosen.bounds[kind]:g}' if chosen else 'no limit'}")
+        for row in of_kind:
+            _say(f"  {'->' if row.chosen else '  '} {row.rule.title}: {row.reason}")
+    return EXIT_DONE
+
+
+def _broker(options: argparse.Namespace) -> int:
+    from proxy.devkit.broker import serve_broker  # noqa: PLC0415 - not needed by the proxy
+
+    return serve_broker(options.port, options.data)
+
+
+def _demo(_: argparse.Namespace) -> int:
+    from proxy.demo import run_demo  # noqa: PLC0415 - needs Spark and a plotting library
+
+    return run_demo()

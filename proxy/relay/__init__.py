@@ -1,0 +1,1 @@
+"""Sockets: listeners, connection pairs, and the bytes that move between client and broker."""

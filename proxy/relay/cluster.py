@@ -1,0 +1,147 @@
+"""What is known of the Kafka cluster: whether it answers, and each broker's real address."""
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Any
+
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
+from structlog import get_logger
+
+from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.tls import ready
+from proxy.relay.upstream import UpstreamError, connect
+
+PROBE_INTERVAL_S = 10.0
+"""Between probes while the cluster answers."""
+
+RETRY_INTERVAL_S = 1.0
+"""Between probes while it does not."""
+
+_PROBE_CLIENT_ID = "kafka-quota-proxy"
+_API_VERSIONS_VERSION = 0
+_METADATA_VERSION = 1
+_MAX_PROBE_RESPONSE_BYTES = 16 << 20
+_LENGTH = Struct(">i")
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The brokers behind the proxy.
+
+    Addresses are learned from every response that passes, and from a probe of our own where the
+    cluster lets one ask without logging in.
+    """
+
+    bootstrap_servers: tuple[tuple[str, int], ...]
+    tls: ssl.SSLContext | None
+    connect_timeout_s: float
+    splice: bool = True
+    reachable: bool = False
+    """Whether the last probe was answered."""
+    brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Real address by node id."""
+    _next_bootstrap: int = 0
+    _may_ask_metadata: bool = True
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Take in a broker's real address."""
+        if self.brokers.get(node_id) != (host, port):
+            self.brokers[node_id] = (host, port)
+            _log.info("broker learned", node_id=node_id, host=host, port=port)
+
+    async def connect(self, node_id: int | None) -> Channel:
+        """Connect to a broker; None: to any bootstrap server that answers.
+
+        Raises UpstreamError.
+        """
+        if node_id is not None:
+            address = self.brokers.get(node_id)
+            if address is None:
+                raise UpstreamError("unknown_broker", f"no address is known of broker {node_id}")
+            return await self._connect(address)
+        servers = len(self.bootstrap_servers)
+        for attempt in range(servers):
+            server = self.bootstrap_servers[self._next_bootstrap % servers]
+            try:
+                return await self._connect(server)
+            except UpstreamError:
+                self._next_bootstrap += 1
+                if attempt == servers - 1:
+                    raise
+        raise AssertionError("a cluster has at least one bootstrap server")
+
+    async def monitor(self) -> None:
+        """Probe the cluster until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(2 * self.connect_timeout_s):
+                    await self._probe()
+                self._now_reachable(error=None)
+            except (UpstreamError, OSError, TimeoutError, ValueError) as error:
+                self._now_reachable(error=str(error) or "no answer in time")
+            await asyncio.sleep(PROBE_INTERVAL_S if self.reachable else RETRY_INTERVAL_S)
+
+    def _now_reachable(self, error: str | None) -> None:
+        if error is None and not self.reachable:
+            _log.info("cluster reachable", brokers=len(self.brokers))
+        elif error is not None and self.reachable:
+            _log.warning("cluster not reachable", error=error)
+        self.reachable = error is None
+
+    async def _connect(self, address: tuple[str, int]) -> Channel:
+        host, port = address
+        return await connect(
+            host, port, tls=self.tls, timeout_s=self.connect_timeout_s, splice=self.splice
+        )
+
+    async def _probe(self) -> None:
+        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
+        channel = await self.connect(None)
+        try:
+            await _ask(channel, ApiVersionsRequest(version=_API_VERSIONS_VERSION), 0)
+            if not self._may_ask_metadata:
+                return
+            request = MetadataRequest(version=_METADATA_VERSION, topics=[])
+            try:
+                body = await _ask(channel, request, 1)
+            except (UpstreamError, OSError):
+                self._may_ask_metadata = False  # it wants a login first
+                return
+            for broker in MetadataResponse.decode(body, version=_METADATA_VERSION).brokers:
+                self.learn(broker.node_id, broker.host, broker.port)
+        finally:
+            channel.sock.close()
+
+
+async def _ask(channel: Channel, request: Any, correlation_id: int) -> bytes:
+    """Send one request and return the body of its response. The caller sets the time limit."""
+    request.with_header(correlation_id=correlation_id, client_id=_PROBE_CLIENT_ID)
+    frame = memoryview(request.encode(framed=True, header=True))
+    while frame:
+        sent = channel.send(frame)
+        if sent == BLOCKED:
+            await ready(channel.fd, write=True)
+        else:
+            frame = frame[sent:]
+    (length,) = _LENGTH.unpack(await _receive(channel, _LENGTH.size))
+    if not _LENGTH.size <= length <= _MAX_PROBE_RESPONSE_BYTES:
+        raise UpstreamError("bad_response", f"a response of {length} bytes")
+    return (await _receive(channel, length))[_LENGTH.size :]
+
+
+async def _receive(channel: Channel, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = channel.recv_into(view)
+        if got == BLOCKED:
+            await ready(channel.fd, write=False)
+        elif got:
+            view = view[got:]
+        else:
+            raise UpstreamError("closed", "the broker closed the connection")
+    return bytes(data)

@@ -1,0 +1,352 @@
+"""One client connection and the broker connection that belongs to it: their common life.
+
+The pair is in one of few states: waiting for a first request (no upstream yet), dialling, open,
+draining (no further requests, answers in flight still go out), closed. Whatever ends it, both
+sockets are closed, what is held leaves the delay queue, and one log line and one count say why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from enum import Enum, Flag, auto
+from typing import TYPE_CHECKING
+
+from structlog import get_logger
+
+from proxy.quota.entities import ClientIdentity
+from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.exchange import ClientSession, Exchange
+from proxy.relay.requests import RequestFlow, RequestRefused
+from proxy.relay.responses import ResponseFlow
+from proxy.relay.services import MS_PER_SECOND
+from proxy.relay.upstream import UpstreamError
+from proxy.wire.errors import MalformedFrame, MalformedResponse
+from proxy.wire.sasl import SaslExchange
+
+if TYPE_CHECKING:
+    from proxy.quota.delay_queue import Delayed
+    from proxy.relay.services import Services
+    from proxy.wire.frames import RequestHead
+
+LINGER_S = 1.0
+"""How long a drained connection waits for the client to close its side."""
+
+MAX_SESSIONS = 64
+"""Client ids remembered per connection; clients use one."""
+
+_discarded = memoryview(bytearray(4096))
+
+_log = get_logger(__name__)
+
+
+class State(Enum):
+    """Where the pair is in its life."""
+
+    NEW = "new"
+    DIALLING = "dialling"
+    OPEN = "open"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+class Pause(Flag):
+    """Why requests are not read."""
+
+    NONE = 0
+    DIALLING = auto()
+    FULL = auto()
+    MUTED = auto()
+    DRAINING = auto()
+
+
+class Connection:
+    """A client, the broker it talks to, and the flow of frames each way."""
+
+    def __init__(
+        self,
+        services: Services,
+        client: Channel,
+        *,
+        listener: str,
+        peer: str,
+        user: str | None,
+        dial: Callable[[], Awaitable[Channel]],
+        advertise: Callable[[int, str, int], tuple[str, int] | None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        self.services = services
+        self.listener = listener
+        self.advertise = advertise
+        """Returns the address that clients of this listener are told for a broker."""
+        self.peer = peer
+        self.in_flight: deque[Exchange] = deque()
+        self.state = State.NEW
+        self._client = client
+        self._upstream: Channel | None = None
+        self._dial = dial
+        self._dialling: asyncio.Task[None] | None = None
+        self._on_close = on_close
+        self._user = user
+        self._sessions: dict[str | None, ClientSession] = {}
+        self._sasl: SaslExchange | None = None
+        self._pauses = Pause.NONE
+        self._muted: Delayed | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._requests = RequestFlow(self)
+        self._responses = ResponseFlow(self)
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to read requests."""
+        self._requests.connect(self._client, None)
+        self._requests.run()
+
+    def drain(self) -> None:
+        """Take no further requests; close when all answers are out."""
+        if self.state is State.OPEN:
+            self._pause(Pause.DRAINING)
+            self._unpause(Pause.MUTED)
+            self._finish_if_drained()
+        elif self.state is not State.LINGERING:
+            self.close("drained")
+
+    def check_idle(self, now_s: float, timeout_s: float) -> None:
+        """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
+        last = max(self._requests.last_active, self._responses.last_active)
+        if now_s - last < timeout_s or self._responses.held or Pause.MUTED in self._pauses:
+            return
+        if self._responses.sending_blocked:
+            self._reject("client_not_reading", "the client takes no data")
+        elif self._requests.sending_blocked or self.in_flight:
+            self._upstream_error("timeout", "the broker does not answer")
+        elif self._requests.mid_frame:
+            self._reject("slow_frame", "a request was begun and not finished")
+        elif self.state is State.NEW:
+            self._reject("no_request", "the client sends nothing")
+        else:
+            self.close("idle")
+
+    def close(self, reason: str) -> None:
+        """Close both sides at once. Does nothing the second time."""
+        if self.state is State.CLOSED:
+            return
+        if self.state is State.LINGERING:
+            self.services.loop.remove_reader(self._client.fd)
+        self.state = State.CLOSED
+        _log.debug("connection closed", **self._about(reason))
+        self._requests.close()
+        self._responses.close()
+        if self._muted is not None:
+            self._muted.cancel()
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self.in_flight.clear()
+        self._client.sock.close()
+        if self._upstream is not None:
+            self._upstream.sock.close()
+        self._on_close(self)
+
+    async def closed(self) -> None:
+        """Wait for what `close` cancelled."""
+        if self._dialling is not None:
+            await asyncio.gather(self._dialling, return_exceptions=True)
+
+    # What ends it
+
+    def close_client_ended(self, *, mid_frame: bool) -> None:
+        """Handle the end of the client's stream."""
+        if mid_frame:
+            self._reject("truncated_frame", "the client closed within a request")
+        else:
+            self.close("client closed")
+
+    def close_upstream_ended(self, *, lost: bool) -> None:
+        """Handle the end of the broker's stream."""
+        if lost:
+            self._upstream_error("closed", "the broker closed the connection with answers due")
+        else:
+            self.close("broker closed")
+
+    def close_failed(self, error: Exception) -> None:
+        """Close for an exception of a flow."""
+        match error:
+            case MalformedFrame() | RequestRefused():
+                self._reject(error.reason, str(error))
+            case UpstreamError():
+                self._upstream_error(error.reason, str(error))
+            case MalformedResponse():
+                self._upstream_error("bad_response", str(error))
+            case OSError():
+                self.close(f"connection lost: {error}")
+            case _:
+                _log.error("unexpected error", exc_info=error, **self._about("internal_error"))
+                self._reject("internal_error", str(error))
+
+    def _reject(self, reason: str, detail: str) -> None:
+        if self.state is not State.CLOSED:
+            self.services.instruments.connections_rejected_total.labels(reason).inc()
+            _log.warning("client rejected", **self._about(reason), detail=detail)
+            self.close(reason)
+
+    def _upstream_error(self, reason: str, detail: str) -> None:
+        if self.state is not State.CLOSED:
+            self.services.instruments.upstream_errors_total.labels(reason).inc()
+            _log.warning("upstream failed", **self._about(reason), detail=detail)
+            self.close(reason)
+
+    def _about(self, reason: str) -> dict[str, str]:
+        return {"reason": reason, "peer": self.peer, "listener": self.listener}
+
+    # Upstream
+
+    def upstream_ready(self) -> bool:
+        """Say whether requests can be sent on; start to dial with the first one."""
+        if self.state is State.OPEN:
+            return True
+        if self.state is State.NEW:
+            self.state = State.DIALLING
+            self._pause(Pause.DIALLING)
+            self._dialling = self.services.loop.create_task(self._connect())
+        return False
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self._dial()
+        except UpstreamError as error:
+            self._dialling = None
+            self._upstream_error(error.reason, str(error))
+            return
+        self._dialling = None
+        if self.state is not State.DIALLING:
+            upstream.sock.close()
+            return
+        self.state = State.OPEN
+        self._upstream = upstream
+        self._requests.connect(self._client, upstream)
+        self._responses.connect(upstream, self._client)
+        self._responses.run()
+        self._unpause(Pause.DIALLING)
+
+    # Requests
+
+    def session(self, client_id: str | None) -> ClientSession:
+        """Return the session of a client id."""
+        session = self._sessions.get(client_id)
+        if session is None:
+            if len(self._sessions) >= MAX_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions))).close()
+            identity = ClientIdentity(self.listener, self._user, client_id)
+            session = self._sessions[client_id] = ClientSession(self.services, identity)
+        return session
+
+    def asked(self, exchange: Exchange) -> None:
+        """Remember a request that is sent on and will be answered."""
+        self.services.count_request(exchange.api_key, exchange.version)
+        self.in_flight.append(exchange)
+        if len(self.in_flight) >= self.services.limits.max_in_flight_requests:
+            self._pause(Pause.FULL)
+
+    def answered(self) -> None:
+        """Go on reading requests if there were too many unanswered ones."""
+        if Pause.FULL in self._pauses:
+            self._unpause(Pause.FULL)
+
+    def unanswered(self, exchange: Exchange) -> None:
+        """Handle a Produce request without acknowledgement: what can be held is the next one."""
+        self.services.count_request(exchange.api_key, exchange.version)
+        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes)
+        charge = exchange.charge
+        if charge is not None:
+            self.services.count_throttled(charge, charge.delay_ms / MS_PER_SECOND)
+            self.mute(charge.due_ms, exchange.api_key)
+
+    def mute(self, due_ms: float, api_key: int) -> None:
+        """Do not read requests until `due_ms`."""
+        if self._muted is not None and self._muted.waiting:
+            if self._muted.due_ms >= due_ms:
+                return
+            self._muted.cancel()
+        self._pause(Pause.MUTED)
+        self._muted = self.services.reapers.for_api(api_key).add(
+            due_ms, lambda: self._unpause(Pause.MUTED)
+        )
+
+    def _pause(self, reason: Pause) -> None:
+        self._pauses |= reason
+        self._requests.paused = True
+
+    def _unpause(self, reason: Pause) -> None:
+        self._pauses &= ~reason
+        if self.state is State.OPEN and not self._pauses:
+            self._requests.resume()
+
+    # Logins
+
+    def login_asked(self, head: RequestHead, frame: bytes) -> None:
+        """Read a SASL request that is sent on."""
+        if self._sasl is None:
+            self._sasl = SaslExchange()
+        self._sasl.request(head, frame)
+        if self._sasl.is_raw:
+            raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
+
+    def login_answered(self, exchange: Exchange, frame: bytes) -> None:
+        """Read a SASL response; after the last one the user is known."""
+        assert self._sasl is not None
+        self._sasl.response(exchange.api_key, exchange.version, frame)
+        principal = self._sasl.principal
+        if principal is not None and principal != self._user:
+            self._user = principal
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+
+    # Responses
+
+    def requests_idle(self) -> None:
+        """Handle that no request is under way."""
+        if Pause.DRAINING in self._pauses:
+            self._finish_if_drained()
+
+    def responses_idle(self) -> None:
+        """Handle that no response is under way."""
+        if Pause.DRAINING in self._pauses:
+            self._finish_if_drained()
+
+    def _finish_if_drained(self) -> None:
+        if (
+            self.state is not State.OPEN
+            or self.in_flight
+            or self._responses.mid_frame
+            or self._requests.sending_blocked
+        ):
+            return
+        self.state = State.LINGERING
+        self._requests.close()
+        self._responses.close()
+        loop = self.services.loop
+        try:
+            self._client.sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self.close(f"connection lost: {error}")
+            return
+        self._linger = loop.call_later(LINGER_S, self.close, "drained")
+        loop.add_reader(self._client.fd, self._discard)
+
+    def _discard(self) -> None:
+        """Read on until the client closes: closing first could cost it our last answer."""
+        try:
+            got = self._client.recv_into(_discarded)
+        except OSError:
+            got = 0
+        if got != BLOCKED and not got:
+            self.close("drained")

@@ -1,0 +1,335 @@
+"""One direction of a connection pair: frames from a source to a sink, with back-pressure.
+
+A flow reads frame heads into user space and leaves bodies to its pump. It is driven by two
+callbacks of the event loop, one for each socket, and only ever waits for one thing: the source to
+become readable, the sink to become writable, or its owner to resume it. While it waits for the sink
+it does not read, so a slow receiver slows the sender through TCP.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from enum import Enum
+
+from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.pipes import PipePool
+from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
+from proxy.wire.frames import MAX_HEADER_BYTES
+
+READ_BYTES = 4096
+"""First read of a frame: small, so that record data stays in the kernel."""
+
+READ_BYTES_LARGE = 512
+"""The same on a flow whose last frame was large."""
+
+FAIR_BYTES = 4 << 20
+"""A flow lets others run after this many bytes."""
+
+FAIR_FRAMES = 64
+"""And after this many frames."""
+
+
+class Wait(Enum):
+    """What a flow waits for."""
+
+    READ = "read"
+    WRITE = "write"
+    OWNER = "owner"
+    TURN = "turn"
+    """Nothing: it only lets others run."""
+    CLOSED = "closed"
+
+
+class Flow(ABC):
+    """Moves frames from source to sink. Subclasses decide what happens to each."""
+
+    __slots__ = (
+        "_collected",
+        "_loop",
+        "_pool",
+        "_pump",
+        "_reading",
+        "_rest",
+        "_running",
+        "_sink",
+        "_source",
+        "_starved",
+        "_stash",
+        "_turn",
+        "_whole",
+        "_writing",
+        "closed",
+        "last_active",
+        "paused",
+        "read_bytes",
+        "wait",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: PipePool) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._source: Channel | None = None
+        self._sink: Channel | None = None
+        self._pump: Pump | None = None
+        self._stash = b""
+        self._rest: bytes | memoryview = b""
+        self._whole: bytearray | None = None
+        self._collected = 0
+        self._starved = False
+        self._reading = False
+        self._writing = False
+        self._running = False
+        self._turn: asyncio.Handle | None = None
+        self.closed = False
+        self.paused = False
+        """Set by the owner: begin no further frame."""
+        self.read_bytes = READ_BYTES
+        self.wait = Wait.OWNER
+        self.last_active = loop.time()
+
+    # What subclasses decide
+
+    @abstractmethod
+    def _scratch(self) -> memoryview:
+        """Return the buffer shared by all flows of this direction."""
+
+    @abstractmethod
+    def _take(self, view: memoryview) -> int:
+        """Handle what stands at the start of `view`; return how many bytes are dealt with.
+
+        Returns 0 when the flow was paused, when more bytes are needed (`_need_more`), or when the
+        frame is collected.
+        """
+
+    @abstractmethod
+    def _whole_frame(self, frame: bytearray) -> None:
+        """Handle a frame that was asked for with `_collect`."""
+
+    @abstractmethod
+    def _ended(self, *, mid_frame: bool) -> None:
+        """Handle the end of the source's stream."""
+
+    @abstractmethod
+    def _failed(self, error: Exception) -> None:
+        """Handle a broken connection or broken rules: close the pair."""
+
+    @abstractmethod
+    def _idle(self) -> None:
+        """Handle that everything read so far has been sent."""
+
+    # What the owner calls
+
+    def connect(self, source: Channel | None, sink: Channel | None) -> None:
+        """Set the sockets, as soon as each is there."""
+        self._source = source
+        self._sink = sink
+        if source is not None and sink is not None:
+            self._pump = Pump(source, sink, self._pool)
+
+    def close(self) -> None:
+        """Stop. Sockets are the owner's to close."""
+        self.closed = True
+        self._want(read=False, write=False)
+        if self._turn is not None:
+            self._turn.cancel()
+        if self._pump is not None:
+            self._pump.close()
+        self._stash = self._rest = b""
+        self._whole = None
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a frame has been begun and not been sent on completely."""
+        return bool(
+            self._stash
+            or self._rest
+            or self._whole is not None
+            or (self._pump is not None and self._pump.active)
+        )
+
+    @property
+    def sending_blocked(self) -> bool:
+        """Whether the receiver takes no more for now."""
+        return self.wait is Wait.WRITE
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.paused = False
+        self.run()
+
+    def run(self) -> None:
+        """Go as far as possible, then wait for what is missing. Also the loop's callback."""
+        if self.closed or self._running:
+            return
+        self._running = True
+        try:
+            wait = self._advance()
+        except Exception as error:  # whatever it is, it ends this pair only
+            wait = Wait.CLOSED
+            self._failed(error)
+        finally:
+            self._running = False
+        if self.closed:
+            return
+        self.wait = wait
+        self._want(read=wait is Wait.READ, write=wait is Wait.WRITE)
+        if wait is Wait.TURN and self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    # The inside
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        self.run()
+
+    def _want(self, *, read: bool, write: bool) -> None:
+        if read is not self._reading and self._source is not None:
+            self._reading = read
+            if read:
+                self._loop.add_reader(self._source.fd, self.run)
+            else:
+                self._loop.remove_reader(self._source.fd)
+        if write is not self._writing and self._sink is not None:
+            self._writing = write
+            if write:
+                self._loop.add_writer(self._sink.fd, self.run)
+            else:
+                self._loop.remove_writer(self._sink.fd)
+
+    def _advance(self) -> Wait:
+        self.last_active = self._loop.time()
+        for _ in range(FAIR_FRAMES):
+            if self._rest and not self._flush():
+                return Wait.WRITE
+            if self._pump is not None and self._pump.active:
+                progress = self._pump.run(FAIR_BYTES)
+                if progress is Progress.WANT_READ:
+                    return Wait.READ
+                if progress is Progress.WANT_WRITE:
+                    return Wait.WRITE
+                if progress is Progress.BUDGET:
+                    return Wait.TURN
+                if progress is Progress.END:
+                    self._ended(mid_frame=True)
+                    return Wait.CLOSED
+            if self.closed:
+                return Wait.CLOSED
+            wait = self._collect_more() if self._whole is not None else self._read()
+            if wait is not None:
+                return wait
+        return Wait.TURN
+
+    def _read(self) -> Wait | None:
+        """Read once and handle what came. None: go on."""
+        assert self._source is not None
+        scratch = self._scratch()
+        have = len(self._stash)
+        drained = False
+        if have:
+            scratch[:have] = self._stash
+        if self._starved or not have:
+            if self.paused and not have:
+                self._idle()
+                return Wait.CLOSED if self.closed else Wait.OWNER
+            got = self._source.recv_into(scratch[have : have + self.read_bytes])
+            if got == BLOCKED:
+                if not have:
+                    self._idle()
+                return Wait.CLOSED if self.closed else Wait.READ
+            if not got:
+                self._ended(mid_frame=bool(have))
+                return Wait.CLOSED
+            drained = got < self.read_bytes and not self._source.has_buffered()
+            have += got
+        pos = 0
+        self._starved = False
+        while pos < have and not self._busy():
+            taken = self._take(scratch[pos:have])
+            if not taken:
+                break
+            pos += taken
+        if self.closed:
+            return Wait.CLOSED
+        self._stash = bytes(scratch[pos:have]) if pos < have else b""
+        if self._busy():
+            return Wait.OWNER if self.paused and not self._sending() else None
+        if drained and (self._starved or not self._stash):
+            if not self._stash:
+                self._idle()
+            return Wait.CLOSED if self.closed else Wait.READ
+        return None
+
+    def _busy(self) -> bool:
+        return self.paused or self._sending() or self._whole is not None
+
+    def _sending(self) -> bool:
+        return bool(self._rest) or (self._pump is not None and self._pump.active)
+
+    def _need_more(self) -> int:
+        """Say that the next frame's head is not complete yet."""
+        self._starved = True
+        return 0
+
+    def _send(self, data: memoryview | bytes | bytearray, *, more: bool = False) -> None:
+        """Send a frame or its first part; what the socket does not take is kept and sent first."""
+        assert self._sink is not None
+        sent = max(self._sink.send(memoryview(data), more=more), 0)
+        if sent < len(data):
+            self._rest = memoryview(bytes(data[sent:]))
+
+    def _send_body(self, body_bytes: int) -> None:
+        """Let the next bytes of the source follow, unseen."""
+        assert self._pump is not None
+        self._pump.start(body_bytes)
+        self.read_bytes = READ_BYTES_LARGE if body_bytes >= SPLICE_MIN_BYTES else READ_BYTES
+
+    def _forward(self, view: memoryview, frame_bytes: int) -> int:
+        """Send on the frame that starts `view`, all of it or its start with the body to follow."""
+        have = len(view)
+        if frame_bytes <= have:
+            self._send(view[:frame_bytes])
+            self.read_bytes = READ_BYTES
+            return frame_bytes
+        self._send(view, more=True)
+        self._send_body(frame_bytes - have)
+        return have
+
+    def _collect(self, view: memoryview, frame_bytes: int) -> int:
+        """Take the whole frame that starts `view` into memory; `_whole_frame` gets it."""
+        have = min(len(view), frame_bytes)
+        frame = bytearray(frame_bytes)
+        frame[:have] = view[:have]
+        if have == frame_bytes:
+            self._whole_frame(frame)
+        else:
+            self._whole = frame
+            self._collected = have
+        return have
+
+    def _collect_more(self) -> Wait | None:
+        assert self._source is not None
+        assert self._whole is not None
+        while self._collected < len(self._whole):
+            got = self._source.recv_into(memoryview(self._whole)[self._collected :])
+            if got == BLOCKED:
+                return Wait.READ
+            if not got:
+                self._ended(mid_frame=True)
+                return Wait.CLOSED
+            self._collected += got
+        frame, self._whole = self._whole, None
+        self._whole_frame(frame)
+        return Wait.CLOSED if self.closed else None
+
+    def _flush(self) -> bool:
+        assert self._sink is not None
+        while self._rest:
+            sent = self._sink.send(self._rest)
+            if sent == BLOCKED:
+                return False
+            self._rest = self._rest[sent:]
+        return True
+
+
+def new_scratch() -> memoryview:
+    """Make a buffer that holds the longest head with one read behind it."""
+    return memoryview(bytearray(MAX_HEADER_BYTES + 2 * READ_BYTES))

@@ -1,0 +1,155 @@
+"""Listening sockets: the bootstrap port of a listener and one port for each broker."""
+
+import asyncio
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from structlog import get_logger
+
+from proxy.relay.tls import sni_pattern
+
+BACKLOG = 1024
+
+ACCEPTS_PER_TURN = 64
+"""Connections taken from one socket before others run."""
+
+OUT_OF_FILES_PAUSE_S = 0.5
+"""Pause of accepting when the process has no descriptor left."""
+
+_log = get_logger(__name__)
+
+
+class ListenerError(Exception):
+    """A port could not be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSettings:
+    """Where one listener is and what it tells its clients."""
+
+    name: str
+    host: str
+    port: int
+    """Bootstrap port; 0: any free one."""
+    advertised_host: str
+    broker_ports: tuple[int, int] | None
+    """First and last port for brokers; (0, 0): any free ones; None with `sni`."""
+    tls: ssl.SSLContext | None = None
+    sni: str | None = None
+    """Host name of a broker with `{node_id}` in it; all brokers share the bootstrap port."""
+
+
+Accepted = Callable[["Listener", socket.socket, str, int | None], None]
+"""Called for a new connection with the listener, the socket, the client's IP address and the
+broker whose port it came to (None: bootstrap)."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """The open sockets of one listener."""
+
+    settings: ListenerSettings
+    loop: asyncio.AbstractEventLoop
+    accepted: Accepted
+    out_of_files: Callable[[], None]
+    bootstrap_port: int = 0
+    _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
+    _pattern: re.Pattern[str] | None = None
+    _no_port_for: set[int] = field(default_factory=set)
+
+    def open(self) -> None:
+        """Open the bootstrap port and all broker ports. Raises ListenerError."""
+        settings = self.settings
+        self.bootstrap_port = self._listen(None, settings.port)
+        if settings.sni is not None:
+            self._pattern = sni_pattern(settings.sni)
+        elif settings.broker_ports is not None and settings.broker_ports != (0, 0):
+            first, last = settings.broker_ports
+            for port in range(first, last + 1):
+                self._listen(port - first, port)
+
+    def close(self) -> None:
+        """Stop accepting."""
+        while self._sockets:
+            _, sock = self._sockets.popitem()
+            self.loop.remove_reader(sock.fileno())
+            sock.close()
+
+    def address_of(self, node_id: int) -> tuple[str, int] | None:
+        """Return what clients are told for a broker; None if it has no port here."""
+        settings = self.settings
+        if settings.sni is not None:
+            return settings.sni.replace("{node_id}", str(node_id)), self.bootstrap_port
+        sock = self._sockets.get(node_id)
+        if sock is None and settings.broker_ports == (0, 0) and self._sockets:
+            try:
+                self._listen(node_id, 0)
+            except ListenerError as error:
+                _log.error("no port for broker", node_id=node_id, error=str(error))
+                return None
+            sock = self._sockets[node_id]
+        if sock is not None:
+            return settings.advertised_host, sock.getsockname()[1]
+        if node_id not in self._no_port_for and self._sockets:
+            self._no_port_for.add(node_id)
+            _log.error(
+                "broker left out: it has no port",
+                node_id=node_id,
+                listener=settings.name,
+                fix=f"make broker_ports reach first port + {node_id}",
+            )
+        return None
+
+    def node_of(self, server_name: str | None) -> int | None:
+        """Return the broker that a TLS server name stands for; None: bootstrap."""
+        if self._pattern is None or server_name is None:
+            return None
+        match = self._pattern.fullmatch(server_name)
+        return int(match["node_id"]) if match else None
+
+    def _listen(self, node_id: int | None, port: int) -> int:
+        host = self.settings.host
+        family = socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise ListenerError(
+                f"listener {self.settings.name!r}: {host}:{port}: {error.strerror or error}"
+            ) from None
+        self._sockets[node_id] = sock
+        self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+        return int(sock.getsockname()[1])
+
+    def _accept(self, node_id: int | None, sock: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                client, address = sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                _log.error("can't accept", error=str(error), listener=self.settings.name)
+                self.out_of_files()
+                self.loop.remove_reader(sock.fileno())
+                self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._accept_again, node_id, sock)
+                return
+            self.accepted(self, client, address[0], node_id)
+
+    def _accept_again(self, node_id: int | None, sock: socket.socket) -> None:
+        if self._sockets.get(node_id) is sock:
+            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP version 6
+    except ValueError:
+        return False

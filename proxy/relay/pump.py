@@ -1,0 +1,122 @@
+"""Moves record data from one socket to the other without looking at it: by splice, or by copy."""
+
+import os
+from enum import Enum
+
+from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.pipes import PIPE_BYTES, Pipe, PipePool
+
+SPLICE_MIN_BYTES = 64 * 1024
+"""Smaller bodies are cheaper by copy: three system calls less. See docs/decisions."""
+
+COPY_BYTES = 64 * 1024
+"""The copy buffer, shared by all pumps; also the most that a blocked pump keeps."""
+
+_scratch = memoryview(bytearray(COPY_BYTES))
+
+
+class Progress(Enum):
+    """Why a pump stopped."""
+
+    DONE = "done"
+    BUDGET = "budget"
+    WANT_READ = "want_read"
+    WANT_WRITE = "want_write"
+    END = "end"
+
+
+class Pump:
+    """Moves one body after another from `source` to `sink`, as far as both let it."""
+
+    __slots__ = ("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice", "unread")
+
+    def __init__(self, source: Channel, sink: Channel, pool: PipePool) -> None:
+        self._source = source
+        self._sink = sink
+        self._pool = pool
+        self._pipe: Pipe | None = None
+        self._inside = 0
+        self._held = b""
+        self._splice = source.spliceable and sink.spliceable
+        self.unread = 0
+        """Bytes of the body that are still to be read from the source."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a body is under way."""
+        return bool(self.unread or self._inside or self._held)
+
+    def start(self, body_bytes: int) -> None:
+        """Begin with the next `body_bytes` of the source. Only when not `active`."""
+        self.unread = body_bytes
+        if self._splice and body_bytes >= SPLICE_MIN_BYTES:
+            self._pipe = self._pool.take()
+
+    def run(self, budget: int) -> Progress:
+        """Move at most about `budget` bytes; call again when the socket named is ready.
+
+        Raises OSError when a connection is gone.
+        """
+        progress = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
+        if progress is Progress.DONE and self._pipe is not None:
+            self._pool.give_back(self._pipe, empty=True)
+            self._pipe = None
+        return progress
+
+    def close(self) -> None:
+        """Drop what is inside. The pump can't be used again."""
+        if self._pipe is not None:
+            self._pool.give_back(self._pipe, empty=not self._inside)
+            self._pipe = None
+
+    def _run_splice(self, budget: int) -> Progress:
+        assert self._pipe is not None
+        read_fd, write_fd = self._pipe
+        source, sink = self._source.fd, self._sink.fd
+        while True:
+            if self._inside:
+                flags = os.SPLICE_F_MORE if self.unread else 0
+                try:
+                    sent = os.splice(read_fd, sink, self._inside, flags=flags)
+                except BlockingIOError:
+                    return Progress.WANT_WRITE
+                self._inside -= sent
+                budget -= sent
+                if self._inside:
+                    continue
+            if not self.unread:
+                return Progress.DONE
+            if budget <= 0:
+                return Progress.BUDGET
+            try:
+                got = os.splice(source, write_fd, min(self.unread, PIPE_BYTES))
+            except BlockingIOError:
+                return Progress.WANT_READ
+            if not got:
+                return Progress.END
+            self._inside = got
+            self.unread -= got
+
+    def _run_copy(self, budget: int) -> Progress:
+        while True:
+            if self._held:
+                sent = self._sink.send(self._held)
+                if sent == BLOCKED:
+                    return Progress.WANT_WRITE
+                self._held = self._held[sent:]
+                if self._held:
+                    continue
+            if not self.unread:
+                return Progress.DONE
+            if budget <= 0:
+                return Progress.BUDGET
+            got = self._source.recv_into(_scratch[: min(self.unread, COPY_BYTES)])
+            if got == BLOCKED:
+                return Progress.WANT_READ
+            if not got:
+                return Progress.END
+            self.unread -= got
+            budget -= got
+            sent = max(self._sink.send(_scratch[:got]), 0)
+            if sent < got:
+                self._held = bytes(_scratch[sent:got])

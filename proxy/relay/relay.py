@@ -1,0 +1,230 @@
+"""The relay as a whole: its listeners, its connections, their limits, start, drain and end."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from structlog import get_logger
+
+from proxy.relay.channel import Channel, PlainChannel
+from proxy.relay.connection import Connection
+from proxy.relay.listener import Listener, ListenerSettings
+from proxy.relay.services import Services
+from proxy.relay.tls import handshake, principal_of, sni_of
+from proxy.relay.upstream import tune
+
+IDLE_CHECKS_PER_TIMEOUT = 4
+"""An idle connection is found at most a quarter of the timeout late."""
+
+_log = get_logger(__name__)
+
+
+class Brokers(Protocol):
+    """What the relay needs of `Cluster`."""
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Take in a broker's real address."""
+        ...
+
+    async def connect(self, node_id: int | None) -> Channel:
+        """Connect to a broker, None: to any. Raises UpstreamError."""
+        ...
+
+
+class Relay:
+    """All listeners and connections of one proxy."""
+
+    def __init__(
+        self,
+        listeners: tuple[ListenerSettings, ...],
+        brokers: Brokers,
+        services: Services,
+    ) -> None:
+        self._services = services
+        self._brokers = brokers
+        self._listeners = {
+            settings.name: Listener(
+                settings,
+                self._services.loop,
+                self._accepted,
+                partial(self._count_rejected, "out_of_files"),
+            )
+            for settings in listeners
+        }
+        self._connections: set[Connection] = set()
+        self._per_ip: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connected = 0
+        self._empty = asyncio.Event()
+
+    @property
+    def listeners(self) -> dict[str, Listener]:
+        """Every listener by its name."""
+        return self._listeners
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return self._connected
+
+    def open(self) -> None:
+        """Open every port. Raises ListenerError, with all ports closed again."""
+        try:
+            for listener in self._listeners.values():
+                listener.open()
+                settings = listener.settings
+                self._services.instruments.connections.labels(settings.name).set(0)
+                _log.info(
+                    "listening",
+                    listener=settings.name,
+                    host=settings.host,
+                    port=listener.bootstrap_port,
+                )
+        except BaseException:
+            for listener in self._listeners.values():
+                listener.close()
+            raise
+
+    async def watch_idle(self) -> None:
+        """Close idle connections, until cancelled."""
+        timeout_s = self._services.limits.idle_timeout_s
+        while True:
+            await asyncio.sleep(timeout_s / IDLE_CHECKS_PER_TIMEOUT)
+            now_s = self._services.loop.time()
+            for connection in tuple(self._connections):
+                connection.check_idle(now_s, timeout_s)
+
+    async def drain(self) -> None:
+        """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
+        for listener in self._listeners.values():
+            listener.close()
+        _log.info("draining", connections=len(self._connections))
+        for connection in tuple(self._connections):
+            connection.drain()
+        self._services.reapers.release_all()
+        self._empty.clear()
+        if self._connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._services.limits.drain_timeout_s):
+                    await self._empty.wait()
+        if self._connections:
+            _log.warning(
+                "closing connections that did not drain", connections=len(self._connections)
+            )
+        await self.close()
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        for listener in self._listeners.values():
+            listener.close()
+        connections = tuple(self._connections)
+        for connection in connections:
+            connection.close("shutdown")
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(
+            *(connection.closed() for connection in connections),
+            *self._tasks,
+            return_exceptions=True,
+        )
+        self._services.pipes.close()
+
+    # New connections
+
+    def _accepted(
+        self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
+    ) -> None:
+        limits = self._services.limits
+        if self._connected >= limits.max_connections:
+            self._turn_away(sock, ip, listener, "too_many_connections")
+        elif self._per_ip[ip] >= limits.max_connections_per_ip:
+            self._turn_away(sock, ip, listener, "too_many_connections_per_ip")
+        else:
+            tune(sock)
+            self._per_ip[ip] += 1
+            self._connected += 1
+            self._services.instruments.connections.labels(listener.settings.name).inc()
+            if listener.settings.tls is None:
+                channel = PlainChannel(sock, spliceable=self._services.splice)
+                self._begin(listener, channel, ip, node_id, user=None)
+            else:
+                task = self._services.loop.create_task(self._greet(listener, sock, ip, node_id))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _greet(
+        self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
+    ) -> None:
+        """Do the TLS handshake, then begin."""
+        context = listener.settings.tls
+        assert context is not None
+        try:
+            async with asyncio.timeout(self._services.limits.connect_timeout_s):
+                channel = await handshake(sock, context, server_side=True)
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            self._forget(listener, ip)
+            self._count_rejected("tls_handshake")
+            _log.warning(
+                "client rejected",
+                reason="tls_handshake",
+                peer=ip,
+                listener=listener.settings.name,
+                detail=str(error) or "no handshake in time",
+            )
+            return
+        except BaseException:
+            self._forget(listener, ip)
+            raise
+        if node_id is None:
+            node_id = listener.node_of(sni_of(channel))
+        self._begin(listener, channel, ip, node_id, user=principal_of(channel))
+
+    def _begin(
+        self, listener: Listener, channel: Channel, ip: str, node_id: int | None, user: str | None
+    ) -> None:
+        dial: Callable[[], Awaitable[Channel]] = partial(self._brokers.connect, node_id)
+        connection = Connection(
+            self._services,
+            channel,
+            listener=listener.settings.name,
+            peer=ip,
+            user=user,
+            dial=dial,
+            advertise=partial(self._advertise, listener),
+            on_close=partial(self._closed, listener, ip),
+        )
+        self._connections.add(connection)
+        connection.start()
+
+    def _advertise(
+        self, listener: Listener, node_id: int, host: str, port: int
+    ) -> tuple[str, int] | None:
+        """Learn a broker's real address; return the one to tell clients of this listener."""
+        self._brokers.learn(node_id, host, port)
+        return listener.address_of(node_id)
+
+    def _closed(self, listener: Listener, ip: str, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._forget(listener, ip)
+
+    def _forget(self, listener: Listener, ip: str) -> None:
+        self._services.instruments.connections.labels(listener.settings.name).dec()
+        self._connected -= 1
+        self._per_ip[ip] -= 1
+        if not self._per_ip[ip]:
+            del self._per_ip[ip]
+        if not self._connected:
+            self._empty.set()
+
+    def _turn_away(self, sock: socket.socket, ip: str, listener: Listener, reason: str) -> None:
+        sock.close()
+        self._count_rejected(reason)
+        _log.warning("client rejected", reason=reason, peer=ip, listener=listener.settings.name)
+
+    def _count_rejected(self, reason: str) -> None:
+        self._services.instruments.connections_rejected_total.labels(reason).inc()

@@ -1,0 +1,230 @@
+"""From the broker to the client: measure each response, hold it if a quota says so, send it on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proxy.quota.entities import QuotaKind
+from proxy.quota.manager import Charge, largest
+from proxy.relay.exchange import LOGIN_APIS, Exchange
+from proxy.relay.flow import READ_BYTES_LARGE, Flow, new_scratch
+from proxy.relay.services import MS_PER_SECOND, ThrottleMode, clock_ms
+from proxy.relay.upstream import UpstreamError
+from proxy.wire.apis import (
+    FETCH,
+    PRODUCE,
+    Handling,
+    clients_wait,
+    is_membership,
+    response_body_offset,
+    response_is_flexible,
+    throttle_offset,
+)
+from proxy.wire.frames import parse_response_head
+from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
+from proxy.wire.walk import FetchWalker, neutral_tail
+
+if TYPE_CHECKING:
+    from proxy.quota.delay_queue import Delayed
+    from proxy.relay.connection import Connection
+
+MIN_HOLD_MS = 0.5
+"""Shorter holds are not worth a timer; the quota carries what is left over."""
+
+MAX_COLLECTED_BYTES = 64 << 20
+"""The longest response that is taken into memory: Metadata of a very large cluster."""
+
+MAX_TAIL_BYTES = 1 << 20
+"""The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
+
+_EMPTY_TAGS = b"\0"
+
+_shared_scratch = new_scratch()
+
+
+class ResponseFlow(Flow):
+    """Responses of one connection, in the order of their requests."""
+
+    __slots__ = ("_collecting", "_conn", "_delayed", "_walker")
+
+    def __init__(self, conn: Connection) -> None:
+        super().__init__(conn.services.loop, conn.services.pipes)
+        self._conn = conn
+        self._delayed: Delayed | None = None
+        self._collecting: Exchange | None = None
+        self._walker: FetchWalker | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether a response waits in the delay queue."""
+        return self._delayed is not None and self._delayed.waiting
+
+    @property
+    def mid_frame(self) -> bool:
+        """See Flow."""
+        return self._walker is not None or super().mid_frame
+
+    def close(self) -> None:
+        """See Flow."""
+        if self._delayed is not None:
+            self._delayed.cancel()
+        super().close()
+
+    def _scratch(self) -> memoryview:
+        return _shared_scratch
+
+    def _ended(self, *, mid_frame: bool) -> None:
+        lost = mid_frame or self.mid_frame or bool(self._conn.in_flight)
+        self._conn.close_upstream_ended(lost=lost)
+
+    def _failed(self, error: Exception) -> None:
+        self._conn.close_failed(error)
+
+    def _idle(self) -> None:
+        self._conn.responses_idle()
+
+    def _take(self, view: memoryview) -> int:
+        if self._walker is not None:
+            return self._walk(self._walker, view)
+        head = parse_response_head(view)
+        if head is None:
+            return self._need_more()
+        frame_bytes, correlation_id = head
+        in_flight = self._conn.in_flight
+        if not in_flight or in_flight[0].correlation_id != correlation_id:
+            raise UpstreamError(
+                "bad_response", f"a response with correlation id {correlation_id} was not asked for"
+            )
+        exchange = in_flight[0]
+        if not exchange.measured:
+            exchange.measured = True
+            if self._hold(exchange, frame_bytes):
+                return 0
+        offset = self._throttle_field(exchange)
+        if offset and len(view) < offset + 4:
+            return self._need_more()
+        in_flight.popleft()
+        self._conn.answered()
+        if offset:
+            raise_throttle_time(view, offset, exchange.throttle_ms)
+            exchange.throttle_ms = 0
+        return self._begin(exchange, view, frame_bytes)
+
+    def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
+        """Send on, or take in, the frame that starts `view`."""
+        handling = exchange.handling
+        if (
+            handling in (Handling.REWRITE, Handling.API_VERSIONS)
+            or (exchange.throttle_ms and exchange.api_key == PRODUCE)
+            or exchange.api_key in LOGIN_APIS
+        ):
+            if frame_bytes > MAX_COLLECTED_BYTES:
+                raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
+            self._collecting = exchange
+            return self._collect(view, frame_bytes)
+        if handling is Handling.WALK:
+            start = response_body_offset(exchange.api_key, exchange.version)
+            if response_is_flexible(exchange.api_key, exchange.version) and view[start - 1]:
+                raise UpstreamError("bad_response", "a response header with tagged fields")
+            self._walker = FetchWalker(exchange.version, frame_bytes - start)
+            return self._walk(self._walker, view, start)
+        return self._forward(view, frame_bytes)
+
+    def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
+        """Send on the part of a Fetch response that is in `view`; record data follows unseen."""
+        end = start
+        have = len(view)
+        while end < have and walker.remaining_bytes and not walker.at_tail:
+            end += walker.feed(view[end:])
+        if walker.at_tail:
+            return self._tail(walker, view, end)
+        opaque = walker.opaque_bytes
+        walker.skip(opaque)
+        self._send(view[:end], more=bool(walker.remaining_bytes))
+        if opaque:
+            self._send_body(opaque)
+        if not walker.remaining_bytes:
+            self._walker = None
+        self.read_bytes = READ_BYTES_LARGE if self._walker is not None else self.read_bytes
+        return end
+
+    def _tail(self, walker: FetchWalker, view: memoryview, end: int) -> int:
+        """Send on the body's own tag section, without the addresses that it may carry."""
+        size = walker.remaining_bytes
+        if size > MAX_TAIL_BYTES:
+            raise UpstreamError("bad_response", f"a Fetch response with {size} bytes of tags")
+        self._walker = None
+        if end + size <= len(view):
+            tail = view[end : end + size]
+            if tail != _EMPTY_TAGS:
+                tail[:] = neutral_tail(bytes(tail))
+            self._send(view[: end + size])
+            return end + size
+        if end:
+            self._send(view[:end], more=True)
+        self._collecting = None
+        self._collect(view[end:], size)
+        return len(view)
+
+    def _whole_frame(self, frame: bytearray) -> None:
+        exchange, self._collecting = self._collecting, None
+        if exchange is None:  # the tail of a Fetch response
+            self._send(neutral_tail(bytes(frame)))
+            return
+        response = bytes(frame)
+        if exchange.api_key in LOGIN_APIS:
+            self._conn.login_answered(exchange, response)
+        if exchange.handling is not Handling.PASS:
+            response = rewrite_response(
+                exchange.api_key, exchange.version, response, self._conn.advertise
+            )
+        if exchange.throttle_ms:
+            response = set_throttle_time(
+                exchange.api_key, exchange.version, response, exchange.throttle_ms
+            )
+        self._send(response)
+
+    def _throttle_field(self, exchange: Exchange) -> int:
+        """Return where our throttle time has to be written in the frame's start, 0: nowhere."""
+        if not exchange.throttle_ms or exchange.handling in (
+            Handling.REWRITE,
+            Handling.API_VERSIONS,
+        ):
+            return 0
+        return throttle_offset(exchange.api_key, exchange.version) or 0
+
+    def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
+        """Charge a response; start its hold, and return True, if it must wait."""
+        services = self._conn.services
+        now_ms = clock_ms()
+        api_key = exchange.api_key
+        exchange.session.count_bytes(api_key, exchange.request_bytes + frame_bytes)
+        charge = self._charge(exchange, frame_bytes, now_ms)
+        if charge is None:
+            return False
+        hold_ms = charge.due_ms - now_ms
+        if hold_ms < MIN_HOLD_MS:
+            return False
+        services.count_throttled(charge, hold_ms / MS_PER_SECOND)
+        if services.mode is ThrottleMode.MUTE:
+            exchange.throttle_ms = round(hold_ms)
+            self._conn.mute(charge.due_ms, api_key)
+            return False
+        if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
+            exchange.throttle_ms = round(hold_ms)
+        self.paused = True
+        self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
+        return True
+
+    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
+        """Charge every quota that applies; return the one with the longest delay."""
+        quotas = exchange.session.quotas
+        charge = exchange.charge
+        if exchange.api_key == FETCH:
+            charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        if quotas.has(QuotaKind.REQUEST_PERCENTAGE) and not (
+            is_membership(exchange.api_key) or exchange.api_key in LOGIN_APIS
+        ):
+            busy_ms = max(now_ms - exchange.sent_ms - exchange.wait_ms, 0.0)
+            charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+        return charge

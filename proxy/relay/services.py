@@ -1,0 +1,145 @@
+"""What every connection needs from the rest of the program, in one place."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from prometheus_client import Counter
+
+from metrics.instruments import OTHER, Instruments
+from metrics.sensor import DEFAULT_EXPIRY_MS
+from proxy.quota.delay_queue import DelayQueue, Reaper
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import Charge, QuotaManager
+from proxy.relay.pipes import PipePool
+from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
+
+MS_PER_SECOND = 1000.0
+
+
+def clock_ms() -> float:
+    """Return the monotonic time, in milliseconds."""
+    return time.monotonic() * MS_PER_SECOND
+
+
+class ThrottleMode(Enum):
+    """How a client is slowed down."""
+
+    DELAY = "delay"
+    """Its response is held."""
+
+    MUTE = "mute"
+    """It is answered at once, told to wait, and not read from for that time (KIP-219)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the relay; durations in seconds. See docs/operations or the example file."""
+
+    max_connections: int = 10_000
+    max_connections_per_ip: int = 1_000
+    max_request_bytes: int = 100 * 1024 * 1024
+    max_in_flight_requests: int = 64
+    idle_timeout_s: float = 600.0
+    connect_timeout_s: float = 10.0
+    drain_timeout_s: float = 10.0
+
+
+class Reapers:
+    """The three delay queues, one per API family, with a timer of the event loop each."""
+
+    FAMILIES = ("fetch", "produce", "request")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, instruments: Instruments) -> None:
+        self._loop = loop
+        lag = instruments.delay_queue_lag_seconds
+        self.fetch, self.produce, self.request = (
+            Reaper(DelayQueue(family), clock_ms, self._call_at, lag.observe)
+            for family in self.FAMILIES
+        )
+        for reaper in self.all:
+            gauge = instruments.delay_queue_size.labels(reaper.queue.api)
+            gauge.set_function(reaper.queue.__len__)
+
+    @property
+    def all(self) -> tuple[Reaper, Reaper, Reaper]:
+        """Every reaper."""
+        return self.fetch, self.produce, self.request
+
+    def for_api(self, api_key: int) -> Reaper:
+        """Return the reaper of this API's family."""
+        if api_key == FETCH:
+            return self.fetch
+        return self.produce if api_key == PRODUCE else self.request
+
+    def release_all(self) -> None:
+        """Let everything go now."""
+        for reaper in self.all:
+            reaper.release_all()
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for reaper in self.all:
+            reaper.close()
+
+    def _call_at(self, due_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        # The loop's own clock may stand for a whole round; a delay does not depend on it.
+        delay = max(due_ms - clock_ms(), 0.0) / MS_PER_SECOND
+        return self._loop.call_later(delay, callback)
+
+
+@dataclass(slots=True)
+class Services:
+    """Shared by all connections of one proxy."""
+
+    loop: asyncio.AbstractEventLoop
+    limits: Limits
+    mode: ThrottleMode
+    quotas: QuotaManager
+    reapers: Reapers
+    instruments: Instruments
+    pipes: PipePool
+    splice: bool = True
+    _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
+    _users: dict[ClientIdentity, int] = field(default_factory=dict)
+    _gone_ms: dict[ClientIdentity, float] = field(default_factory=dict)
+
+    def client_came(self, identity: ClientIdentity) -> None:
+        """Note that a connection uses this client's byte counters."""
+        self._users[identity] = self._users.get(identity, 0) + 1
+        self._gone_ms.pop(identity, None)
+
+    def client_left(self, identity: ClientIdentity) -> None:
+        """Note that a connection does so no longer."""
+        self._users[identity] -= 1
+        if not self._users[identity]:
+            del self._users[identity]
+            self._gone_ms[identity] = clock_ms()
+
+    def forget_clients(self, now_ms: float) -> None:
+        """Drop the byte counters of clients that left an hour ago, which makes room for others."""
+        for identity, gone_ms in tuple(self._gone_ms.items()):
+            if now_ms - gone_ms >= DEFAULT_EXPIRY_MS:
+                del self._gone_ms[identity]
+                self.instruments.bytes_total.forget(
+                    listener=identity.listener,
+                    user=identity.user or "",
+                    client_id=identity.client_id or "",
+                )
+
+    def count_request(self, api_key: int, version: int) -> None:
+        """Count a request; versions that no schema knows share a label."""
+        counter = self._requests.get((api_key, version))
+        if counter is None:
+            label = str(version) if is_known(api_key, version) else OTHER
+            counter = self.instruments.requests_total.of(api_name(api_key), label)
+            if is_known(api_key, version):
+                self._requests[api_key, version] = counter
+        counter.inc()
+
+    def count_throttled(self, charge: Charge, hold_s: float) -> None:
+        """Count a response that is held for `hold_s` seconds."""
+        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
+        self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
