@@ -1,0 +1,1 @@
+"""Performance figures of the proxy, measured against targets: `python -m bench`."""

@@ -1,0 +1,107 @@
+"""Command line of the bench: `python -m bench [FIGURE...] [--quick] [--json FILE]`."""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import bound, crossover, large_fetch, memory, small_fetch, spark_read
+from bench.processes import BenchError, raise_file_limit
+from bench.report import Row, Verdict, print_table, write_json
+from proxy.devkit import DevkitError
+
+FIGURES: dict[str, Callable[[bool], list[Row]]] = {
+    "bound": bound.measure,
+    "large": large_fetch.measure,
+    "small": small_fetch.measure,
+    "spark": spark_read.measure,
+    "memory": memory.measure,
+    "crossover": crossover.measure,
+}
+# Columns of the table where the output is not a terminal.
+FILE_WIDTH = 160
+EXIT_MET = 0
+EXIT_MISSED = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the figures; returns 0, 1 for a missed target or a failure, 130 if interrupted."""
+    options = _parse(arguments)
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    signal.signal(signal.SIGTERM, _interrupt)
+    raise_file_limit()
+    rows: list[Row] = []
+    try:
+        for name in options.figures or FIGURES:
+            rows += _measure(name, options.quick, console)
+    except KeyboardInterrupt:
+        print_table(rows, console)
+        console.print("interrupted; the table is not complete and was not saved")
+        return EXIT_INTERRUPTED
+    print_table(rows, console)
+    write_json(options.json, rows, {"figures": options.figures, "quick": options.quick})
+    console.print(f"raw samples: {options.json}")
+    bad = {Verdict.FAILED} if options.quick else {Verdict.FAILED, Verdict.MISSED}
+    return EXIT_MISSED if any(row.verdict in bad for row in rows) else EXIT_MET
+
+
+def _measure(name: str, quick: bool, console: Console) -> list[Row]:
+    """Run one figure; a failure becomes a row, so that the others are still measured."""
+    console.print(f"measuring {name} …")
+    started_s = time.monotonic()
+    try:
+        return FIGURES[name](quick)
+    except (BenchError, DevkitError) as error:
+        console.print(str(error), markup=False)
+        return [_failed(name, error)]
+    except Exception as error:
+        console.print_exception(max_frames=4)
+        return [_failed(name, error)]
+    finally:
+        console.print(f"{name}: {time.monotonic() - started_s:.0f} s")
+
+
+def _failed(name: str, error: Exception) -> Row:
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return Row(name, "could not be measured", "", reason, Verdict.FAILED)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure the proxy against its targets."
+    )
+    parser.add_argument(
+        "figures", nargs="*", metavar="FIGURE", help=f"any of: {', '.join(FIGURES)} (default: all)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="short runs that show that everything works; a missed target is no failure",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=Path("build/bench.json"),
+        metavar="FILE",
+        help="where raw samples and facts about the machine go (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.figures if name not in FIGURES]
+    if unknown:
+        parser.error(f"unknown figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
+    return options
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""What a figure is measured with: generator, proxy, HAProxy and client, each a process."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from bench import traffic
+from bench.client import Job, Load, Outcome
+from bench.processes import (
+    BenchError,
+    Child,
+    Cores,
+    Usage,
+    free_ports,
+    listening_socket,
+    python,
+    start,
+)
+
+READY_TIMEOUT_S = 30.0
+ANSWER_MARGIN_S = 60.0
+ADMIN_TIMEOUT_S = 5.0
+BROKER_PORTS = 10
+MAX_CONNECTIONS = 10_000
+# High enough that no machine of today violates it; the sensors still work on every response.
+NEVER_VIOLATED = "1000000GB"
+
+Rule = dict[str, str]
+Entered = TypeVar("Entered")
+
+_RUN_WITH_SPLICE_MIN = """
+import runpy, sys
+from proxy.relay import pump
+pump.SPLICE_MIN_BYTES = int(sys.argv.pop(1))
+runpy.run_module("proxy", run_name="__main__", alter_sys=True)
+"""
+
+HAPROXY_CONFIG = """\
+global
+    nbthread 1
+    maxconn 100
+defaults
+    mode tcp
+    timeout connect 10s
+    timeout client 10m
+    timeout server 10m
+listen plain
+    bind fd@{plain_fd}
+    server broker {host}:{port}
+listen splice
+    option splice-auto
+    bind fd@{splice_fd}
+    server broker {host}:{port}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something a client can connect to.
+
+    Attributes:
+        name: as printed.
+        address: what the client connects to.
+        child: the process on the way, None for a direct connection.
+
+    """
+
+    name: str
+    address: traffic.Address
+    child: Child | None = None
+
+    def usage(self) -> Usage:
+        """CPU time and memory of the process on the way; zeros when there is none."""
+        return self.child.usage() if self.child else Usage(0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A running proxy: its bootstrap listener and its admin address."""
+
+    child: Child
+    bootstrap: traffic.Address
+    admin: traffic.Address
+
+    def target(self) -> Target:
+        """Where the proxy told a client to find the broker."""
+        address = _broker_behind(Target("proxy", self.bootstrap, self.child))
+        return Target("proxy", address, self.child)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a metric with these labels, 0 when there are none."""
+        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        except OSError as error:
+            raise BenchError(f"proxy: /metrics: {error}") from error
+        finally:
+            connection.close()
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        sample = re.compile(rf"^kafka_quota_proxy_{name}(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
+        return sum(
+            float(value)
+            for present, value in sample.findall(text)
+            if wanted <= set(present.split(","))
+        )
+
+
+@dataclass(slots=True)
+class Lab:
+    """Starts what a figure needs; leaving `open_lab` stops all of it."""
+
+    work_dir: Path
+    cores: Cores
+    _stack: ExitStack
+    _started: dict[str, int] = field(default_factory=dict)
+
+    def start_generator(self, prepare: Sequence[tuple[int, int]] = ()) -> Target:
+        """Start the stand-in broker; `prepare` lists (version, bytes) of responses."""
+        arguments = [f"--prepare={version}:{size}" for version, size in prepare]
+        with listening_socket() as listener:
+            address = listener.getsockname()
+            child = self._start(
+                "generator",
+                python("bench.generator", f"--fd={listener.fileno()}", *arguments),
+                self.cores.load,
+                pass_fds=[listener.fileno()],
+            )
+        child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
+        return Target("direct", address, child)
+
+    def start_proxy(
+        self,
+        upstream: traffic.Address,
+        rules: Sequence[Rule],
+        *,
+        max_delay: str = "20s",
+        pinned: bool = True,
+        splice_min_bytes: int | None = None,
+    ) -> Proxy:
+        """Start `quota-proxy run` before `upstream` with these quota rules.
+
+        `splice_min_bytes` sets from which body length on the relay splices instead of copying.
+        """
+        bind_port = free_ports(2 + BROKER_PORTS)
+        admin_port, first_port = bind_port + 1, bind_port + 2
+        last_port = first_port + BROKER_PORTS - 1
+        config = {
+            "cluster": {"bootstrap_servers": [f"{upstream[0]}:{upstream[1]}"]},
+            "listeners": [
+                {
+                    "name": "bench",
+                    "bind": f"127.0.0.1:{bind_port}",
+                    "advertised_host": "127.0.0.1",
+                    "broker_ports": f"{first_port}-{last_port}",
+                }
+            ],
+            "quotas": {"rules": list(rules)},
+            "throttle": {"mode": "delay", "max_delay": max_delay},
+            "limits": {
+                "max_connections": MAX_CONNECTIONS,
+                "max_connections_per_ip": MAX_CONNECTIONS,
+            },
+            "state": {"kind": "memory"},
+            "admin": {"bind": f"127.0.0.1:{admin_port}"},
+        }
+        path = self.work_dir / f"quota-proxy-{bind_port}.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        child = self._start(
+            "proxy",
+            _proxy_command(path, splice_min_bytes),
+            self.cores.tested if pinned else None,
+        )
+        child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
+        return Proxy(child, ("127.0.0.1", bind_port), ("127.0.0.1", admin_port))
+
+    def start_haproxy(self, upstream: traffic.Address) -> list[Target]:
+        """Start HAProxy in TCP mode with one thread: once copying, once with `splice-auto`.
+
+        Returns an empty list when it is not installed.
+        """
+        program = shutil.which("haproxy", path=_path_with_sbin())
+        if program is None:
+            return []
+        with listening_socket() as plain, listening_socket() as splice:
+            path = self.work_dir / "haproxy.cfg"
+            path.write_text(
+                HAPROXY_CONFIG.format(
+                    plain_fd=plain.fileno(),
+                    splice_fd=splice.fileno(),
+                    host=upstream[0],
+                    port=upstream[1],
+                )
+            )
+            child = self._start(
+                "haproxy",
+                [program, "-db", "-f", str(path)],
+                self.cores.tested,
+                pass_fds=[plain.fileno(), splice.fileno()],
+            )
+            targets = [
+                Target("haproxy", plain.getsockname(), child),
+                Target("haproxy splice", splice.getsockname(), child),
+            ]
+        for target in targets:
+            _broker_behind(target)
+        return targets
+
+    def run_client(
+        self, loads: Sequence[Load], duration_s: float, *, latency: bool = False
+    ) -> Outcome:
+        """Run one client process to its end and return what it measured."""
+        job = Job(list(loads), duration_s, latency)
+        with self._child("client", python("bench.client"), self.cores.load) as child:
+            child.send_line(json.dumps(asdict(job)))
+            answer = child.wait_line(
+                lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
+            )
+        return Outcome(**json.loads(answer))
+
+    def start_helper(self, name: str, command: Sequence[str]) -> Child:
+        """Start another child that this lab stops, free to use every core."""
+        return self._start(name, command, None)
+
+    def enter(self, manager: AbstractContextManager[Entered]) -> Entered:
+        """Enter a context that is left together with the lab, before older children stop."""
+        return self._stack.enter_context(manager)
+
+    def _start(
+        self,
+        name: str,
+        command: Sequence[str],
+        cores: frozenset[int] | None,
+        *,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        child = self._child(name, command, cores, pass_fds=pass_fds)
+        return self._stack.enter_context(child)
+
+    def _child(
+        self,
+        name: str,
+        command: Sequence[str],
+        cores: frozenset[int] | None,
+        *,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        number = self._started[name] = self._started.get(name, 0) + 1
+        return start(
+            f"{name}-{number}",
+            command,
+            self.work_dir,
+            cores=cores,
+            pass_fds=pass_fds,
+        )
+
+
+@contextmanager
+def open_lab() -> Iterator[Lab]:
+    """Give a lab with a temporary directory; stop and remove everything afterwards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="quota-proxy-bench-") as work_dir,
+        ExitStack() as stack,
+    ):
+        yield Lab(Path(work_dir), Cores.split(), stack)
+
+
+def rule(client_id: str, consumer_byte_rate: str) -> Rule:
+    """Quota rule of one client id."""
+    return {"client-id": client_id, "consumer_byte_rate": consumer_byte_rate}
+
+
+def unviolated_rules() -> list[Rule]:
+    """Rules that keep a sensor for every client and never hold a response."""
+    return [rule("<default>", NEVER_VIOLATED)]
+
+
+def _broker_behind(target: Target) -> traffic.Address:
+    """Ask for the broker's address through a target, which shows that it serves."""
+    try:
+        return traffic.advertised_address(target.address, "bench-discovery")
+    except (OSError, ValueError) as error:
+        log = target.child.log_tail() if target.child else ""
+        raise BenchError(f"{target.name}: no broker in its Metadata: {error}{log}") from error
+
+
+def _proxy_command(config: Path, splice_min_bytes: int | None) -> list[str]:
+    run = ["run", "-c", str(config)]
+    if splice_min_bytes is None:
+        return python("proxy", *run)
+    return [sys.executable, "-c", _RUN_WITH_SPLICE_MIN, str(splice_min_bytes), *run]
+
+
+def _path_with_sbin() -> str:
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin"])

@@ -1,0 +1,143 @@
+"""Figure: memory of the proxy while 1,000 connections wait for a throttled 1 MB response.
+
+The criterion is the growth of resident memory from the moment before the responses, when the same
+connections are open and idle, to its peak while all are held. The growth from before connecting is
+reported beside it: it contains what the connections themselves cost. Kernel socket buffers, where
+the waiting responses are, belong to neither.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+from bench import traffic
+from bench.lab import Proxy, open_lab, rule
+from bench.processes import BenchError
+from bench.report import Row, Verdict
+
+FIGURE = "memory"
+MEBIBYTE = 1 << 20
+TARGET_BYTES = 20 * MEBIBYTE
+CLIENT_ID = "bench-memory"
+VERSION = 12
+RESPONSE_BYTES = 1_000_000
+# So low that the first response is held already, and for longer than we look.
+BOUND = "10kB"
+MAX_DELAY = "120s"
+HELD_TIMEOUT_S = 30.0
+SETTLE_S = 1.0
+SAMPLE_EVERY_S = 0.1
+CONNECT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Resident memory of the proxy, and what proves that the responses were held.
+
+    Attributes:
+        unconnected_bytes: memory before connecting.
+        idle_bytes: memory with all connections open and nothing asked.
+        held_bytes: samples from the moment of asking on.
+        responses_held: length of the proxy's delay queue.
+        connections_answered: connections on which anything has arrived; 0 when all are held.
+
+    """
+
+    connections: int
+    unconnected_bytes: int
+    idle_bytes: int
+    held_bytes: list[int]
+    responses_held: int
+    connections_answered: int
+
+
+def measure(quick: bool) -> list[Row]:
+    """Open the connections, ask on all of them, watch the proxy's memory."""
+    count, watch_s = (100, 1.0) if quick else (1000, 10.0)
+    with open_lab() as lab:
+        generator = lab.start_generator([(VERSION, RESPONSE_BYTES)])
+        rules = [rule(CLIENT_ID, BOUND)]
+        proxy = lab.start_proxy(generator.address, rules, max_delay=MAX_DELAY)
+        address = proxy.target().address
+        time.sleep(SETTLE_S)
+        unconnected = proxy.child.usage().rss_bytes
+        # Entered last, so the clients are gone before the proxy is told to drain.
+        clients = lab.enter(ExitStack())
+        connections = [clients.enter_context(_connect(address)) for _ in range(count)]
+        time.sleep(SETTLE_S)
+        idle = proxy.child.usage().rss_bytes
+        request = traffic.fetch_request(VERSION, CLIENT_ID, RESPONSE_BYTES)
+        for connection in connections:
+            connection.sendall(request)
+        samples = _watch_until_held(proxy, count)
+        held = int(proxy.metric("delay_queue_size", api="fetch"))
+        samples += _watch(proxy, watch_s)
+        answered = _readable(connections)
+        clients.close()
+    if not samples:
+        raise BenchError("no memory sample was taken")
+    return _rows(Observed(count, unconnected, idle, samples, held, answered))
+
+
+def _connect(address: traffic.Address) -> socket.socket:
+    """Open a connection and use it once, so that its upstream side is open too."""
+    connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
+    connection.sendall(traffic.api_versions_request(CLIENT_ID))
+    traffic.receive_frame(connection)
+    return connection
+
+
+def _watch_until_held(proxy: Proxy, count: int) -> list[int]:
+    """Sample the memory until as many responses are held; a timeout shows in the row."""
+    samples = []
+    deadline = time.monotonic() + HELD_TIMEOUT_S
+    while time.monotonic() < deadline:
+        samples += _watch(proxy, SAMPLE_EVERY_S)
+        if proxy.metric("delay_queue_size", api="fetch") >= count:
+            break
+    return samples
+
+
+def _watch(proxy: Proxy, duration_s: float) -> list[int]:
+    samples = []
+    deadline = time.monotonic() + duration_s
+    while time.monotonic() < deadline:
+        samples.append(proxy.child.usage().rss_bytes)
+        time.sleep(SAMPLE_EVERY_S)
+    return samples
+
+
+def _readable(connections: Sequence[socket.socket]) -> int:
+    """Count the connections on which something has arrived."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        return len(selector.select(0))
+
+
+def _rows(seen: Observed) -> list[Row]:
+    peak = max(seen.held_bytes)
+    growth = peak - seen.idle_bytes
+    all_held = seen.responses_held == seen.connections and not seen.connections_answered
+    return [
+        Row(
+            FIGURE,
+            f"{seen.connections} connections, 1 MB each, all throttled: growth against idle",
+            f"at most {TARGET_BYTES / MEBIBYTE:.0f} MiB",
+            f"{growth / MEBIBYTE:.1f} MiB"
+            f" ({seen.responses_held} held, {seen.connections_answered} answered)",
+            Verdict.of(growth <= TARGET_BYTES and all_held),
+            asdict(seen),
+        ),
+        Row(
+            FIGURE,
+            f"{seen.connections} connections: growth against before connecting",
+            "",
+            f"{(peak - seen.unconnected_bytes) / MEBIBYTE:.1f} MiB, of which idle connections"
+            f" {(seen.idle_bytes - seen.unconnected_bytes) / MEBIBYTE:.1f} MiB",
+            Verdict.INFO,
+        ),
+    ]

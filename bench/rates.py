@@ -1,0 +1,93 @@
+"""Rates and quantiles from completion times."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+# A completion ends a burst when the next one is later than this share of the mean spacing.
+BURST_GAP_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """Rate over a window, bytes per second.
+
+    Attributes:
+        plain: bytes of the responses completed within the window, over its length.
+        interpolated: growth of the completed bytes, read off at both ends of the window on
+            straight lines between the ends of bursts. One response, or one burst of all
+            connections, may be more than 2 % of what a window carries; the plain figure then
+            depends on where the window's edges fall.
+        responses: responses completed within the window.
+
+    """
+
+    plain: float
+    interpolated: float
+    responses: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Knot:
+    """How many responses were complete at a burst's end."""
+
+    time_s: float
+    completed: int
+
+
+def rate_between(
+    completed_s: Sequence[float], response_bytes: int, start_s: float, end_s: float
+) -> MeasuredRate:
+    """Rate of equal responses completed at these ascending times within [start_s, end_s].
+
+    Without a burst that ends before the window or after it, interpolation begins at the first one
+    or ends at the last one within it.
+    """
+    inside = bisect_right(completed_s, end_s) - bisect_left(completed_s, start_s)
+    plain = inside * response_bytes / (end_s - start_s)
+    knots = _burst_ends(completed_s)
+    if len(knots) < 2:
+        return MeasuredRate(plain, 0.0, inside)
+    start_s, end_s = max(start_s, knots[0].time_s), min(end_s, knots[-1].time_s)
+    if end_s <= start_s:
+        return MeasuredRate(plain, 0.0, inside)
+    grown = _completed_at(knots, end_s) - _completed_at(knots, start_s)
+    return MeasuredRate(plain, grown * response_bytes / (end_s - start_s), inside)
+
+
+def per_second(completed_s: Sequence[float], response_bytes: int) -> list[int]:
+    """Bytes completed in each whole second from the start."""
+    totals = [0] * (math.floor(completed_s[-1]) + 1 if completed_s else 0)
+    for time_s in completed_s:
+        totals[math.floor(time_s)] += response_bytes
+    return totals
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Smallest value that at least `share` (0 to 1) of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _burst_ends(completed_s: Sequence[float]) -> list[_Knot]:
+    """Knots of the curve; the last completion is none, as its burst may have been cut off."""
+    if len(completed_s) < 2:
+        return []
+    mean_spacing_s = (completed_s[-1] - completed_s[0]) / (len(completed_s) - 1)
+    return [
+        _Knot(time_s, count)
+        for count, (time_s, next_s) in enumerate(pairwise(completed_s), start=1)
+        if next_s - time_s > BURST_GAP_SHARE * mean_spacing_s
+    ]
+
+
+def _completed_at(knots: Sequence[_Knot], time_s: float) -> float:
+    """Responses completed at a time, on the straight line between the knots around it."""
+    after = bisect_right(knots, time_s, key=lambda knot: knot.time_s)
+    if after == len(knots):
+        return float(knots[-1].completed)
+    left, right = knots[after - 1], knots[after]
+    share = (time_s - left.time_s) / (right.time_s - left.time_s)
+    return left.completed + share * (right.completed - left.completed)

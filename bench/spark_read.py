@@ -1,0 +1,121 @@
+"""Figure: wall time of Spark reading 1 GB through the proxy against reading it directly.
+
+Real broker, real Spark (`local[2]`, batch read, `noop` sink), one session, quota sensors on and
+not violated. Direct and proxied runs take turns, and the figure is the ratio of their medians. No
+process is tied to a core: Spark, broker and proxy share the machine as they would.
+"""
+
+import os
+import statistics
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.lab import Lab, open_lab, unviolated_rules
+from bench.processes import BenchError, Child, python
+from bench.report import Row, Verdict
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.jars import connector_jars
+
+FIGURE = "spark"
+TARGET_RATIO = 1.02
+TOPIC = "bench-spark"
+PARTITIONS = 3
+VALUE_BYTES = 1000
+FULL_BYTES = 1_000_000_000
+QUICK_BYTES = 20_000_000
+FULL_RUNS = 5
+QUICK_RUNS = 1
+# JVM and page cache are warm after this many runs of each kind.
+WARM_UP_RUNS = 1
+FLUSH_TIMEOUT_S = 120.0
+ADMIN_TIMEOUT_S = 30.0
+SESSION_TIMEOUT_S = 90.0
+READ_TIMEOUT_S = 180.0
+PRODUCER_SETTINGS = {
+    "linger.ms": 50,
+    "batch.size": 500_000,
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 262_144,
+    "acks": 1,
+}
+QUEUE_POLL_S = 0.1
+
+
+def measure(quick: bool) -> list[Row]:
+    """Fill a topic, read it in turn through both ways and give the rows."""
+    total_bytes, runs = (QUICK_BYTES, QUICK_RUNS) if quick else (FULL_BYTES, FULL_RUNS)
+    with open_lab() as lab:
+        broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
+        _fill(broker.bootstrap, total_bytes)
+        host, _, port = broker.bootstrap.rpartition(":")
+        proxy = lab.start_proxy((host, int(port)), unviolated_rules(), pinned=False)
+        ways = {"direct": broker.bootstrap, "proxy": "{}:{}".format(*proxy.bootstrap)}
+        reader = _start_reader(lab)
+        for _ in range(WARM_UP_RUNS):
+            for bootstrap in ways.values():
+                _read(reader, bootstrap)
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        before = proxy.metric("bytes_total", api="Fetch")
+        for _ in range(runs):
+            for way, bootstrap in ways.items():
+                seconds[way].append(_read(reader, bootstrap))
+        carried = proxy.metric("bytes_total", api="Fetch") - before
+    return _rows(total_bytes, runs, seconds, carried)
+
+
+def _fill(bootstrap: str, total_bytes: int) -> None:
+    """Create the topic and write records of random bytes until it holds `total_bytes`."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    created = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+    created[TOPIC].result(ADMIN_TIMEOUT_S)
+    producer = Producer({"bootstrap.servers": bootstrap, **PRODUCER_SETTINGS})
+    value = os.urandom(VALUE_BYTES)
+    for number in range(total_bytes // VALUE_BYTES):
+        while True:
+            try:
+                producer.produce(TOPIC, value, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(QUEUE_POLL_S)
+    if producer.flush(FLUSH_TIMEOUT_S):
+        raise BenchError(f"the topic was not filled in {FLUSH_TIMEOUT_S:.0f} s")
+
+
+def _start_reader(lab: Lab) -> Child:
+    jars = ",".join(str(jar) for jar in connector_jars())
+    reader = lab.start_helper(
+        "spark", python("bench.spark_reader", f"--jars={jars}", f"--topic={TOPIC}")
+    )
+    reader.wait_line(lambda line: line == "ready", SESSION_TIMEOUT_S)
+    return reader
+
+
+def _read(reader: Child, bootstrap: str) -> float:
+    reader.send_line(bootstrap)
+    answer = reader.wait_line(lambda line: line.startswith("read "), READ_TIMEOUT_S)
+    return float(answer.split()[1])
+
+
+def _rows(
+    total_bytes: int, runs: int, seconds: dict[str, list[float]], carried_bytes: float
+) -> list[Row]:
+    direct_s = statistics.median(seconds["direct"])
+    proxy_s = statistics.median(seconds["proxy"])
+    ratio = proxy_s / direct_s
+    # Less than the topic per run would mean that Spark found a way around the proxy.
+    went_through = carried_bytes >= total_bytes * runs
+    measured = f"{ratio:.3f}x ({proxy_s:.2f} s, direct {direct_s:.2f} s)"
+    if not went_through:
+        measured += f"; only {carried_bytes:.0f} bytes went through the proxy"
+    return [
+        Row(
+            FIGURE,
+            f"reads {total_bytes / 1e9:g} GB, medians of {runs}",
+            f"at most {TARGET_RATIO:.2f}x direct",
+            measured,
+            Verdict.of(ratio <= TARGET_RATIO and went_through),
+            {"seconds": seconds, "bytes_through_proxy": carried_bytes},
+        )
+    ]

@@ -1,0 +1,57 @@
+"""A Spark driver in a process of its own: reads a topic as often as it is told.
+
+Each line on stdin is a bootstrap address; the answer is one line, `read SECONDS`, with the wall
+time of a batch query over the whole topic. The end of stdin ends the session.
+"""
+
+import argparse
+import sys
+import time
+
+from pyspark.sql import SparkSession
+
+MASTER = "local[2]"
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(prog="bench.spark_reader", description=__doc__)
+    parser.add_argument("--jars", required=True, help="the Kafka connector's jars, by commas")
+    parser.add_argument("--topic", required=True)
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master(MASTER)
+        .appName("quota-proxy bench")
+        .config("spark.jars", options.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .getOrCreate()
+    )
+    print("ready", flush=True)
+    try:
+        for line in sys.stdin:
+            print(f"read {_read(spark, options.topic, line.strip()):.4f}", flush=True)
+    finally:
+        spark.stop()
+
+
+def _read(spark: SparkSession, topic: str, bootstrap: str) -> float:
+    """Read the topic to its end into the sink that drops everything; returns seconds."""
+    started_s = time.monotonic()
+    (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("endingOffsets", "latest")
+        .load()
+        .write.format("noop")
+        .mode("overwrite")
+        .save()
+    )
+    return time.monotonic() - started_s
+
+
+if __name__ == "__main__":
+    main()
