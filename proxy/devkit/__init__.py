@@ -1,6 +1,7 @@
 """A real Kafka broker inside one command, for the demo and the tests; here: its errors.
 
-`jars` finds Java and fetches the jar files, `broker` runs them.
+`jars` gives the jar files, fetched by `ivy`; `broker` runs one broker, `cluster` some of them, and
+`command` is `quota-proxy broker`.
 """
 
 
@@ -20,7 +21,12 @@ class JavaError(DevkitError):
 
 
 class PysparkMissingError(DevkitError):
-    """Pyspark, which ships the downloader, is not installed."""
+    """Pyspark, which ships the downloader, is not installed or not whole."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"The downloader is missing: {what}.", "Run: pip install 'kafka-quota-proxy[demo]'"
+        )
 
 
 class DownloadError(DevkitError):

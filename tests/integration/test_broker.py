@@ -5,8 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,26 +13,21 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from proxy.devkit import BrokerError, DownloadError, JavaError, PysparkMissingError
-from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster, free_ports
-from proxy.devkit.jars import (
-    IVY_SETTINGS_VARIABLE,
-    JarSet,
-    Module,
-    connector_jars,
-    default_cache_dir,
-    fetch,
-    find_java,
-    kafka_jars,
-)
+from proxy.devkit import BrokerError
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.cluster import EmbeddedCluster
+from proxy.devkit.jars import connector_jars, kafka_jars
+from proxy.devkit.ports import free_ports
 
 WAIT_S = 60
-USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 
 
 def values(bootstrap: str, topic: str, count: int, partition: int = 0) -> list[bytes]:
     """Read the first `count` values of a partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader"})
+    # Without commits no coordinator is needed, which a fresh broker would first have to make.
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False}
+    )
     consumer.assign([TopicPartition(topic, partition, 0)])
     messages = consumer.consume(count, timeout=WAIT_S)
     consumer.close()
@@ -49,6 +43,14 @@ def child(code: str, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
+
+
+def test_jars_of_kafka_and_of_the_connector() -> None:
+    names = [jar.name for jar in kafka_jars()]
+    assert {"kafka_2.13-4.1.0.jar", "slf4j-simple-1.7.36.jar"} <= set(names)
+    connector = [jar.name.rpartition("-")[0] for jar in connector_jars()]
+    assert "kafka-clients" in connector
+    assert not {"spark-core_2.13", "scala-library", "hadoop-client-api"} & set(connector)
 
 
 def test_serves_metadata(kafka: EmbeddedBroker) -> None:
@@ -71,17 +73,16 @@ def test_topic_and_fill_spread_records(
     ]
 
 
-def test_without_sasl_users_there_is_no_sasl_listener(kafka: EmbeddedBroker) -> None:
+def test_without_sasl_users_there_is_no_sasl_listener(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give it sasl_users"):
-        _ = kafka.sasl_bootstrap
+        _ = EmbeddedBroker(tmp_path).sasl_bootstrap
 
 
 @pytest.mark.slow
 def test_a_killed_broker_comes_back_with_its_records(
     tmp_path: Path, fill: Callable[..., None]
 ) -> None:
-    properties = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
-    with EmbeddedBroker(tmp_path, properties=properties) as broker:
+    with EmbeddedBroker(tmp_path) as broker:
         address = broker.bootstrap
         fill("kept", count=50, size=100, bootstrap=address)
         before = values(address, "kept", 50)
@@ -134,19 +135,6 @@ def test_a_folder_that_can_not_be_used_is_told(tmp_path: Path) -> None:
         EmbeddedBroker(tmp_path / "file" / "data").start()
 
 
-@pytest.mark.parametrize("users", [{"a b": "x"}, {"a": 'x";'}, {"": "x"}, {"a": ""}])
-def test_odd_sasl_users_are_refused(tmp_path: Path, users: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="SASL"):
-        EmbeddedBroker(tmp_path, sasl_users=users)
-
-
-@pytest.fixture(scope="module")
-def sasl_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path_factory.mktemp("sasl"), sasl_users=USERS) as broker:
-        yield broker
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 @pytest.mark.parametrize(
     ("user", "password", "right"),
@@ -158,12 +146,12 @@ def sasl_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBr
     ],
 )
 def test_sasl_login(
-    sasl_broker: EmbeddedBroker, mechanism: str, user: str, password: str, right: bool
+    kafka: EmbeddedBroker, mechanism: str, user: str, password: str, right: bool
 ) -> None:
     errors: list[KafkaError] = []
     client = AdminClient(
         {
-            "bootstrap.servers": sasl_broker.sasl_bootstrap,
+            "bootstrap.servers": kafka.sasl_bootstrap,
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": mechanism,
             "sasl.username": user,
@@ -173,7 +161,7 @@ def test_sasl_login(
     )
     if right:
         brokers = client.list_topics(timeout=WAIT_S).brokers
-        assert [broker.port for broker in brokers.values()] == [sasl_broker.sasl_port]
+        assert [broker.port for broker in brokers.values()] == [kafka.settings.sasl_port]
         assert not errors
     else:
         while not errors:
@@ -193,7 +181,7 @@ def test_two_brokers_make_a_cluster(tmp_path: Path, fill: Callable[..., None]) -
 
 
 SERVE = (
-    "import sys; from pathlib import Path; from proxy.devkit.broker import serve_broker; "
+    "import sys; from pathlib import Path; from proxy.devkit.command import serve_broker; "
     "sys.exit(serve_broker(int(sys.argv[1]), Path(sys.argv[2])))"
 )
 
@@ -243,187 +231,3 @@ def test_broker_dies_with_its_parent_but_not_with_the_thread_that_started_it(
         parent.kill()
     psutil.wait_procs([java], timeout=WAIT_S)
     assert not java.is_running()
-
-
-LEAF = Module("example", "leaf", "1")
-ROOT = Module("example", "root", "2")
-POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>
-<artifactId>{module.name}</artifactId><version>{module.revision}</version>{more}</project>"""
-NEEDS_LEAF = """<dependencies><dependency><groupId>example</groupId><artifactId>leaf</artifactId>
-<version>1</version></dependency></dependencies>"""
-
-
-@pytest.fixture
-def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository on disk in which `root` needs `leaf`; gives the settings file that names it."""
-    base = tmp_path / "mirror"
-    for module, more in ((LEAF, ""), (ROOT, NEEDS_LEAF)):
-        folder = base / "example" / module.name / module.revision
-        folder.mkdir(parents=True)
-        stem = f"{module.name}-{module.revision}"
-        (folder / f"{stem}.pom").write_text(POM.format(module=module, more=more))
-        (folder / f"{stem}.jar").write_bytes(f"jar of {module.name}".encode())
-    pattern = f"{base}/[organisation]/[module]/[revision]/[module]-[revision]"
-    settings = tmp_path / "settings.xml"
-    settings.write_text(
-        '<ivysettings><settings defaultResolver="disk"/><resolvers>'
-        f'<filesystem name="disk" m2compatible="true"><ivy pattern="{pattern}.pom"/>'
-        f'<artifact pattern="{pattern}.[ext]"/></filesystem></resolvers></ivysettings>'
-    )
-    monkeypatch.setenv(IVY_SETTINGS_VARIABLE, str(settings))
-    return settings
-
-
-@pytest.mark.usefixtures("mirror")
-def test_jars_are_cached_whole_or_not_at_all(tmp_path: Path) -> None:
-    said: list[tuple[int, int, str]] = []
-    cache, jar_set = tmp_path / "cache", JarSet("both", (ROOT,))
-
-    def get() -> tuple[Path, ...]:
-        return fetch(jar_set, lambda *step: said.append(step), cache)
-
-    leaf, root = get()
-    assert (leaf, root) == (cache / "both" / "leaf-1.jar", cache / "both" / "root-2.jar")
-    assert said == [(0, 1, "root-2"), (0, 2, "leaf-1"), (1, 2, "root-2"), (2, 2, "leaf-1")]
-    assert sorted(path.name for path in cache.iterdir()) == ["both", "lock"]
-
-    assert get() == (leaf, root)
-    assert len(said) == 4, "a cached set is not fetched again"
-
-    for damage in (lambda: leaf.write_bytes(b"jar"), root.unlink):
-        damage()
-        assert get() == (leaf, root), "a damaged set is fetched again"
-        assert (leaf.read_bytes(), root.read_bytes()) == (b"jar of leaf", b"jar of root")
-
-
-@pytest.mark.usefixtures("mirror")
-def test_one_of_many_fetches_and_the_others_wait(tmp_path: Path) -> None:
-    said: list[tuple[int, int, str]] = []
-    with ThreadPoolExecutor(3) as pool:
-        tasks = [
-            pool.submit(fetch, JarSet("leaf", (LEAF,)), lambda *step: said.append(step), tmp_path)
-            for _ in range(3)
-        ]
-    assert [task.result() for task in tasks] == [(tmp_path / "leaf" / "leaf-1.jar",)] * 3
-    assert said.count((1, 1, "leaf-1")) == 1
-
-
-@pytest.mark.usefixtures("mirror")
-def test_what_is_provided_is_not_fetched(tmp_path: Path) -> None:
-    jars = fetch(JarSet("less", (ROOT,), frozenset({"leaf"})), None, tmp_path)
-    assert [jar.name for jar in jars] == ["root-2.jar"]
-
-
-@pytest.mark.usefixtures("mirror")
-@pytest.mark.parametrize("absent", [Module("example", "nothing", "1"), ROOT], ids=["all", "part"])
-def test_failed_download_names_the_artifact_and_the_way_out(tmp_path: Path, absent: Module) -> None:
-    cache = tmp_path / "cache"
-    (tmp_path / "mirror/example/leaf/1/leaf-1.jar").unlink()
-    with pytest.raises(DownloadError, match=f"Download of {absent} failed") as caught:
-        fetch(JarSet("broken", (absent,)), None, cache)
-    named = "example#nothing;1: not found" if absent is not ROOT else "example#leaf;1"
-    assert named in caught.value.what
-    assert all(word in caught.value.how for word in ("proxyHost", IVY_SETTINGS_VARIABLE))
-    assert not (cache / "broken").exists()
-
-
-def test_a_server_that_can_not_be_reached_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(IVY_SETTINGS_VARIABLE, raising=False)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    (port,) = free_ports(1)
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort={port}")
-    with pytest.raises(DownloadError, match="Connection refused"):
-        fetch(JarSet("far", (LEAF,)), None, tmp_path)
-
-
-def test_settings_named_by_spark(
-    tmp_path: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(IVY_SETTINGS_VARIABLE)
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivySettings  {mirror}\n")
-    assert fetch(JarSet("leaf", (LEAF,)), None, tmp_path)[0].read_bytes() == b"jar of leaf"
-
-    mirror.unlink()
-    with pytest.raises(DownloadError, match="no Ivy settings file") as caught:
-        fetch(JarSet("other", (LEAF,)), None, tmp_path)
-    assert "spark-defaults.conf" in caught.value.how
-
-
-def test_a_cache_that_can_not_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DownloadError, match="cache can't be written"):
-        fetch(JarSet("leaf", (LEAF,)), None, tmp_path / "file" / "cache")
-
-
-def test_missing_pyspark_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(PysparkMissingError, match="pyspark is not installed") as caught:
-        fetch(JarSet("leaf", (LEAF,)), None, tmp_path)
-    assert "pip install" in caught.value.how
-
-
-@pytest.mark.parametrize(
-    ("variable", "folder"),
-    [
-        ("/c", "/c/kafka-quota-proxy"),
-        ("", "/h/.cache/kafka-quota-proxy"),
-        ("c", "/h/.cache/kafka-quota-proxy"),
-    ],
-    ids=["set", "empty", "relative"],
-)
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch, variable: str, folder: str) -> None:
-    monkeypatch.setenv("HOME", "/h")
-    monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert default_cache_dir() == Path(folder)
-
-
-def test_default_sets() -> None:
-    names = [jar.name for jar in kafka_jars()]
-    assert {"kafka_2.13-4.1.0.jar", "slf4j-simple-1.7.36.jar"} <= set(names)
-    connector = [jar.name.rpartition("-")[0] for jar in connector_jars()]
-    assert "kafka-clients" in connector
-    assert not {"spark-core_2.13", "scala-library", "hadoop-client-api"} & set(connector)
-
-
-@pytest.mark.parametrize(
-    ("version_line", "message"),
-    [
-        ('openjdk version "17.0.15" 2025-04-15', None),
-        ('openjdk version "21" 2023-09-19', None),
-        ('Picked up JAVA_TOOL_OPTIONS: -Dx=1\nopenjdk version "17.0.1"', None),
-        ('java version "1.8.0_202"', "is Java 8, which is too old"),
-        ('openjdk version "11.0.2" 2019-01-15', "is Java 11, which is too old"),
-        ("nonsense", "does not tell its version"),
-    ],
-    ids=["17", "21", "17 with options", "8", "11", "nonsense"],
-)
-def test_java_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version_line: str, message: str | None
-) -> None:
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{version_line}\nEND\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    if message is None:
-        assert find_java() == java
-    else:
-        with pytest.raises(JavaError, match=message):
-            find_java()
-
-
-def test_no_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaError, match="No Java was found on the PATH") as caught:
-        find_java()
-    assert "Java 17" in caught.value.how
-
-
-def test_java_home_without_java_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaError, match=r"No Java was found in JAVA_HOME"):
-        find_java()

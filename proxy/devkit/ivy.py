@@ -1,0 +1,187 @@
+"""Downloads modules and all they depend on with the Apache Ivy that pyspark ships.
+
+So Python and Java are all that is needed: Ivy's own main class resolves the modules from its
+default repository, or from where the user's settings file says (`IVY_SETTINGS_VARIABLE`, or
+`spark.jars.ivySettings` in Spark's `spark-defaults.conf`).
+"""
+
+import contextlib
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+from xml.etree import ElementTree
+
+from proxy.devkit import DownloadError, PysparkMissingError
+from proxy.devkit.java import find_java
+
+IVY_SETTINGS_VARIABLE = "KAFKA_QUOTA_PROXY_IVY_SETTINGS"
+
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called as `progress(done, found, name)`: jars downloaded, modules found up to now, and the name
+of the one just found (`done` is 0 then) or downloaded. Nothing is called when all is cached."""
+
+_FAULT_LINES = 12
+
+_SETTINGS = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <timeout-constraints>
+    <timeout-constraint name="network" connectionTimeout="15000" readTimeout="60000"/>
+  </timeout-constraints>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" timeoutConstraint="network"/>
+  </resolvers>
+</ivysettings>
+"""
+
+# What Ivy prints: a module whose description was found, a jar that has come, a thing that failed.
+_FOUND = re.compile(r"^\tfound (?P<module>\S+) in ")
+_DOWNLOADED = re.compile(r"^\t\[SUCCESSFUL *\] (?P<module>[^!\s]+)!")
+_FAULT = re.compile(
+    r"^\s*(?:Server access error.*|:: (?P<module>\S+#\S+: .*)|\[(?:FAILED|NOT FOUND) *\].*"
+    r"|.*(?:Exception|[Ii]nvalid|[Ff]ailed).*)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module by its Maven coordinates."""
+
+    organisation: str
+    name: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{self.organisation}:{self.name}:{self.revision}"
+
+
+def pyspark_jars_dir() -> Path:
+    """Give the folder of pyspark's own jars; raises `PysparkMissingError` without pyspark."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise PysparkMissingError("pyspark is not installed")
+    return Path(spec.origin).parent / "jars"
+
+
+def download(
+    modules: Sequence[Module],
+    provided: Collection[str],
+    content: Path,
+    *,
+    work: Path,
+    ivy_cache: Path,
+    tell: Progress,
+) -> None:
+    """Put the jars of the modules, and of all they depend on, into the folder `content`.
+
+    Modules with a name in `provided` are left out. Ivy's own files go to the folders `work`, which
+    is for this download alone, and `ivy_cache`, where it finds what an earlier one did get.
+
+    Raises one of the kinds of `DevkitError`, or OSError when a folder can't be used.
+    """
+    ivy_jar = next(iter(sorted(pyspark_jars_dir().glob("ivy-*.jar"))), None)
+    if ivy_jar is None:
+        raise PysparkMissingError("Ivy is not among pyspark's jars")
+    settings = _user_settings()
+    if settings is None:
+        settings = work / "ivysettings.xml"
+        settings.write_text(_SETTINGS, encoding="utf-8")
+    module_file = work / "ivy.xml"
+    module_file.write_bytes(_module_xml(modules, provided))
+    command = [
+        *(str(find_java()), "-cp", str(ivy_jar), "org.apache.ivy.Main"),
+        *("-settings", str(settings), "-cache", str(ivy_cache), "-ivy", str(module_file)),
+        *("-confs", "default", "-types", "jar", "bundle"),
+        *("-retrieve", f"{content}/[artifact]-[revision](-[classifier]).[ext]"),
+    ]
+    found = done = 0
+    faults: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as ivy:
+        assert ivy.stdout is not None
+        try:
+            for line in ivy.stdout:
+                if match := _FOUND.match(line):
+                    found += 1
+                    tell(done, found, _jar_title(match["module"]))
+                elif match := _DOWNLOADED.match(line):
+                    done += 1
+                    tell(done, found, _jar_title(match["module"]))
+                elif match := _FAULT.match(line):
+                    faults.append(match["module"] or line.strip())
+        except BaseException:
+            ivy.kill()
+            raise
+    if ivy.returncode != 0 or not any(content.glob("*.jar")):
+        wanted = ", ".join(map(str, modules))
+        reasons = "\n  ".join(list(dict.fromkeys(faults))[:_FAULT_LINES]) or "Ivy gave no reason"
+        raise DownloadError(
+            f"Download of {wanted} failed:\n  {reasons}",
+            "Check the network. Behind an HTTP proxy set JAVA_TOOL_OPTIONS to "
+            "'-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'; to use a mirror let "
+            f"{IVY_SETTINGS_VARIABLE} name an Ivy settings file. Then run it again: "
+            "it goes on where it stopped.",
+        )
+
+
+def _module_xml(modules: Sequence[Module], provided: Collection[str]) -> bytes:
+    """Describe to Ivy a module that depends on what is wanted."""
+    root = ElementTree.Element("ivy-module", version="2.0")
+    ElementTree.SubElement(root, "info", organisation="local", module="wanted")
+    configurations = ElementTree.SubElement(root, "configurations")
+    ElementTree.SubElement(configurations, "conf", name="default")
+    dependencies = ElementTree.SubElement(root, "dependencies")
+    for module in modules:
+        ElementTree.SubElement(
+            dependencies,
+            "dependency",
+            org=module.organisation,
+            name=module.name,
+            rev=module.revision,
+            conf="default->default",
+        )
+    for name in sorted(provided):
+        ElementTree.SubElement(dependencies, "exclude", module=name)
+    return ElementTree.tostring(root)
+
+
+def _user_settings() -> Path | None:
+    """Find the Ivy settings file that the user chose; None means the default repository.
+
+    Raises `DownloadError` when it is named but not there.
+    """
+    named, by = os.environ.get(IVY_SETTINGS_VARIABLE), IVY_SETTINGS_VARIABLE
+    if not named:
+        spark_home = os.environ.get("SPARK_HOME")
+        conf = os.environ.get("SPARK_CONF_DIR") or (spark_home and f"{spark_home}/conf")
+        defaults = Path(conf or pyspark_jars_dir().parent / "conf") / "spark-defaults.conf"
+        with contextlib.suppress(FileNotFoundError):
+            match = re.search(
+                r"^\s*spark\.jars\.ivySettings[\s=:]+(\S.*?)\s*$",
+                defaults.read_text(encoding="utf-8"),
+                re.MULTILINE,
+            )
+            named, by = match and match[1], f"spark.jars.ivySettings in {defaults}"
+    if not named:
+        return None
+    path = Path(named.removeprefix("file://")).expanduser()
+    if not path.is_file():
+        raise DownloadError(
+            f"There is no Ivy settings file {path}.", f"Mend {by}, which names it, or take it out."
+        )
+    return path
+
+
+def _jar_title(module: str) -> str:
+    """Shorten Ivy's `organisation#name;revision` to `name-revision`."""
+    return module.rpartition("#")[2].replace(";", "-")

@@ -1,0 +1,44 @@
+"""Finds a Java that runs Kafka and Spark."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from proxy.devkit import JavaError
+
+MIN_JAVA_VERSION = 17
+
+_TIMEOUT_S = 30
+_VERSION = re.compile(r'version "(?:1\.)?(?P<major>\d+)')
+
+
+def find_java() -> Path:
+    """Give the `java` that `JAVA_HOME` names, or else the first on the PATH.
+
+    Raises `JavaError` when there is none, or it does not run, or is older than `MIN_JAVA_VERSION`.
+    """
+    how = f"Install Java {MIN_JAVA_VERSION} or newer, and let JAVA_HOME or PATH lead to it."
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if found is None:
+        where = f"in JAVA_HOME ({home})" if home else "on the PATH"
+        raise JavaError(f"No Java was found {where}.", how)
+    try:
+        answer = subprocess.run(
+            [found, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{found} does not run: {error}", how) from error
+    version = _VERSION.search(answer.stderr)
+    if version is None:
+        raise JavaError(f"{found} does not tell its version: {answer.stderr.strip()}", how)
+    if int(version["major"]) < MIN_JAVA_VERSION:
+        raise JavaError(f"{found} is Java {version['major']}, which is too old.", how)
+    return Path(found)
