@@ -5,8 +5,12 @@ Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of socket
 
 from .delay_queue import Delayed, DelayQueue, Reaper, TimerHandle
 from .entities import ClientIdentity, QuotaKind
-from .manager import Charge, ClientQuotas, QuotaManager, QuotaRow, QuotaSettings, largest
+from .manager import Charge, ClientQuotas, OnState, QuotaManager, largest
+from .meter import QuotaRow
+from .rulebook import RuleBook, RuleEntry, RuleSource
 from .rules import DEFAULT, OTHER, Considered, Match, Rule, RuleTable
+from .selector import parse_selector, selector
+from .settings import QuotaSettings
 
 __all__ = [
     "DEFAULT",
@@ -18,13 +22,19 @@ __all__ = [
     "DelayQueue",
     "Delayed",
     "Match",
+    "OnState",
     "QuotaKind",
     "QuotaManager",
     "QuotaRow",
     "QuotaSettings",
     "Reaper",
     "Rule",
+    "RuleBook",
+    "RuleEntry",
+    "RuleSource",
     "RuleTable",
     "TimerHandle",
     "largest",
+    "parse_selector",
+    "selector",
 ]

@@ -7,64 +7,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import prometheus_client
+from metrics import Instruments, Registry, Sensor
 
-from metrics import (
-    Instruments,
-    Metric,
-    MetricConfig,
-    MetricName,
-    Quota,
-    QuotaViolation,
-    Rate,
-    Registry,
-    Sensor,
-)
-
-from .control import Pacer, throttle_time_ms
 from .entities import ClientIdentity, QuotaKind
-from .rules import Match, Rule, RuleTable
+from .meter import Meter, QuotaRow, sensor_name
+from .rules import Considered, Match, Rule, RuleTable
+from .settings import QuotaSettings
 
-RATE_METRIC = "rate_bytes"
-RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
+__all__ = [
+    "Charge",
+    "ClientQuotas",
+    "OnState",
+    "QuotaManager",
+    "QuotaRow",
+    "QuotaSettings",
+    "largest",
+]
+
+OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaSettings:
-    """The rules and how they are measured. Raises ValueError for a value out of range."""
-
-    rules: tuple[Rule, ...] = ()
-    window_ms: float = 1000.0
-    """Length of one sample; at least 1."""
-    samples: int = 11
-    """How many windows a rate looks back on; at least 2."""
-    max_delay_ms: float = 20_000.0
-    """The longest single hold; above 0. Clients give up after 30 s."""
-    max_client_entities: int = 10_000
-    """For how many clients each kind of quota keeps a sensor of their own; at least 1."""
-
-    def __post_init__(self) -> None:
-        if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
-            raise ValueError(f"samples must be at least 2, not {self.samples}")
-        if not self.max_delay_ms > 0:
-            raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")
-        if self.max_client_entities < 1:
-            raise ValueError(f"max_client_entities must be above 0, not {self.max_client_entities}")
-        MetricConfig(samples=self.samples, window_ms=self.window_ms)
-
-    @property
-    def memory_ms(self) -> float:
-        """The time that a rate certainly looks back on."""
-        return (self.samples - 1) * self.window_ms
-
-    @property
-    def max_sensors(self) -> int:
-        """How many sensors these settings can need; the bound to give to the registry."""
-        # A rule has at most two that do not count as a client's: its own, and its overflow.
-        return len(QuotaKind) * (self.max_client_entities + 2 * len(self.rules))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +42,6 @@ class Charge:
     entity: str
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaRow:
-    """One sensor as the status page shows it."""
-
-    entity: str
-    kind: QuotaKind
-    rule: Rule
-    rate: float
-    """Measured now: bytes per second, or percent."""
-    bound: float
-    window_ms: float
-    """The time over which the rate is measured."""
-    owed_ms: float
-    """How long a response that came now would be held for what went before it; 0 or more."""
-
-
 def largest(charges: Iterable[Charge | None]) -> Charge | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
     return max(
@@ -102,65 +49,6 @@ def largest(charges: Iterable[Charge | None]) -> Charge | None:
         key=lambda charge: charge.due_ms,
         default=None,
     )
-
-
-class _Meter:
-    """One sensor with its rule and its schedule."""
-
-    __slots__ = (
-        *("entity", "generation", "is_clients", "kind", "max_delay_ms"),
-        *("metric", "pacer", "rate", "rule", "sensor", "violations"),
-    )
-
-    def __init__(self, kind: QuotaKind, entity: str, sensor: Sensor, rule: Rule) -> None:
-        self.kind = kind
-        self.entity = entity
-        self.rule = rule
-        self.is_clients = False
-        self.generation = -1
-        self.max_delay_ms = 0.0
-        self.violations: prometheus_client.Counter | None = None
-        self.sensor = sensor
-        self.rate = Rate()
-        labels = (("quota_entity", entity), ("quota", str(kind)))
-        self.metric: Metric = sensor.add(
-            MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
-        )
-        self.pacer = Pacer(rule.bounds[kind], 0.0)
-
-    def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
-        """Take over the bound and the windows of these settings; the history stays."""
-        bound = rule.bounds[self.kind]
-        self.rule = rule
-        self.generation = generation
-        self.max_delay_ms = settings.max_delay_ms
-        self.pacer.memory_ms = settings.memory_ms
-        self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(bound)
-        )
-        if bound != self.pacer.bound:
-            self.pacer.change_bound(bound, self.metric.measure(now_ms), now_ms)
-
-    def hold_ms(self, value: float, now_ms: float) -> int:
-        """Record a value; return for how many milliseconds to hold what it stands for."""
-        throttle_ms = 0
-        try:
-            self.sensor.record(value, now_ms)
-        except QuotaViolation as violation:
-            window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-            throttle_ms = throttle_time_ms(violation.value, violation.bound, window_ms)
-        return self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)
-
-    def row(self, now_ms: float) -> QuotaRow:
-        rate = self.metric.measure(now_ms)
-        window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-        owed_ms = max(0.0, self.pacer.due_ms - now_ms)
-        bound = self.pacer.bound
-        return QuotaRow(self.entity, self.kind, self.rule, rate, bound, window_ms, owed_ms)
-
-    def has_history(self, now_ms: float) -> bool:
-        """Return whether the sensor or the schedule still knows anything."""
-        return self.pacer.due_ms > now_ms or self.metric.measure(now_ms) > 0
 
 
 class ClientQuotas:
@@ -174,7 +62,7 @@ class ClientQuotas:
         self._users = 0
         self._generation = -1
         self._matches: dict[QuotaKind, Match] = {}
-        self._meters: dict[QuotaKind, _Meter] = {}
+        self._meters: dict[QuotaKind, Meter] = {}
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
@@ -235,6 +123,9 @@ class QuotaManager:
         registry: keeps the sensors; make it with `settings.max_sensors`. It must only be expired
             through this manager.
         on_overflow: is told once per rule and kind that clients share its sensor `other`.
+        on_state: is told once when the throttling of an entity begins and once when it has ended:
+            entity, kind, rule, whether it is throttled, rate and bound. Rate and bound are in
+            bytes per second, or percent.
 
     """
 
@@ -244,12 +135,16 @@ class QuotaManager:
         instruments: Instruments,
         registry: Registry,
         on_overflow: Callable[[Rule, QuotaKind], None] | None = None,
+        on_state: OnState | None = None,
     ) -> None:
         self._instruments = instruments
         self._registry = registry
         self._on_overflow = on_overflow
+        self._on_state = on_state
+        # Those whose throttling has begun and not ended, in this order.
+        self._throttled: dict[str, Meter] = {}
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
-        self._meters: dict[str, _Meter] = {}
+        self._meters: dict[str, Meter] = {}
         self._client_sensors: Counter[QuotaKind] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
@@ -258,6 +153,7 @@ class QuotaManager:
     def update(self, settings: QuotaSettings) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept."""
         self.settings = settings
+        self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
         self.table = RuleTable(settings.rules)
         self.generation += 1
         self._has_outdated = bool(self._meters)
@@ -271,9 +167,54 @@ class QuotaManager:
         quotas._users += 1
         return quotas
 
+    def clients(self) -> list[ClientIdentity]:
+        """Return all connected clients, also those that no rule bounds."""
+        return list(self._clients)
+
+    def explain(self, identity: ClientIdentity) -> list[Considered]:
+        """Return for each kind in turn all rules in force that bound it, and which one applies."""
+        return self.table.explain(identity)
+
     def snapshot(self, now_ms: float) -> list[QuotaRow]:
-        """Return a row for each sensor in use."""
-        return [meter.row(now_ms) for meter in self._meters.values()]
+        """Return a row for each sensor in use. Costs a walk over all sensors and clients."""
+        sharing: dict[str, list[ClientIdentity]] = {}
+        for quotas in self._clients.values():
+            for meter in quotas._meters.values():
+                sharing.setdefault(meter.sensor.name, []).append(quotas.identity)
+        return [meter.row(sharing.get(name, ()), now_ms) for name, meter in self._meters.items()]
+
+    def held(self, charge: Charge, hold_ms: float, now_ms: float) -> None:
+        """Take note that a response is really held for a charge, beginning now.
+
+        Call it for each response that waits, with the one charge that makes it wait. A charge may
+        come to nothing: its time had passed when the response was there, or another one is longer.
+        A hold that is cut short counts in full.
+
+        Args:
+            charge: from `ClientQuotas.charge`.
+            hold_ms: for how long it waits from now on.
+            now_ms: the monotonic time.
+
+        """
+        name = sensor_name(charge.kind, charge.entity)
+        meter = self._meters.get(name)
+        if meter is not None and meter.held(hold_ms, charge.due_ms, now_ms):
+            self._throttled[name] = meter
+            self._tell(meter, throttled=True, now_ms=now_ms)
+
+    def sweep(self, now_ms: float) -> int:
+        """Tell whose throttling has ended: no hold for `QUIET_MS`; return how many there were.
+
+        Call it every second or so; it looks at those that are throttled and at no others.
+        """
+        quiet = [
+            name
+            for name, meter in self._throttled.items()
+            if meter.holds is None or meter.holds.end_if_quiet(now_ms)
+        ]
+        for name in quiet:
+            self._tell(self._throttled.pop(name), throttled=False, now_ms=now_ms)
+        return len(quiet)
 
     def expire(self, now_ms: float) -> int:
         """Drop the sensors that are idle for an hour or that no rule names any more.
@@ -289,14 +230,14 @@ class QuotaManager:
             for meter in outdated:
                 if not meter.has_history(now_ms):
                     self._registry.remove(meter.sensor.name)
-                    self._drop(meter)
+                    self._drop(meter, now_ms)
             self._has_outdated = any(not meter.sensor.retired for meter in outdated)
         return before - len(self._meters)
 
-    def _meter(self, kind: QuotaKind, match: Match, now_ms: float) -> _Meter:
+    def _meter(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         """Return the sensor for a match: the one in use, a new one, or the rule's overflow."""
         rule = match.rule
-        meter = self._meters.get(_sensor_name(kind, match.entity))
+        meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
             self._expire_idle(now_ms)
             if rule.is_open and not self._has_room(kind):
@@ -315,30 +256,33 @@ class QuotaManager:
             and len(self._registry) < self._registry.max_sensors
         )
 
-    def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> _Meter:
+    def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter:
         entity = self.table.overflow_entity(kind, rule)
-        name = _sensor_name(kind, entity)
+        name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
             if self._on_overflow is not None:
                 self._on_overflow(rule, kind)
         return self._meters.get(name) or self._create(kind, entity, rule, now_ms)
 
-    def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> _Meter:
+    def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         # Only sensors whose number the rules decide get here without room: they must be measured.
         self._registry.max_sensors = max(self._registry.max_sensors, len(self._registry) + 1)
-        name = _sensor_name(kind, entity)
+        name = sensor_name(kind, entity)
         sensor = self._registry.get_or_create(name, lambda: Sensor(name), now_ms)
-        meter = self._meters[name] = _Meter(kind, entity, sensor, rule)
+        meter = self._meters[name] = Meter(kind, entity, sensor, rule)
         return meter
 
     def _expire_idle(self, now_ms: float) -> None:
         for name in self._registry.expire(now_ms):
             if name in self._meters:
-                self._drop(self._meters[name])
+                self._drop(self._meters[name], now_ms)
 
-    def _drop(self, meter: _Meter) -> None:
-        del self._meters[meter.sensor.name]
+    def _drop(self, meter: Meter, now_ms: float) -> None:
+        name = meter.sensor.name
+        del self._meters[name]
+        if self._throttled.pop(name, None) is not None:
+            self._tell(meter, throttled=False, now_ms=now_ms)
         self._client_sensors[meter.kind] -= meter.is_clients
         if meter.violations is not None:
             # Make room for the label sets of the clients to come.
@@ -346,14 +290,15 @@ class QuotaManager:
             self._instruments.violations_total.forget(**labels)
             self._instruments.throttled_responses_total.forget(**labels)
 
-    def _count_violation(self, meter: _Meter) -> None:
+    def _tell(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
+        if self._on_state is not None:
+            rate, bound = meter.metric.measure(now_ms), meter.pacer.bound
+            self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, bound)
+
+    def _count_violation(self, meter: Meter) -> None:
         if meter.violations is None:
             meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
         meter.violations.inc()
 
     def _forget(self, quotas: ClientQuotas) -> None:
         self._clients.pop(quotas.identity, None)
-
-
-def _sensor_name(kind: QuotaKind, entity: str) -> str:
-    return f"{kind}:{entity}"

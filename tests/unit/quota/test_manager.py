@@ -14,6 +14,8 @@ from proxy.quota import (
     Rule,
     largest,
 )
+from proxy.quota.holds import QUIET_MS
+from proxy.quota.meter import SHOWN_CLIENTS
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -28,6 +30,7 @@ class World:
     def __init__(self, *rules: Rule, **settings):
         self.prometheus = CollectorRegistry()
         self.overflows: list[tuple[int, QuotaKind]] = []
+        self.states: list[tuple[str, QuotaKind, Rule, bool, float, float]] = []
         self.settings = settings
         made = QuotaSettings(rules=rules, **settings)
         self.registry = Registry(made.max_sensors)
@@ -36,6 +39,7 @@ class World:
             Instruments(self.prometheus, max_label_sets=100),
             self.registry,
             lambda rule, kind: self.overflows.append((rule.number, kind)),
+            lambda *state: self.states.append(state),
         )
 
     def update(self, *rules: Rule):
@@ -43,6 +47,13 @@ class World:
 
     def client(self, client_id="c", user=None, listener="l"):
         return self.manager.client(ClientIdentity(listener, user, client_id))
+
+    def hold(self, client, value, now_ms, kind=CONSUMER):
+        """Charge, and hold the response as the relay does."""
+        charge = client.charge(kind, value, now_ms)
+        if charge is not None:
+            self.manager.held(charge, charge.due_ms - now_ms, now_ms)
+        return charge
 
     def entities(self, now_ms=0.0):
         return sorted(row.entity for row in self.manager.snapshot(now_ms))
@@ -323,6 +334,151 @@ def test_max_delay_and_windows_follow_an_update():
     )
     assert client.charge(CONSUMER, 1.0, 10.0).delay_ms == 500
     assert world.row("client-id=c", 10.0).window_ms == pytest.approx(2010.0)
+
+
+# Holds and throttling
+
+
+def test_the_holds_of_the_last_minute_are_counted_and_added_up():
+    world = World(ALL)
+    client = world.client()
+    assert world.hold(client, 5 * MB, 0.0) is None
+    row = world.row("client-id=c", 0.0)
+    assert (row.holds, row.held_ms, row.hold_until_ms, row.throttled) == (0, 0.0, None, False)
+    world.hold(client, 6 * MB, 0.0)
+    world.hold(client, 2 * MB, 500.0)
+    row = world.row("client-id=c", 600.0)
+    assert (row.holds, row.held_ms, row.hold_until_ms) == (2, 1000.0 + 2500.0, 3000.0)
+    row = world.row("client-id=c", 3000.0)
+    assert (row.holds, row.hold_until_ms) == (2, None)
+    assert world.row("client-id=c", 59_000.0).holds == 2
+    row = world.row("client-id=c", 66_000.0)
+    assert (row.holds, row.held_ms) == (0, 0.0)
+
+
+def test_a_charge_that_was_not_waited_for_is_no_hold():
+    world = World(ALL)
+    assert world.client().charge(CONSUMER, 50 * MB, 0.0) is not None
+    assert world.row("client-id=c", 0.0).holds == 0
+    assert world.states == []
+
+
+def test_a_hold_of_a_sensor_that_is_gone_counts_for_nobody():
+    world = World(ALL)
+    charge = world.client().charge(CONSUMER, 50 * MB, 0.0)
+    world.manager.expire(HOUR_MS)
+    world.manager.held(charge, 20_000.0, HOUR_MS)
+    assert world.states == []
+
+
+def test_throttling_is_told_once_when_it_begins_and_once_when_it_has_ended():
+    world = World(ALL)
+    client = world.client()
+    began = ("client-id=c", CONSUMER, ALL, True, 1.1 * MB, MB)
+    for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 12 and 23 s
+        assert world.hold(client, 11 * MB, now_ms) is not None
+        assert world.manager.sweep(now_ms) == 0
+        assert world.states == [began]
+    due_ms = world.row("client-id=c", 20_000.0).hold_until_ms
+    assert due_ms == 23_000.0
+    assert world.manager.sweep(due_ms + QUIET_MS - 1) == 0
+    assert world.row("client-id=c", due_ms + QUIET_MS - 1).throttled
+    assert world.manager.sweep(due_ms + QUIET_MS) == 1
+    assert world.states == [began, ("client-id=c", CONSUMER, ALL, False, 0.0, MB)]
+    assert not world.row("client-id=c", due_ms + QUIET_MS).throttled
+    assert world.manager.sweep(due_ms + 10 * QUIET_MS) == 0
+    assert world.hold(client, 50 * MB, HOUR_MS) is not None
+    assert [state[3] for state in world.states] == [True, False, True]
+
+
+def test_each_kind_of_quota_begins_and_ends_by_itself():
+    world = World(rule(client_id=DEFAULT, producer=MB))
+    client = world.client()
+    world.hold(client, 11 * MB, 0.0)
+    world.hold(client, 11 * MB, 10_000.0, PRODUCER)
+    world.manager.sweep(1000.0 + QUIET_MS)
+    world.manager.sweep(11_000.0 + QUIET_MS)
+    told = [(kind, throttled) for _, kind, _, throttled, _, _ in world.states]
+    assert told == [(CONSUMER, True), (PRODUCER, True), (CONSUMER, False), (PRODUCER, False)]
+
+
+def test_throttling_goes_on_over_an_update_and_ends_under_the_new_rule():
+    world = World(ALL)
+    client = world.client()
+    world.hold(client, 11 * MB, 0.0)
+    lower = rule(4, client_id="c", consumer=MB / 2)
+    world.update(lower)
+    world.hold(client, 1 * MB, 500.0)
+    world.manager.sweep(100_000.0)
+    assert [(state[2], state[3], state[5]) for state in world.states] == [
+        (ALL, True, MB),
+        (lower, False, MB / 2),
+    ]
+
+
+@pytest.mark.parametrize("how", ["idle", "without a rule"])
+def test_throttling_ends_when_its_sensor_goes(how):
+    world = World(ALL)
+    world.hold(world.client(), 11 * MB, 0.0)
+    if how == "without a rule":
+        world.update()
+    assert world.manager.expire(HOUR_MS) == 1
+    assert [state[3] for state in world.states] == [True, False]
+    assert world.manager.sweep(HOUR_MS) == 0
+
+
+def test_a_row_names_the_connected_clients_that_share_its_sensor():
+    world = World(rule(1, client_id_prefix="p", scope="shared"), ALL)
+    clients = [world.client(client_id) for client_id in ("p1", "p2", "c", "silent")]
+    for client in clients[:3]:
+        client.charge(CONSUMER, 1.0, 0.0)
+    row = world.row("client-id-prefix=p", 0.0)
+    assert [client.client_id for client in row.clients] == ["p1", "p2"]
+    assert row.client_count == 2
+    assert [client.client_id for client in world.row("client-id=c", 0.0).clients] == ["c"]
+    clients[0].close()
+    row = world.row("client-id-prefix=p", 0.0)
+    assert [client.client_id for client in row.clients] == ["p2"]
+    clients[1].close()
+    row = world.row("client-id-prefix=p", 0.0)
+    assert (row.clients, row.client_count) == ((), 0)
+
+
+def test_a_row_names_a_bounded_number_of_clients_and_counts_all():
+    world = World(rule(client_id=DEFAULT, scope="shared"))
+    for number in range(SHOWN_CLIENTS + 5):
+        world.client(f"c{number}").charge(CONSUMER, 1.0, 0.0)
+    row = world.row("client-id=<default>", 0.0)
+    assert (len(row.clients), row.client_count) == (SHOWN_CLIENTS, SHOWN_CLIENTS + 5)
+
+
+def test_all_connected_clients_are_listed_also_those_without_a_rule():
+    world = World(rule(client_id="c"))
+    world.client("c")
+    other = world.client("other")
+    assert [identity.client_id for identity in world.manager.clients()] == ["c", "other"]
+    other.close()
+    assert [identity.client_id for identity in world.manager.clients()] == ["c"]
+
+
+def test_explain_follows_the_rules_in_force():
+    exact = rule(1, client_id="c")
+    world = World(ALL)
+    identity = ClientIdentity("l", None, "c")
+    assert [row.rule for row in world.manager.explain(identity) if row.chosen] == [ALL]
+    world.update(exact, ALL)
+    considered = world.manager.explain(identity)
+    assert [(row.rule, row.chosen) for row in considered] == [(exact, True), (ALL, False)]
+
+
+def test_more_rules_at_run_time_leave_the_clients_their_places():
+    world = World(ALL, max_client_entities=2)
+    rules = [rule(number, client_id=f"exact{number}") for number in range(10)]
+    world.update(*rules, ALL)
+    for client_id in [f"exact{number}" for number in range(10)] + ["a", "b"]:
+        for kind in QuotaKind:
+            world.client(client_id).charge(kind, 1.0, 0.0)
+    assert "other" not in world.entities()
 
 
 # What is shown

@@ -1,0 +1,134 @@
+"""One sensor with its rule, its schedule and its holds, and the row that shows them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import prometheus_client
+
+from metrics import Metric, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
+
+from .control import Pacer, throttle_time_ms
+from .entities import ClientIdentity, QuotaKind
+from .holds import Holds
+from .rules import Rule
+from .settings import QuotaSettings
+
+RATE_METRIC = "rate_bytes"
+RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
+
+SHOWN_CLIENTS = 20
+"""How many clients a row names; it counts them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """One sensor as the status page shows it."""
+
+    entity: str
+    kind: QuotaKind
+    rule: Rule
+    rate: float
+    """Measured now: bytes per second, or percent."""
+    bound: float
+    window_ms: float
+    """The time over which the rate is measured."""
+    owed_ms: float
+    """How long a response that came now would be held for what went before it; 0 or more."""
+    holds: int
+    """How many responses were held in the last minute."""
+    held_ms: float
+    """For how long they were held, added up; those of several connections overlap."""
+    hold_until_ms: float | None
+    """When the last response that is held now leaves; None when none is held."""
+    throttled: bool
+    """Whether `on_state` was told that throttling began and not yet that it ended."""
+    clients: tuple[ClientIdentity, ...]
+    """The connected clients whose latest traffic was charged here; at most SHOWN_CLIENTS."""
+    client_count: int
+    """How many of them there are."""
+
+
+class Meter:
+    """One sensor with its rule, its schedule and its holds."""
+
+    __slots__ = (
+        *("entity", "generation", "holds", "is_clients", "kind", "max_delay_ms"),
+        *("metric", "pacer", "rate", "rule", "sensor", "violations"),
+    )
+
+    def __init__(self, kind: QuotaKind, entity: str, sensor: Sensor, rule: Rule) -> None:
+        self.kind = kind
+        self.entity = entity
+        self.rule = rule
+        self.is_clients = False
+        """Whether it takes one of the places for clients."""
+        self.generation = -1
+        """The update of the manager's rules that it follows."""
+        self.max_delay_ms = 0.0
+        self.violations: prometheus_client.Counter | None = None
+        self.holds: Holds | None = None
+        """None until a response is held: most clients never are."""
+        self.sensor = sensor
+        self.rate = Rate()
+        labels = (("quota_entity", entity), ("quota", str(kind)))
+        self.metric: Metric = sensor.add(
+            MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
+        )
+        self.pacer = Pacer(rule.bounds[kind], 0.0)
+
+    def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
+        """Take over the bound and the windows of these settings; the history stays."""
+        bound = rule.bounds[self.kind]
+        self.rule = rule
+        self.generation = generation
+        self.max_delay_ms = settings.max_delay_ms
+        self.pacer.memory_ms = settings.memory_ms
+        self.metric.config = MetricConfig(
+            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(bound)
+        )
+        if bound != self.pacer.bound:
+            self.pacer.change_bound(bound, self.metric.measure(now_ms), now_ms)
+
+    def hold_ms(self, value: float, now_ms: float) -> int:
+        """Record a value; return for how many milliseconds to hold what it stands for."""
+        throttle_ms = 0
+        try:
+            self.sensor.record(value, now_ms)
+        except QuotaViolation as violation:
+            window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
+            throttle_ms = throttle_time_ms(violation.value, violation.bound, window_ms)
+        return self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)
+
+    def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
+        """Take note of a hold; return whether throttling begins with it."""
+        if self.holds is None:
+            self.holds = Holds()
+        return self.holds.add(hold_ms, due_ms, now_ms)
+
+    def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
+        """Return what there is to show of the sensor, which these clients share."""
+        holds = self.holds
+        return QuotaRow(
+            entity=self.entity,
+            kind=self.kind,
+            rule=self.rule,
+            rate=self.metric.measure(now_ms),
+            bound=self.pacer.bound,
+            window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
+            owed_ms=max(0.0, self.pacer.due_ms - now_ms),
+            holds=holds.count(now_ms) if holds else 0,
+            held_ms=holds.total_ms(now_ms) if holds else 0.0,
+            hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
+            throttled=holds is not None and holds.throttled,
+            clients=tuple(clients[:SHOWN_CLIENTS]),
+            client_count=len(clients),
+        )
+
+    def has_history(self, now_ms: float) -> bool:
+        """Return whether the sensor or the schedule still knows anything."""
+        return self.pacer.due_ms > now_ms or self.metric.measure(now_ms) > 0
+
+
+def sensor_name(kind: QuotaKind, entity: str) -> str:
+    """Return the name of an entity's sensor in the registry."""
+    return f"{kind}:{entity}"

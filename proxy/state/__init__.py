@@ -1,0 +1,22 @@
+"""State that outlives a restart, behind one interface: in memory, or in one SQLite file.
+
+Who writes now and then, such as an operator's command, calls the store. Who writes often and runs
+on the event loop goes through a `StateWriter`, which puts what came meanwhile into one
+transaction.
+"""
+
+from .errors import StateError
+from .memory import MemoryStore
+from .sqlite import SqliteStore
+from .store import Json, Record, Store
+from .writer import StateWriter
+
+__all__ = [
+    "Json",
+    "MemoryStore",
+    "Record",
+    "SqliteStore",
+    "StateError",
+    "StateWriter",
+    "Store",
+]

@@ -1,0 +1,101 @@
+"""What a store of state is: records by key, written together or not at all."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .errors import StateError
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+"""A value as JSON has it. It is read back as `dict`, `list` and so on; a tuple becomes a list."""
+
+SEPARATOR = "/"
+"""Ends the namespace of a key: `quotas/user=alice`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value under its key; make it with `of`."""
+
+    key: str
+    text: str
+    """The value as JSON."""
+    version: int
+    """Number of the value's form, 1 or more. Who changes the form of what it writes counts on, and
+    can tell by it how to read what an older program wrote."""
+
+    @classmethod
+    def of(cls, key: str, value: Json, version: int = 1) -> "Record":
+        """Make a record that every store takes.
+
+        Args:
+            key: `NAMESPACE/NAME`, printable; quote what may be anything else.
+            value: what JSON can express. NaN and the infinities are none of that.
+            version: 1 or more.
+
+        Raises:
+            ValueError: one of them is out of range.
+
+        """
+        namespace, _, name = key.partition(SEPARATOR)
+        if not (namespace and name and key.isprintable()):
+            raise ValueError(f"{key!r} is no key: write NAMESPACE{SEPARATOR}NAME, printable")
+        if version < 1:
+            raise ValueError(f"the version of {key!r} must be 1 or more, not {version}")
+        try:
+            text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the value of {key!r} cannot be written as JSON: {error}") from error
+        return cls(key, text, version)
+
+    @property
+    def value(self) -> Json:
+        """The value, a new copy each time. Raises StateError when the text is not JSON."""
+        try:
+            value: Json = json.loads(self.text)
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"the value of {self.key!r} in the state is damaged: {error}",
+                "restore the state from a backup, or remove this record",
+            ) from error
+        return value
+
+
+class Store(ABC):
+    """Records by key, kept until they are deleted.
+
+    May be used from several threads. When a method that writes has returned, what it wrote is
+    kept; when it raised, nothing of it was written. Every method raises StateError when the state
+    cannot be read or written, and RuntimeError after `close`.
+    """
+
+    @abstractmethod
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None."""
+
+    @abstractmethod
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records whose key begins with `prefix`, sorted by key."""
+
+    @abstractmethod
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """Delete keys and write records, all or nothing; return how many records were deleted.
+
+        A key that is deleted and written has the record afterwards. Of two records with one key
+        the later one stays.
+        """
+
+    def put(self, key: str, value: Json, version: int = 1) -> Record:
+        """Write one value, in the place of an earlier one; arguments and errors of `Record.of`."""
+        record = Record.of(key, value, version)
+        self.put_many((record,))
+        return record
+
+    def delete(self, key: str) -> bool:
+        """Delete one record; return whether there was one."""
+        return self.put_many((), delete=(key,)) > 0
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let the state go; a second time does nothing."""
