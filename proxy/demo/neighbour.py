@@ -1,0 +1,84 @@
+"""A consumer without quota that reads the topic over and over, beside the query that has one.
+
+It prints once a second, as a JSON object a line, for how long it had to wait for records.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from kafka import KafkaConsumer, TopicPartition
+
+POLL_TIMEOUT_MS = 1000
+RECORDS_PER_POLL = 200
+FETCH_BYTES = 256 * 1024
+FETCH_MAX_WAIT_MS = 20
+"""How long the broker may wait for records: a partition that was read to its end is begun anew."""
+CATCH_UP_S = 1.0
+"""How much lost time it makes up for, to keep its pace."""
+REPORT_INTERVAL_S = 1.0
+MS_PER_SECOND = 1000.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read at `--bytes-per-second` until the process is ended."""
+    options = _parser().parse_args(arguments)
+    consumer = KafkaConsumer(
+        bootstrap_servers=options.bootstrap,
+        client_id=options.client_id,
+        group_id=None,
+        max_poll_records=RECORDS_PER_POLL,
+        max_partition_fetch_bytes=FETCH_BYTES,
+        fetch_max_wait_ms=FETCH_MAX_WAIT_MS,
+        # In pure Python the checksums take longer than all the rest, and would be taken for waits.
+        check_crcs=False,
+    )
+    numbers = sorted(consumer.partitions_for_topic(options.topic) or ())
+    ends = consumer.end_offsets([TopicPartition(options.topic, number) for number in numbers])
+    consumer.assign(list(ends))
+    for partition in ends:
+        consumer.seek(partition, 0)
+    waits, waited_s, longest_wait_s = 0, 0.0, 0.0
+    waiting_since_s = due_s = report_s = time.monotonic()
+    is_first = True
+    while True:
+        batches = consumer.poll(POLL_TIMEOUT_MS)
+        now_s = time.monotonic()
+        # The first wait has the connecting in it.
+        if not is_first:
+            waits += 1
+            waited_s += now_s - waiting_since_s
+            longest_wait_s = max(longest_wait_s, now_s - waiting_since_s)
+        if now_s >= report_s:
+            report_s = now_s + REPORT_INTERVAL_S
+            line = {
+                "mean_wait_ms": round(waited_s / max(waits, 1) * MS_PER_SECOND, 1),
+                "longest_wait_ms": round(longest_wait_s * MS_PER_SECOND, 1),
+            }
+            sys.stdout.write(f"{json.dumps(line)}\n")
+            sys.stdout.flush()
+        if not batches:
+            continue
+        is_first = False
+        for partition, records in batches.items():
+            due_s += sum(len(record.value) for record in records) / options.bytes_per_second
+            if records[-1].offset + 1 >= ends[partition]:
+                consumer.seek(partition, 0)
+        due_s = max(due_s, now_s - CATCH_UP_S)
+        time.sleep(max(due_s - now_s, 0.0))
+        waiting_since_s = time.monotonic()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="proxy.demo.neighbour", description=__doc__)
+    parser.add_argument("--bootstrap", required=True, help="HOST:PORT of the proxy")
+    parser.add_argument("--client-id", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--bytes-per-second", type=float, required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Starts the demo's processes and reads what they say of themselves."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.demo import DemoError
+from proxy.demo.children import Child
+from proxy.demo.data import TOPIC
+from proxy.demo.figures import LIMITED, UNLIMITED
+
+HOST = "127.0.0.1"
+PROXY_TIMEOUT_S = 20.0
+UNLIMITED_BYTES_PER_S = 4 * 1024 * 1024
+"""A modest pace, some times the query's bound."""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
+READY_LINE = "ready"
+
+_BOOTSTRAP = re.compile(r"^(\s*bootstrap_servers:).*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the proxy listens."""
+
+    bootstrap: str
+    """`HOST:PORT` for Kafka clients."""
+    metrics_url: str
+
+
+def write_config(broker: str, path: Path) -> None:
+    """Copy the example with the broker's address in it, so that users can look at what ran.
+
+    Raises `DemoError` when the example can't be read.
+    """
+    try:
+        example = EXAMPLE.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DemoError(
+            f"The demo's configuration can't be read: {error}",
+            "Run the demo from a checkout of the project: make demo",
+        ) from error
+    path.write_text(_BOOTSTRAP.sub(rf"\1 [{broker}]", example), encoding="utf-8")
+
+
+def start_proxy(config: Path, out_dir: Path) -> Child:
+    """Start the proxy as a user would; `await_proxy` waits for it."""
+    return Child("proxy", "proxy", ["run", "--config", str(config)], out_dir)
+
+
+def await_proxy(proxy: Child) -> Addresses:
+    """Return once the proxy is ready, with the ports from its log; raises `DemoError`."""
+
+    def find() -> Addresses | None:
+        if READY_LINE not in proxy.lines():
+            return None
+        ports = {line.get("event"): line.get("port") for line in proxy.objects()}
+        return Addresses(f"{HOST}:{ports['listening']}", f"http://{HOST}:{ports['admin']}/metrics")
+
+    return proxy.wait_for(find, "opened its ports", PROXY_TIMEOUT_S)
+
+
+def start_query(bootstrap: str, jars: tuple[Path, ...], work_dir: Path, out_dir: Path) -> Child:
+    """Start the Spark query, with rows and checkpoint in `work_dir`."""
+    arguments = ["--bootstrap", bootstrap, "--client-id", LIMITED, "--topic", TOPIC]
+    arguments += ["--jars", ",".join(map(str, jars)), "--work-dir", str(work_dir)]
+    return Child("query", "proxy.demo.query", arguments, out_dir)
+
+
+def start_neighbour(bootstrap: str, out_dir: Path) -> Child:
+    """Start the client without quota."""
+    arguments = ["--bootstrap", bootstrap, "--client-id", UNLIMITED, "--topic", TOPIC]
+    arguments += ["--bytes-per-second", str(UNLIMITED_BYTES_PER_S)]
+    return Child("neighbour", "proxy.demo.neighbour", arguments, out_dir)
+
+
+def said(child: Child) -> dict[str, float]:
+    """Give the figures that the child has printed, the latest of each name."""
+    return {name: value for line in child.objects() for name, value in line.items()}
