@@ -53,15 +53,17 @@ class Cluster:
             self.brokers[node_id] = (host, port)
             _log.info("broker learned", node_id=node_id, host=host, port=port)
 
+    def knows(self, node_id: int) -> bool:
+        """Say whether this broker's address is known."""
+        return node_id in self.brokers
+
     async def connect(self, node_id: int | None) -> Channel:
-        """Connect to a broker; None: to any bootstrap server that answers.
+        """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
         Raises UpstreamError.
         """
-        if node_id is not None:
-            address = self.brokers.get(node_id)
-            if address is None:
-                raise UpstreamError("unknown_broker", f"no address is known of broker {node_id}")
+        address = self.brokers.get(node_id) if node_id is not None else None
+        if address is not None:
             return await self._connect(address)
         servers = len(self.bootstrap_servers)
         for attempt in range(servers):
@@ -81,8 +83,8 @@ class Cluster:
                 async with asyncio.timeout(2 * self.connect_timeout_s):
                     await self._probe()
                 self._now_reachable(error=None)
-            except (UpstreamError, OSError, TimeoutError, ValueError) as error:
-                self._now_reachable(error=str(error) or "no answer in time")
+            except Exception as error:  # who knows what answers at that address
+                self._now_reachable(error=str(error) or type(error).__name__)
             await asyncio.sleep(PROBE_INTERVAL_S if self.reachable else RETRY_INTERVAL_S)
 
     def _now_reachable(self, error: str | None) -> None:
@@ -90,6 +92,7 @@ class Cluster:
             _log.info("cluster reachable", brokers=len(self.brokers))
         elif error is not None and self.reachable:
             _log.warning("cluster not reachable", error=error)
+            self._may_ask_metadata = True  # what is there next may let us
         self.reachable = error is None
 
     async def _connect(self, address: tuple[str, int]) -> Channel:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from structlog import get_logger
 
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
@@ -73,7 +73,7 @@ class Connection:
         listener: str,
         peer: str,
         user: str | None,
-        dial: Callable[[], Awaitable[Channel]],
+        dial: Callable[[Connection], Awaitable[Channel]],
         advertise: Callable[[int, str, int], tuple[str, int] | None],
         on_close: Callable[[Connection], None],
     ) -> None:
@@ -105,8 +105,16 @@ class Connection:
         self._requests.connect(self._client, None)
         self._requests.run()
 
+    @property
+    def draining(self) -> bool:
+        """Whether no further requests are taken; answers are held no more."""
+        return Pause.DRAINING in self._pauses
+
     def drain(self) -> None:
-        """Take no further requests; close when all answers are out."""
+        """Take no further requests; close when all answers are out.
+
+        An answer that is held goes out when it is due, or when its reaper releases everything.
+        """
         if self.state is State.OPEN:
             self._pause(Pause.DRAINING)
             self._unpause(Pause.MUTED)
@@ -117,14 +125,15 @@ class Connection:
     def check_idle(self, now_s: float, timeout_s: float) -> None:
         """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
         last = max(self._requests.last_active, self._responses.last_active)
-        if now_s - last < timeout_s or self._responses.held or Pause.MUTED in self._pauses:
+        held_back = self._responses.held or Pause.MUTED in self._pauses
+        if now_s - last < timeout_s or held_back or self.state is State.DIALLING:
             return
         if self._responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data")
-        elif self._requests.sending_blocked or self.in_flight:
-            self._upstream_error("timeout", "the broker does not answer")
-        elif self._requests.mid_frame:
+        elif self._requests.waits_for_rest:
             self._reject("slow_frame", "a request was begun and not finished")
+        elif self._requests.sending_blocked or self._answers_due:
+            self._upstream_error("timeout", "the broker does not answer")
         elif self.state is State.NEW:
             self._reject("no_request", "the client sends nothing")
         else:
@@ -163,16 +172,19 @@ class Connection:
     # What ends it
 
     def close_client_ended(self, *, mid_frame: bool) -> None:
-        """Handle the end of the client's stream."""
+        """Handle the end of the client's stream.
+
+        No Kafka client closes one side only, so nobody waits for the answers that are due.
+        """
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
         else:
             self.close("client closed")
 
-    def close_upstream_ended(self, *, lost: bool) -> None:
-        """Handle the end of the broker's stream."""
-        if lost:
-            self._upstream_error("closed", "the broker closed the connection with answers due")
+    def close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
+        """Handle the end of the broker's stream; an error only when answers were due."""
+        if self._answers_due:
+            self._upstream_error("closed", f"{detail}, with answers due")
         else:
             self.close("broker closed")
 
@@ -185,11 +197,17 @@ class Connection:
                 self._upstream_error(error.reason, str(error))
             case MalformedResponse():
                 self._upstream_error("bad_response", str(error))
+            case ChannelLost(channel=channel) if channel is self._upstream:
+                self.close_upstream_ended(f"connection lost: {error}")
             case OSError():
-                self.close(f"connection lost: {error}")
+                self.close("client lost")
             case _:
                 _log.error("unexpected error", exc_info=error, **self._about("internal_error"))
                 self._reject("internal_error", str(error))
+
+    @property
+    def _answers_due(self) -> bool:
+        return bool(self.in_flight) or self._responses.mid_frame
 
     def _reject(self, reason: str, detail: str) -> None:
         if self.state is not State.CLOSED:
@@ -220,10 +238,10 @@ class Connection:
 
     async def _connect(self) -> None:
         try:
-            upstream = await self._dial()
-        except UpstreamError as error:
+            upstream = await self._dial(self)
+        except Exception as error:  # whatever it is, it ends this pair only
             self._dialling = None
-            self._upstream_error(error.reason, str(error))
+            self.close_failed(error)
             return
         self._dialling = None
         if self.state is not State.DIALLING:
@@ -310,25 +328,15 @@ class Connection:
                 session.close()
             self._sessions.clear()
 
-    # Responses
+    # The end of a drained pair
 
-    def requests_idle(self) -> None:
-        """Handle that no request is under way."""
-        if Pause.DRAINING in self._pauses:
-            self._finish_if_drained()
-
-    def responses_idle(self) -> None:
-        """Handle that no response is under way."""
-        if Pause.DRAINING in self._pauses:
+    def flow_idle(self) -> None:
+        """Handle that one of the flows has nothing to do."""
+        if self.draining:
             self._finish_if_drained()
 
     def _finish_if_drained(self) -> None:
-        if (
-            self.state is not State.OPEN
-            or self.in_flight
-            or self._responses.mid_frame
-            or self._requests.sending_blocked
-        ):
+        if self.state is not State.OPEN or self._answers_due or self._requests.under_way:
             return
         self.state = State.LINGERING
         self._requests.close()
@@ -336,8 +344,8 @@ class Connection:
         loop = self.services.loop
         try:
             self._client.sock.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            self.close(f"connection lost: {error}")
+        except OSError:
+            self.close("client lost")
             return
         self._linger = loop.call_later(LINGER_S, self.close, "drained")
         loop.add_reader(self._client.fd, self._discard)

@@ -1,11 +1,25 @@
 """One request on its way to a broker, and what is to be done with the response to it."""
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 from prometheus_client import Counter
 
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Charge, ClientQuotas
 from proxy.relay.services import Services
-from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE, Handling, api_name
+from proxy.wire.apis import (
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Handling,
+    api_name,
+    handling,
+    is_membership,
+    response_body_offset,
+    response_is_flexible,
+    throttle_offset,
+)
+from proxy.wire.frames import RequestHead
 
 LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 """Never held, and read whole in both directions: they tell who the client is."""
@@ -41,6 +55,39 @@ class ClientSession:
         self._services.client_left(self.identity)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done with every response of one API and version; looked up once per request."""
+
+    handling: Handling
+    takes_whole: bool
+    """It is taken into memory before it is sent on."""
+    is_flexible: bool
+    """Its header ends with a tag section, whose one byte is 0 when it is empty."""
+    body_offset: int
+    """Where its body starts when that section is empty."""
+    throttle_offset: int
+    """Where its throttle time can be written without taking it whole; 0: nowhere."""
+    costs_time: bool
+    """Its service time counts for `request_percentage`."""
+
+
+@lru_cache(maxsize=1024)
+def plan_of(api_key: int, version: int) -> Plan:
+    """Return the plan of an API and version."""
+    how = handling(api_key, version)
+    is_login = api_key in LOGIN_APIS
+    takes_whole = is_login or how in (Handling.REWRITE, Handling.API_VERSIONS)
+    return Plan(
+        handling=how,
+        takes_whole=takes_whole,
+        is_flexible=response_is_flexible(api_key, version),
+        body_offset=response_body_offset(api_key, version),
+        throttle_offset=0 if takes_whole else throttle_offset(api_key, version) or 0,
+        costs_time=not (is_login or is_membership(api_key)),
+    )
+
+
 class Exchange:
     """A request that was sent on and whose response has not been sent on yet."""
 
@@ -48,8 +95,8 @@ class Exchange:
         "api_key",
         "charge",
         "correlation_id",
-        "handling",
         "measured",
+        "plan",
         "request_bytes",
         "sent_ms",
         "session",
@@ -61,23 +108,20 @@ class Exchange:
     def __init__(
         self,
         session: ClientSession,
-        *,
-        api_key: int,
+        head: RequestHead,
         version: int,
-        correlation_id: int,
-        handling: Handling,
-        request_bytes: int,
         sent_ms: float,
+        wait_ms: int,
     ) -> None:
         self.session = session
-        self.api_key = api_key
+        self.api_key = head.api_key
         self.version = version
         """Of the response: where the broker answers in another one, that one."""
-        self.correlation_id = correlation_id
-        self.handling = handling
-        self.request_bytes = request_bytes
+        self.plan = plan_of(head.api_key, version)
+        self.correlation_id = head.correlation_id
+        self.request_bytes = head.frame_bytes
         self.sent_ms = sent_ms
-        self.wait_ms = 0
+        self.wait_ms = wait_ms
         """How long the broker may sit on the request for lack of data."""
         self.charge: Charge | None = None
         """What the request's own bytes cost."""

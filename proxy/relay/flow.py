@@ -4,6 +4,9 @@ A flow reads frame heads into user space and leaves bodies to its pump. It is dr
 callbacks of the event loop, one for each socket, and only ever waits for one thing: the source to
 become readable, the sink to become writable, or its owner to resume it. While it waits for the sink
 it does not read, so a slow receiver slows the sender through TCP.
+
+`run` may be called from anywhere at any time: within itself it does nothing, and a flow that is
+closed by what it calls stops at the next step.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ from enum import Enum
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.pipes import PipePool
 from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
+from proxy.wire.errors import MalformedFrame
 from proxy.wire.frames import MAX_HEADER_BYTES
 
 READ_BYTES = 4096
@@ -34,6 +38,9 @@ class Wait(Enum):
     READ = "read"
     WRITE = "write"
     OWNER = "owner"
+    END = "end"
+    """For its owner too, but it watches whether the peer leaves meanwhile. That shows only as long
+    as the peer has sent nothing that waits to be read."""
     TURN = "turn"
     """Nothing: it only lets others run."""
     CLOSED = "closed"
@@ -63,6 +70,9 @@ class Flow(ABC):
         "read_bytes",
         "wait",
     )
+
+    watches_end = False
+    """Whether to notice during a pause that the source's peer is gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: PipePool) -> None:
         self._loop = loop
@@ -138,13 +148,18 @@ class Flow(ABC):
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has been begun and not been sent on completely."""
-        return bool(
-            self._stash
-            or self._rest
-            or self._whole is not None
-            or (self._pump is not None and self._pump.active)
-        )
+        """Whether anything was read that has not been sent on completely."""
+        return bool(self._stash) or self.under_way
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a frame was begun: taken, and not been sent on completely."""
+        return self._sending() or self._whole is not None
+
+    @property
+    def waits_for_rest(self) -> bool:
+        """Whether the sender owes the rest of a frame."""
+        return self.wait is Wait.READ and self.mid_frame
 
     @property
     def sending_blocked(self) -> bool:
@@ -171,7 +186,7 @@ class Flow(ABC):
         if self.closed:
             return
         self.wait = wait
-        self._want(read=wait is Wait.READ, write=wait is Wait.WRITE)
+        self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
         if wait is Wait.TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
 
@@ -197,11 +212,14 @@ class Flow(ABC):
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()
+        budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
             if self._rest and not self._flush():
                 return Wait.WRITE
             if self._pump is not None and self._pump.active:
-                progress = self._pump.run(FAIR_BYTES)
+                unread = self._pump.unread
+                progress = self._pump.run(budget)
+                budget -= unread - self._pump.unread
                 if progress is Progress.WANT_READ:
                     return Wait.READ
                 if progress is Progress.WANT_WRITE:
@@ -220,6 +238,8 @@ class Flow(ABC):
 
     def _read(self) -> Wait | None:
         """Read once and handle what came. None: go on."""
+        if self.paused:
+            return self._wait_paused()
         assert self._source is not None
         scratch = self._scratch()
         have = len(self._stash)
@@ -227,9 +247,6 @@ class Flow(ABC):
         if have:
             scratch[:have] = self._stash
         if self._starved or not have:
-            if self.paused and not have:
-                self._idle()
-                return Wait.CLOSED if self.closed else Wait.OWNER
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
             if got == BLOCKED:
                 if not have:
@@ -242,21 +259,37 @@ class Flow(ABC):
             have += got
         pos = 0
         self._starved = False
-        while pos < have and not self._busy():
+        while pos < have:
             taken = self._take(scratch[pos:have])
             if not taken:
                 break
             pos += taken
+            if self._busy():
+                break
         if self.closed:
             return Wait.CLOSED
         self._stash = bytes(scratch[pos:have]) if pos < have else b""
         if self._busy():
-            return Wait.OWNER if self.paused and not self._sending() else None
+            return None
         if drained and (self._starved or not self._stash):
             if not self._stash:
                 self._idle()
             return Wait.CLOSED if self.closed else Wait.READ
         return None
+
+    def _wait_paused(self) -> Wait:
+        self._idle()
+        if self.closed:
+            return Wait.CLOSED
+        if not self.watches_end:
+            return Wait.OWNER
+        if self.wait is not Wait.END:
+            return Wait.END
+        assert self._source is not None
+        if self._source.has_ended():
+            self._ended(mid_frame=self._starved)
+            return Wait.CLOSED
+        return Wait.OWNER
 
     def _busy(self) -> bool:
         return self.paused or self._sending() or self._whole is not None
@@ -264,17 +297,19 @@ class Flow(ABC):
     def _sending(self) -> bool:
         return bool(self._rest) or (self._pump is not None and self._pump.active)
 
-    def _need_more(self) -> int:
-        """Say that the next frame's head is not complete yet."""
+    def _need_more(self, view: memoryview) -> int:
+        """Say that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
+        if len(view) == len(self._scratch()):
+            raise MalformedFrame("bad_header", f"no end of the first fields in {len(view)} bytes")
         self._starved = True
         return 0
 
     def _send(self, data: memoryview | bytes | bytearray, *, more: bool = False) -> None:
         """Send a frame or its first part; what the socket does not take is kept and sent first."""
         assert self._sink is not None
-        sent = max(self._sink.send(memoryview(data), more=more), 0)
+        sent = self._sink.send(data, more=more)
         if sent < len(data):
-            self._rest = memoryview(bytes(data[sent:]))
+            self._rest = memoryview(bytes(data[max(sent, 0) :]))
 
     def _send_body(self, body_bytes: int) -> None:
         """Let the next bytes of the source follow, unseen."""

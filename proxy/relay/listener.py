@@ -58,6 +58,8 @@ class Listener:
     out_of_files: Callable[[], None]
     bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
+    _ports: dict[int | None, int] = field(default_factory=dict)
+    """Of all sockets, also when they are closed: answers that go out during a drain name them."""
     _pattern: re.Pattern[str] | None = None
     _no_port_for: set[int] = field(default_factory=set)
 
@@ -84,16 +86,15 @@ class Listener:
         settings = self.settings
         if settings.sni is not None:
             return settings.sni.replace("{node_id}", str(node_id)), self.bootstrap_port
-        sock = self._sockets.get(node_id)
-        if sock is None and settings.broker_ports == (0, 0) and self._sockets:
+        if node_id not in self._ports and settings.broker_ports == (0, 0) and self._sockets:
             try:
                 self._listen(node_id, 0)
             except ListenerError as error:
                 _log.error("no port for broker", node_id=node_id, error=str(error))
                 return None
-            sock = self._sockets[node_id]
-        if sock is not None:
-            return settings.advertised_host, sock.getsockname()[1]
+        port = self._ports.get(node_id)
+        if port is not None:
+            return settings.advertised_host, port
         if node_id not in self._no_port_for and self._sockets:
             self._no_port_for.add(node_id)
             _log.error(
@@ -126,8 +127,9 @@ class Listener:
                 f"listener {self.settings.name!r}: {host}:{port}: {error.strerror or error}"
             ) from None
         self._sockets[node_id] = sock
+        self._ports[node_id] = bound = int(sock.getsockname()[1])
         self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
-        return int(sock.getsockname()[1])
+        return bound
 
     def _accept(self, node_id: int | None, sock: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_TURN):

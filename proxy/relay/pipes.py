@@ -10,7 +10,7 @@ from structlog import get_logger
 PIPE_BYTES = 1 << 20
 """Asked for each pipe: the kernel's default limit for unprivileged users."""
 
-MAX_PIPES = 512
+MAX_PIPES = 128
 """Pipes open at once; flows that find none copy instead."""
 
 _log = get_logger(__name__)

@@ -3,7 +3,7 @@
 import os
 from enum import Enum
 
-from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.pipes import PIPE_BYTES, Pipe, PipePool
 
 SPLICE_MIN_BYTES = 64 * 1024
@@ -55,7 +55,7 @@ class Pump:
     def run(self, budget: int) -> Progress:
         """Move at most about `budget` bytes; call again when the socket named is ready.
 
-        Raises OSError when a connection is gone.
+        Raises ChannelLost when a connection is gone.
         """
         progress = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
         if progress is Progress.DONE and self._pipe is not None:
@@ -80,6 +80,8 @@ class Pump:
                     sent = os.splice(read_fd, sink, self._inside, flags=flags)
                 except BlockingIOError:
                     return Progress.WANT_WRITE
+                except OSError as error:
+                    raise ChannelLost(self._sink, error) from error
                 self._inside -= sent
                 budget -= sent
                 if self._inside:
@@ -92,6 +94,8 @@ class Pump:
                 got = os.splice(source, write_fd, min(self.unread, PIPE_BYTES))
             except BlockingIOError:
                 return Progress.WANT_READ
+            except OSError as error:
+                raise ChannelLost(self._source, error) from error
             if not got:
                 return Progress.END
             self._inside = got

@@ -2,8 +2,7 @@
 
 import asyncio
 import socket
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -30,8 +29,12 @@ class Brokers(Protocol):
         """Take in a broker's real address."""
         ...
 
+    def knows(self, node_id: int) -> bool:
+        """Say whether a broker's real address is known."""
+        ...
+
     async def connect(self, node_id: int | None) -> Channel:
-        """Connect to a broker, None: to any. Raises UpstreamError."""
+        """Connect to a broker; None, or one that is not known: to any. Raises UpstreamError."""
         ...
 
 
@@ -56,9 +59,12 @@ class Relay:
             for settings in listeners
         }
         self._connections: set[Connection] = set()
+        self._stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
+        """Connections whose broker was not known when they were dialled, by that broker."""
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._connected = 0
+        self._per_listener: Counter[str] = Counter()
         self._empty = asyncio.Event()
 
     @property
@@ -70,6 +76,10 @@ class Relay:
     def connections(self) -> int:
         """How many clients are connected."""
         return self._connected
+
+    def connections_of(self, listener: str) -> int:
+        """Return how many clients are connected through a listener."""
+        return self._per_listener[listener]
 
     def open(self) -> None:
         """Open every port. Raises ListenerError, with all ports closed again."""
@@ -102,6 +112,8 @@ class Relay:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
         for listener in self._listeners.values():
             listener.close()
+        for task in tuple(self._tasks):
+            task.cancel()
         _log.info("draining", connections=len(self._connections))
         for connection in tuple(self._connections):
             connection.drain()
@@ -144,9 +156,14 @@ class Relay:
         elif self._per_ip[ip] >= limits.max_connections_per_ip:
             self._turn_away(sock, ip, listener, "too_many_connections_per_ip")
         else:
-            tune(sock)
+            try:
+                tune(sock)
+            except OSError:  # gone already
+                sock.close()
+                return
             self._per_ip[ip] += 1
             self._connected += 1
+            self._per_listener[listener.settings.name] += 1
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
                 channel = PlainChannel(sock, spliceable=self._services.splice)
@@ -154,7 +171,7 @@ class Relay:
             else:
                 task = self._services.loop.create_task(self._greet(listener, sock, ip, node_id))
                 self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(partial(self._greeted, listener, sock, ip))
 
     async def _greet(
         self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
@@ -177,44 +194,70 @@ class Relay:
                 detail=str(error) or "no handshake in time",
             )
             return
-        except BaseException:
-            self._forget(listener, ip)
-            raise
         if node_id is None:
             node_id = listener.node_of(sni_of(channel))
         self._begin(listener, channel, ip, node_id, user=principal_of(channel))
 
+    def _greeted(
+        self, listener: Listener, sock: socket.socket, ip: str, task: asyncio.Task[None]
+    ) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # perhaps before its first step
+            sock.close()
+            self._forget(listener, ip)
+
     def _begin(
         self, listener: Listener, channel: Channel, ip: str, node_id: int | None, user: str | None
     ) -> None:
-        dial: Callable[[], Awaitable[Channel]] = partial(self._brokers.connect, node_id)
         connection = Connection(
             self._services,
             channel,
             listener=listener.settings.name,
             peer=ip,
             user=user,
-            dial=dial,
+            dial=partial(self._dial, node_id),
             advertise=partial(self._advertise, listener),
-            on_close=partial(self._closed, listener, ip),
+            on_close=partial(self._closed, listener, ip, node_id),
         )
         self._connections.add(connection)
         connection.start()
+
+    async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
+        """Connect to the client's broker, or to a stand-in while its address is not known.
+
+        After a restart a client may come back straight to a broker's port, and a cluster that
+        wants a login does not tell us where its brokers are. A bootstrap server lets the client
+        log in and ask for Metadata, and turns away what is not for it with errors that clients
+        take as a reason to ask. Once we know the address, the stand-in is drained.
+        """
+        if node_id is not None and not self._brokers.knows(node_id):
+            self._stand_ins[node_id].add(connection)
+        return await self._brokers.connect(node_id)
 
     def _advertise(
         self, listener: Listener, node_id: int, host: str, port: int
     ) -> tuple[str, int] | None:
         """Learn a broker's real address; return the one to tell clients of this listener."""
         self._brokers.learn(node_id, host, port)
+        for connection in self._stand_ins.pop(node_id, ()):
+            # Not at once: we are called for a response that it may have to send first.
+            self._services.loop.call_soon(connection.drain)
         return listener.address_of(node_id)
 
-    def _closed(self, listener: Listener, ip: str, connection: Connection) -> None:
+    def _closed(
+        self, listener: Listener, ip: str, node_id: int | None, connection: Connection
+    ) -> None:
         self._connections.discard(connection)
+        if node_id is not None and node_id in self._stand_ins:
+            self._stand_ins[node_id].discard(connection)
+            if not self._stand_ins[node_id]:
+                del self._stand_ins[node_id]
         self._forget(listener, ip)
 
     def _forget(self, listener: Listener, ip: str) -> None:
         self._services.instruments.connections.labels(listener.settings.name).dec()
         self._connected -= 1
+        self._per_listener[listener.settings.name] -= 1
         self._per_ip[ip] -= 1
         if not self._per_ip[ip]:
             del self._per_ip[ip]

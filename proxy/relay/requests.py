@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange
+from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
 from proxy.relay.flow import Flow, new_scratch
 from proxy.relay.services import clock_ms
 from proxy.wire.apis import (
@@ -15,9 +15,8 @@ from proxy.wire.apis import (
     Handling,
     api_name,
     downgrade_api_versions,
-    handling,
 )
-from proxy.wire.frames import RequestHead, parse_request_head
+from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.prefix import fetch_max_wait_ms, produce_acks
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ class RequestFlow(Flow):
 
     __slots__ = ("_conn", "_login")
 
+    watches_end = True
+
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn.services.loop, conn.services.pipes)
         self._conn = conn
@@ -54,74 +55,68 @@ class RequestFlow(Flow):
         return _shared_scratch
 
     def _ended(self, *, mid_frame: bool) -> None:
-        self._conn.close_client_ended(mid_frame=mid_frame)
+        whole = not mid_frame and ends_with_frame(self._stash)
+        self._conn.close_client_ended(mid_frame=not whole)
 
     def _failed(self, error: Exception) -> None:
         self._conn.close_failed(error)
 
     def _idle(self) -> None:
-        self._conn.requests_idle()
+        self._conn.flow_idle()
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
         limits = conn.services.limits
         head = parse_request_head(view, max_request_bytes=limits.max_request_bytes)
         if head is None:
-            return self._need_more()
+            return self._need_more(view)
         if not conn.upstream_ready():
             return 0
         api_key, version = head.api_key, head.api_version
-        how = handling(api_key, version)
-        if how is Handling.REFUSE:
+        if plan_of(api_key, version).handling is Handling.REFUSE:
             raise RequestRefused(
                 "unsupported_version",
                 f"{api_name(api_key)} version {version} carries addresses that can't be rewritten",
             )
-        exchange = Exchange(
-            conn.session(head.client_id),
-            api_key=api_key,
-            version=version,
-            correlation_id=head.correlation_id,
-            handling=how,
-            request_bytes=head.frame_bytes,
-            sent_ms=clock_ms(),
-        )
+        session = conn.session(head.client_id)
+        acks: int | None = None
+        wait_ms = 0
         if api_key == PRODUCE:
             acks = produce_acks(head, view)
             if acks is None:
-                return self._need_more()
-            self._charge_produce(exchange)
-            if acks == NO_ACKS:
-                conn.unanswered(exchange)
-                return self._forward(view, head.frame_bytes)
-        elif api_key == FETCH:
-            if not self._note_wait(exchange, head, view):
-                return self._need_more()
+                return self._need_more(view)
+        elif api_key == FETCH and session.quotas.has(QuotaKind.REQUEST_PERCENTAGE):
+            stated_ms = fetch_max_wait_ms(head, view)
+            if stated_ms is None:
+                return self._need_more(view)
+            wait_ms = max(stated_ms, 0)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
-            exchange.version = 0
-        conn.asked(exchange)
+            version = 0
+        sent_ms = clock_ms()
         if api_key in LOGIN_APIS:
-            if head.frame_bytes > MAX_LOGIN_BYTES:
-                raise RequestRefused("too_long", f"a login of {head.frame_bytes} bytes")
-            self._login = head
-            return self._collect(view, head.frame_bytes)
-        return self._forward(view, head.frame_bytes)
+            taken = self._collect_login(head, view)
+        else:
+            taken = self._forward(view, head.frame_bytes)
+        # Only now, while the broker is at work already.
+        self._note(Exchange(session, head, version, sent_ms, wait_ms), acks)
+        return taken
 
-    def _charge_produce(self, exchange: Exchange) -> None:
-        """Charge the request's own bytes now; what they cost is waited for at the response."""
-        exchange.charge = exchange.session.quotas.charge(
-            QuotaKind.PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
-        )
+    def _note(self, exchange: Exchange, acks: int | None) -> None:
+        """Remember a request that was sent on; a Produce request's bytes are charged now."""
+        if acks is not None:
+            exchange.charge = exchange.session.quotas.charge(
+                QuotaKind.PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
+            )
+        if acks == NO_ACKS:
+            self._conn.unanswered(exchange)
+        else:
+            self._conn.asked(exchange)
 
-    def _note_wait(self, exchange: Exchange, head: RequestHead, view: memoryview) -> bool:
-        """Note how long a Fetch may wait for data: that time is no load. False: more is needed."""
-        if not exchange.session.quotas.has(QuotaKind.REQUEST_PERCENTAGE):
-            return True
-        wait_ms = fetch_max_wait_ms(head, view)
-        if wait_ms is None:
-            return False
-        exchange.wait_ms = max(wait_ms, 0)
-        return True
+    def _collect_login(self, head: RequestHead, view: memoryview) -> int:
+        if head.frame_bytes > MAX_LOGIN_BYTES:
+            raise RequestRefused("too_long", f"a login of {head.frame_bytes} bytes")
+        self._login = head
+        return self._collect(view, head.frame_bytes)
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, self._login = self._login, None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import Charge, largest
-from proxy.relay.exchange import LOGIN_APIS, Exchange
-from proxy.relay.flow import READ_BYTES_LARGE, Flow, new_scratch
+from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
+from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.services import MS_PER_SECOND, ThrottleMode, clock_ms
 from proxy.relay.upstream import UpstreamError
 from proxy.wire.apis import (
@@ -15,11 +15,8 @@ from proxy.wire.apis import (
     PRODUCE,
     Handling,
     clients_wait,
-    is_membership,
-    response_body_offset,
-    response_is_flexible,
-    throttle_offset,
 )
+from proxy.wire.errors import MalformedResponse
 from proxy.wire.frames import parse_response_head
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 from proxy.wire.walk import FetchWalker, neutral_tail
@@ -38,6 +35,8 @@ MAX_TAIL_BYTES = 1 << 20
 """The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
 
 _EMPTY_TAGS = b"\0"
+
+_INT32_BYTES = 4
 
 _shared_scratch = new_scratch()
 
@@ -73,22 +72,21 @@ class ResponseFlow(Flow):
     def _scratch(self) -> memoryview:
         return _shared_scratch
 
-    def _ended(self, *, mid_frame: bool) -> None:
-        lost = mid_frame or self.mid_frame or bool(self._conn.in_flight)
-        self._conn.close_upstream_ended(lost=lost)
+    def _ended(self, *, mid_frame: bool) -> None:  # noqa: ARG002 - the connection knows more
+        self._conn.close_upstream_ended()
 
     def _failed(self, error: Exception) -> None:
         self._conn.close_failed(error)
 
     def _idle(self) -> None:
-        self._conn.responses_idle()
+        self._conn.flow_idle()
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk(self._walker, view)
         head = parse_response_head(view)
         if head is None:
-            return self._need_more()
+            return self._need_more(view)
         frame_bytes, correlation_id = head
         in_flight = self._conn.in_flight
         if not in_flight or in_flight[0].correlation_id != correlation_id:
@@ -100,32 +98,35 @@ class ResponseFlow(Flow):
             exchange.measured = True
             if self._hold(exchange, frame_bytes):
                 return 0
-        offset = self._throttle_field(exchange)
-        if offset and len(view) < offset + 4:
-            return self._need_more()
+        plan = exchange.plan
+        throttle = plan.throttle_offset if exchange.throttle_ms else 0
+        start = throttle + _INT32_BYTES if throttle else plan.body_offset
+        if len(view) < start <= frame_bytes:
+            return self._need_more(view)
         in_flight.popleft()
-        self._conn.answered()
-        if offset:
-            raise_throttle_time(view, offset, exchange.throttle_ms)
+        if throttle and start <= frame_bytes and not _has_header_tags(plan, view):
+            raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
-        return self._begin(exchange, view, frame_bytes)
+        taken = self._begin(exchange, view, frame_bytes)
+        # Only now, while the client is at work already.
+        exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
+        self._conn.answered()
+        return taken
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or take in, the frame that starts `view`."""
-        handling = exchange.handling
-        if (
-            handling in (Handling.REWRITE, Handling.API_VERSIONS)
-            or (exchange.throttle_ms and exchange.api_key == PRODUCE)
-            or exchange.api_key in LOGIN_APIS
-        ):
+        plan = exchange.plan
+        if plan.takes_whole or (exchange.throttle_ms and exchange.api_key == PRODUCE):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if handling is Handling.WALK:
-            start = response_body_offset(exchange.api_key, exchange.version)
-            if response_is_flexible(exchange.api_key, exchange.version) and view[start - 1]:
-                raise UpstreamError("bad_response", "a response header with tagged fields")
+        if plan.handling is Handling.WALK:
+            start = plan.body_offset
+            if frame_bytes <= start:
+                raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
+            if _has_header_tags(plan, view):
+                raise MalformedResponse("a response header with tagged fields")
             self._walker = FetchWalker(exchange.version, frame_bytes - start)
             return self._walk(self._walker, view, start)
         return self._forward(view, frame_bytes)
@@ -137,18 +138,19 @@ class ResponseFlow(Flow):
         while end < have and walker.remaining_bytes and not walker.at_tail:
             end += walker.feed(view[end:])
         if walker.at_tail:
-            return self._tail(walker, view, end)
+            return self._tail(walker, view, start, end)
         opaque = walker.opaque_bytes
         walker.skip(opaque)
         self._send(view[:end], more=bool(walker.remaining_bytes))
         if opaque:
             self._send_body(opaque)
-        if not walker.remaining_bytes:
+        if walker.remaining_bytes:
+            self.read_bytes = READ_BYTES_LARGE
+        else:
             self._walker = None
-        self.read_bytes = READ_BYTES_LARGE if self._walker is not None else self.read_bytes
         return end
 
-    def _tail(self, walker: FetchWalker, view: memoryview, end: int) -> int:
+    def _tail(self, walker: FetchWalker, view: memoryview, start: int, end: int) -> int:
         """Send on the body's own tag section, without the addresses that it may carry."""
         size = walker.remaining_bytes
         if size > MAX_TAIL_BYTES:
@@ -159,6 +161,8 @@ class ResponseFlow(Flow):
             if tail != _EMPTY_TAGS:
                 tail[:] = neutral_tail(bytes(tail))
             self._send(view[: end + size])
+            if start:  # the whole frame came in one read
+                self.read_bytes = READ_BYTES
             return end + size
         if end:
             self._send(view[:end], more=True)
@@ -174,7 +178,7 @@ class ResponseFlow(Flow):
         response = bytes(frame)
         if exchange.api_key in LOGIN_APIS:
             self._conn.login_answered(exchange, response)
-        if exchange.handling is not Handling.PASS:
+        if exchange.plan.handling is not Handling.PASS:
             response = rewrite_response(
                 exchange.api_key, exchange.version, response, self._conn.advertise
             )
@@ -184,26 +188,16 @@ class ResponseFlow(Flow):
             )
         self._send(response)
 
-    def _throttle_field(self, exchange: Exchange) -> int:
-        """Return where our throttle time has to be written in the frame's start, 0: nowhere."""
-        if not exchange.throttle_ms or exchange.handling in (
-            Handling.REWRITE,
-            Handling.API_VERSIONS,
-        ):
-            return 0
-        return throttle_offset(exchange.api_key, exchange.version) or 0
-
     def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
         """Charge a response; start its hold, and return True, if it must wait."""
         services = self._conn.services
         now_ms = clock_ms()
         api_key = exchange.api_key
-        exchange.session.count_bytes(api_key, exchange.request_bytes + frame_bytes)
         charge = self._charge(exchange, frame_bytes, now_ms)
         if charge is None:
             return False
         hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS:
+        if hold_ms < MIN_HOLD_MS or self._conn.draining:
             return False
         services.count_throttled(charge, hold_ms / MS_PER_SECOND)
         if services.mode is ThrottleMode.MUTE:
@@ -222,9 +216,12 @@ class ResponseFlow(Flow):
         charge = exchange.charge
         if exchange.api_key == FETCH:
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
-        if quotas.has(QuotaKind.REQUEST_PERCENTAGE) and not (
-            is_membership(exchange.api_key) or exchange.api_key in LOGIN_APIS
-        ):
+        if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
             busy_ms = max(now_ms - exchange.sent_ms - exchange.wait_ms, 0.0)
             charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
+
+
+def _has_header_tags(plan: Plan, view: memoryview) -> bool:
+    """Say whether the header has tagged fields, so that the body is not where we expect it."""
+    return plan.is_flexible and view[plan.body_offset - 1] != 0

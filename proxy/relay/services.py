@@ -18,6 +18,9 @@ from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
 
 MS_PER_SECOND = 1000.0
 
+MAX_GONE_CLIENTS = 10_000
+"""Clients that left whose byte counters are kept; of more the first to leave are dropped."""
+
 
 def clock_ms() -> float:
     """Return the monotonic time, in milliseconds."""
@@ -117,17 +120,22 @@ class Services:
         if not self._users[identity]:
             del self._users[identity]
             self._gone_ms[identity] = clock_ms()
+            if len(self._gone_ms) > MAX_GONE_CLIENTS:
+                self._forget_client(next(iter(self._gone_ms)))
 
     def forget_clients(self, now_ms: float) -> None:
         """Drop the byte counters of clients that left an hour ago, which makes room for others."""
         for identity, gone_ms in tuple(self._gone_ms.items()):
             if now_ms - gone_ms >= DEFAULT_EXPIRY_MS:
-                del self._gone_ms[identity]
-                self.instruments.bytes_total.forget(
-                    listener=identity.listener,
-                    user=identity.user or "",
-                    client_id=identity.client_id or "",
-                )
+                self._forget_client(identity)
+
+    def _forget_client(self, identity: ClientIdentity) -> None:
+        del self._gone_ms[identity]
+        self.instruments.bytes_total.forget(
+            listener=identity.listener,
+            user=identity.user or "",
+            client_id=identity.client_id or "",
+        )
 
     def count_request(self, api_key: int, version: int) -> None:
         """Count a request; versions that no schema knows share a label."""
@@ -143,3 +151,4 @@ class Services:
         """Count a response that is held for `hold_s` seconds."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
+        self.quotas.held(charge, hold_s * MS_PER_SECOND, clock_ms())

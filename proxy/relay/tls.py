@@ -15,7 +15,13 @@ _SHORT_NAMES = {
     "localityName": "L",
     "stateOrProvinceName": "ST",
     "countryName": "C",
+    "streetAddress": "STREET",
+    "domainComponent": "DC",
+    "userId": "UID",
 }
+
+_RFC_2253_SPECIAL = re.compile(r'([,+"\\<>;]|^[ #]|(?<=.) $)')
+"""What RFC 2253, section 2.4, wants a backslash before."""
 
 
 def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
@@ -80,17 +86,21 @@ def sni_of(channel: TlsChannel) -> str | None:
 
 
 def principal_of(channel: TlsChannel) -> str | None:
-    """Return the client certificate's distinguished name as Kafka writes it (RFC 2253)."""
+    """Return the client certificate's distinguished name as Kafka writes it (RFC 2253).
+
+    Attributes that the RFC does not name keep OpenSSL's long name, `emailAddress` for one.
+    """
     certificate = channel.sock.getpeercert()
     if not certificate:
         return None
     subject: tuple[tuple[tuple[str, str], ...], ...] = certificate.get("subject", ())  # type: ignore[assignment]
-    parts = [
-        f"{_SHORT_NAMES.get(name, name)}={value}"
-        for relative_name in reversed(subject)
-        for name, value in relative_name
-    ]
-    return ",".join(parts) or None
+    return ",".join("+".join(map(_attribute, names)) for names in reversed(subject)) or None
+
+
+def _attribute(pair: tuple[str, str]) -> str:
+    name, value = pair
+    escaped = _RFC_2253_SPECIAL.sub(r"\\\1", value)
+    return f"{_SHORT_NAMES.get(name, name)}={escaped}"
 
 
 def sni_pattern(template: str) -> re.Pattern[str]:

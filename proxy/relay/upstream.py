@@ -39,8 +39,8 @@ async def connect(
             return await handshake(sock, tls, server_side=False, server_hostname=host)
     except TimeoutError:
         raise UpstreamError("timeout", f"{where}: no connection in {timeout_s:g} s") from None
-    except socket.gaierror as error:
-        raise UpstreamError("dns", f"{where}: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: not a host name at all
+        raise UpstreamError("dns", f"{where}: {error}") from None
     except ssl.SSLError as error:
         raise UpstreamError("tls", f"{where}: {error}") from None
     except OSError as error:

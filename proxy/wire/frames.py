@@ -1,7 +1,7 @@
 """Where a frame ends and what its header says, for requests and responses."""
 
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from proxy.wire.apis import (
     CONTROLLED_SHUTDOWN,
@@ -19,6 +19,7 @@ __all__ = [
     "MalformedFrame",
     "MalformedResponse",
     "RequestHead",
+    "ends_with_frame",
     "parse_request_head",
     "parse_response_head",
     "response_body",
@@ -44,9 +45,8 @@ _HTTP_STARTS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
-    """A request's header."""
+class RequestHead(NamedTuple):
+    """A request's header. A tuple, because one is made for every request."""
 
     frame_bytes: int
     """Length of the whole frame, the four bytes of the length field included."""
@@ -121,6 +121,14 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
         return read_tags(frame, RESPONSE_HEADER_BYTES)[1]
     except (IndexError, ValueError) as error:
         raise MalformedResponse(f"the header's tag section: {error}") from None
+
+
+def ends_with_frame(data: Buffer) -> bool:
+    """Say whether `data`, which starts with a frame, holds whole frames and nothing else."""
+    pos = 0
+    while pos + LENGTH_BYTES <= len(data):
+        pos += LENGTH_BYTES + max(_LENGTH.unpack_from(data, pos)[0], 0)
+    return pos == len(data)
 
 
 def _bad_length(start: bytes, length: int, max_request_bytes: int) -> MalformedFrame:

@@ -12,6 +12,7 @@ from proxy.wire.frames import (
     MalformedFrame,
     MalformedResponse,
     RequestHead,
+    ends_with_frame,
     parse_request_head,
     parse_response_head,
     response_body,
@@ -160,3 +161,18 @@ def test_response_header_without_end(rest):
         response_body(3, 9, pack(">ii", 99, 77) + rest)
     with pytest.raises(MalformedResponse):
         response_body(3, 0, b"\0\0\0\4")
+
+
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [
+        pytest.param(b"", True, id="nothing"),
+        pytest.param(pack(">i", 3) + b"abc", True, id="one frame"),
+        pytest.param((pack(">i", 3) + b"abc") * 2, True, id="two frames"),
+        pytest.param(pack(">i", 3) + b"ab", False, id="a byte short"),
+        pytest.param(pack(">i", 3) + b"abc\0", False, id="a byte of the next"),
+        pytest.param(pack(">i", -1), True, id="a negative length counts as nothing"),
+    ],
+)
+def test_where_frames_end(data: bytes, whole: bool) -> None:
+    assert ends_with_frame(data) is whole

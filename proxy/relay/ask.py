@@ -1,0 +1,54 @@
+"""Asks a broker one thing: a request of the proxy's own goes out, its response comes back."""
+
+from struct import Struct
+from typing import Any
+
+from proxy.relay.channel import BLOCKED, Channel
+from proxy.relay.tls import ready
+from proxy.relay.upstream import UpstreamError
+
+CLIENT_ID = "kafka-quota-proxy"
+"""As which the brokers know the proxy itself."""
+
+MAX_RESPONSE_BYTES = 16 << 20
+
+_LENGTH = Struct(">i")
+_CORRELATION_ID_BYTES = 4
+
+
+async def ask(channel: Channel, request: Any, correlation_id: int = 0) -> bytes:
+    """Send one request and return the body of its response. The caller sets the time limit.
+
+    Args:
+        channel: to a broker, with nothing unanswered on it.
+        request: of kafka-python's codec, in a version whose response header has no tags.
+        correlation_id: goes with the request.
+
+    Raises UpstreamError (bad_response, closed) or OSError.
+    """
+    request.with_header(correlation_id=correlation_id, client_id=CLIENT_ID)
+    frame = memoryview(request.encode(framed=True, header=True))
+    while frame:
+        sent = channel.send(frame)
+        if sent == BLOCKED:
+            await ready(channel.fd, write=True)
+        else:
+            frame = frame[sent:]
+    (length,) = _LENGTH.unpack(await _receive(channel, _LENGTH.size))
+    if not _CORRELATION_ID_BYTES <= length <= MAX_RESPONSE_BYTES:
+        raise UpstreamError("bad_response", f"a response of {length} bytes")
+    return (await _receive(channel, length))[_CORRELATION_ID_BYTES:]
+
+
+async def _receive(channel: Channel, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = channel.recv_into(view)
+        if got == BLOCKED:
+            await ready(channel.fd, write=False)
+        elif got:
+            view = view[got:]
+        else:
+            raise UpstreamError("closed", "the broker closed the connection")
+    return bytes(data)

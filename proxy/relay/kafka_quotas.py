@@ -1,0 +1,155 @@
+"""Follows the cluster's own client quotas, so that `kafka-configs.sh` drives the proxy."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClientQuotasResponse
+from prometheus_client import Counter
+from structlog import get_logger
+
+from proxy.quota.entities import QuotaKind
+from proxy.quota.rules import DEFAULT, Rule
+from proxy.quota.selector import selector
+from proxy.relay.ask import ask
+from proxy.relay.cluster import Cluster
+from proxy.relay.upstream import UpstreamError
+
+POLL_INTERVAL_S = 5.0
+"""Between two questions for the quotas. Kafka has no way to be told of a change."""
+
+PLACE = "Kafka client quota"
+"""Where such a rule stands, for people."""
+
+_VERSION = 0
+"""All that is needed is in it, and brokers know it since 2.6."""
+
+_PERSONS = ("user", "client-id")
+"""Kinds of entity that a rule can have. Kafka has `ip` too, which bounds new connections."""
+
+_log = get_logger(__name__)
+
+UseRules = Callable[[tuple[Rule, ...]], None]
+
+
+class KafkaQuotas:
+    """Keeps the rules that come from the cluster, while told to follow it.
+
+    Where the quotas can't be read, the last ones stay in force; the log says so once, and every
+    failure is counted.
+
+    Args:
+        cluster: whom to ask.
+        use: takes all rules of the cluster, in the place of those before.
+        errors: counts the failures by reason.
+
+    """
+
+    def __init__(self, cluster: Cluster, use: UseRules, errors: Counter) -> None:
+        self._cluster = cluster
+        self._use = use
+        self._errors = errors
+        self._followed = asyncio.Event()
+        self._answers: bool | None = None
+        """Whether the last question was answered; None before the first one."""
+        self._rules: tuple[Rule, ...] = ()
+
+    def follow(self, on: bool) -> None:
+        """Begin to follow the cluster, or stop and let its rules go."""
+        if on:
+            self._followed.set()
+        elif self._followed.is_set():
+            self._followed.clear()
+            self._answers, self._rules = None, ()
+            self._use(())
+
+    async def watch(self) -> None:
+        """Ask again and again while it is to follow, until cancelled."""
+        while True:
+            await self._followed.wait()
+            try:
+                rules = await self._read()
+            except UpstreamError as error:
+                self._failed(error)
+            else:
+                self._succeeded(rules)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    def _succeeded(self, rules: tuple[Rule, ...]) -> None:
+        if not self._followed.is_set():  # told to stop in the meantime
+            return
+        if not self._answers or rules != self._rules:
+            _log.info("quotas of the cluster read", rules=len(rules))
+        self._answers, self._rules = True, rules
+        self._use(rules)
+
+    def _failed(self, error: UpstreamError) -> None:
+        self._errors.labels(error.reason).inc()
+        if self._answers is not False:
+            _log.warning(
+                "quotas of the cluster not read, the last ones stay",
+                reason=error.reason,
+                error=str(error),
+                rules=len(self._rules),
+            )
+        self._answers = False
+
+    async def _read(self) -> tuple[Rule, ...]:
+        """Return the rules that the cluster has now. Raises UpstreamError."""
+        limit_s = 2 * self._cluster.connect_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                channel = await self._cluster.connect(None)
+                try:
+                    body = await ask(channel, _everything())
+                finally:
+                    channel.sock.close()
+        except TimeoutError:
+            raise UpstreamError("timeout", f"no answer in {limit_s:g} s") from None
+        except OSError as error:
+            raise UpstreamError("closed", str(error)) from None
+        try:
+            response = DescribeClientQuotasResponse.decode(body, version=_VERSION)
+            if response.error_code == 0:
+                return rules_of(response.entries or ())
+        except Exception as error:  # who knows what answers at that address
+            raise UpstreamError("bad_response", f"no DescribeClientQuotas: {error}") from error
+        raise UpstreamError(
+            "quotas_refused",
+            f"error {response.error_code}: {response.error_message}; "
+            "the proxy needs the right DescribeConfigs on the cluster",
+        )
+
+
+def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
+    """Turn the entries of a DescribeClientQuotas response into rules, in the order of their keys.
+
+    Left out: entities other than users and client ids, values other than our three quotas, and
+    entities that only have such. A name that is literally DEFAULT cannot be told from Kafka's
+    nameless default entity, and is left out too.
+    """
+    rules = (_rule(entry) for entry in entries)
+    return tuple(sorted(filter(None, rules), key=lambda rule: selector(rule.keys)))
+
+
+def _rule(entry: Any) -> Rule | None:
+    names = {part.entity_type: part.entity_name for part in entry.entity}
+    if not names or not names.keys() <= set(_PERSONS):
+        return None
+    if any(name in ("", DEFAULT) for name in names.values()):
+        return None
+    keys = {kind: DEFAULT if name is None else name for kind, name in names.items()}
+    values = {value.key: value.value for value in entry.values}
+    bounds = {
+        kind: values[kind]
+        for kind in QuotaKind
+        if kind in values and math.isfinite(values[kind]) and values[kind] > 0
+    }
+    if not bounds:
+        return None
+    return Rule(user=keys.get("user"), client_id=keys.get("client-id"), bounds=bounds, place=PLACE)
+
+
+def _everything() -> Any:
+    return DescribeClientQuotasRequest(version=_VERSION, components=[], strict=False)

@@ -1,0 +1,116 @@
+"""Kafka frames as bytes, written by hand."""
+
+from struct import pack, unpack_from
+
+from proxy.wire.apis import (
+    FETCH,
+    METADATA,
+    PRODUCE,
+    request_is_flexible,
+    response_is_flexible,
+)
+from proxy.wire.varint import write_uvarint
+from proxy.wire.walk import neutral_tail
+
+LIST_OFFSETS = 2
+UNKNOWN_API = 999
+
+_PATTERN = bytes(range(251))
+"""Of a length that no buffer is a multiple of, so that a lost or doubled piece shows."""
+
+
+def framed(content: bytes) -> bytes:
+    return pack(">i", len(content)) + content
+
+
+def request(
+    api_key: int, version: int, correlation_id: int, body: bytes = b"", client_id: str = "test"
+) -> bytes:
+    name = client_id.encode()
+    tags = b"\0" if request_is_flexible(api_key, version) else b""
+    head = pack(">hhih", api_key, version, correlation_id, len(name)) + name + tags
+    return framed(head + body)
+
+
+def response(api_key: int, version: int, correlation_id: int, body: bytes = b"") -> bytes:
+    tags = b"\0" if response_is_flexible(api_key, version) else b""
+    return framed(pack(">i", correlation_id) + tags + body)
+
+
+def fetch_request(correlation_id: int, version: int = 11, client_id: str = "test") -> bytes:
+    """Of a Fetch only the header matters to the proxy, and the wait, which it may look for."""
+    body = pack(">iiii", -1, 0, 1, 1 << 20)
+    return request(FETCH, version, correlation_id, body, client_id)
+
+
+def fetch_response(correlation_id: int, record_bytes: int, version: int = 11) -> bytes:
+    """Version 4 to 11, whose body is not looked at; throttle time 0."""
+    body = pack(">i", 0) + (_PATTERN * (record_bytes // len(_PATTERN) + 1))[:record_bytes]
+    return response(FETCH, version, correlation_id, body)
+
+
+def produce_request(correlation_id: int, acks: int, record_bytes: int = 100) -> bytes:
+    body = pack(">hhi", -1, acks, 1000) + bytes(record_bytes)  # no transactional id
+    return request(PRODUCE, 7, correlation_id, body)
+
+
+def metadata_request(correlation_id: int) -> bytes:
+    return request(METADATA, 1, correlation_id, pack(">i", 0))
+
+
+def metadata_response(
+    correlation_id: int, brokers: dict[int, tuple[str, int]], topic_bytes: int = 0
+) -> bytes:
+    """Version 1; with `topic_bytes` one topic of no partitions for every 100 bytes or so."""
+    body = pack(">i", len(brokers))
+    for node_id, (host, port) in brokers.items():
+        body += pack(">ih", node_id, len(host)) + host.encode() + pack(">ih", port, -1)
+    topics = topic_bytes // 100
+    topic = pack(">hh", 0, 91) + b"t" * 91 + pack(">?i", False, 0)
+    body += pack(">ii", next(iter(brokers), -1), topics) + topic * topics
+    return response(METADATA, 1, correlation_id, body)
+
+
+def metadata_brokers(frame: bytes) -> dict[int, tuple[str, int]]:
+    """The brokers that a Metadata response of version 1 names."""
+    (count,) = unpack_from(">i", frame, 8)
+    pos, brokers = 12, {}
+    for _ in range(count):
+        node_id, size = unpack_from(">ih", frame, pos)
+        pos += 6
+        host = frame[pos : pos + size].decode()
+        port, rack_size = unpack_from(">ih", frame, pos + size)
+        pos += size + 6 + max(rack_size, 0)
+        brokers[node_id] = host, port
+    return brokers
+
+
+def fetch17(
+    correlation_id: int, records: list[bytes], endpoints: dict[int, tuple[str, int]]
+) -> tuple[bytes, bytes]:
+    """A Fetch response of version 17, one partition for each of `records`: as a broker sends it,
+    and as a client is to see it.
+    """
+    partitions = b"".join(
+        pack(">ihqqq", index, 0, 10, 10, 0)
+        + b"\1"  # no aborted transactions
+        + pack(">i", -1)
+        + write_uvarint(len(data) + 1)
+        + data
+        + b"\0"
+        for index, data in enumerate(records)
+    )
+    topic = bytes(16) + write_uvarint(len(records) + 1) + partitions + b"\0"
+    body = pack(">ihi", 0, 0, 0) + write_uvarint(2) + topic
+    tail = b"\0"
+    if endpoints:
+        nodes = write_uvarint(len(endpoints) + 1)
+        for node_id, (host, port) in endpoints.items():
+            name = host.encode()
+            nodes += pack(">i", node_id) + write_uvarint(len(name) + 1) + name
+            nodes += pack(">i", port) + b"\0\0"  # no rack, no tags
+        tail = b"\1\0" + write_uvarint(len(nodes)) + nodes
+    return (
+        response(FETCH, 17, correlation_id, body + tail),
+        response(FETCH, 17, correlation_id, body + neutral_tail(tail)),
+    )

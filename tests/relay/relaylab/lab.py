@@ -1,0 +1,256 @@
+"""Runs a real relay on loopback with a broker and clients that do what the test says."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trustme
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.quota.entities import QuotaKind
+from proxy.quota.manager import QuotaManager, QuotaSettings
+from proxy.quota.rules import Rule
+from proxy.relay.cluster import Cluster
+from proxy.relay.listener import ListenerSettings
+from proxy.relay.pipes import PipePool
+from proxy.relay.relay import Relay
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.tls import server_context, upstream_context
+
+LIMIT_S = 20.0
+"""No test waits longer than this for anything."""
+
+LOCALHOST = "127.0.0.1"
+LISTENER = "default"
+
+
+def open_files() -> int:
+    """How many sockets and pipes are open; what else the loop opens when it needs it is its own."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists the folder
+            count += str(entry.readlink()).startswith(("socket:", "pipe:"))
+    return count
+
+
+async def turns(count: int = 3) -> None:
+    """Let everything that is ready now run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let the loop run until something is so."""
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():  # noqa: ASYNC110 - many of these states have nothing to wait on
+            await asyncio.sleep(0)
+
+
+class Certificates:
+    """One authority, and a certificate for the local host, as files and contexts."""
+
+    def __init__(self, authority: trustme.CA, folder: Path) -> None:
+        self.authority = authority
+        self.ca, self.cert, self.key = (folder / name for name in ("ca", "cert", "key"))
+        authority.cert_pem.write_to_path(self.ca)
+        issued = authority.issue_cert("localhost", LOCALHOST)
+        issued.private_key_pem.write_to_path(self.key)
+        for pem in issued.cert_chain_pems:
+            pem.write_to_path(self.cert, append=True)
+
+    def server(self, *, wants_certificate: bool = False) -> ssl.SSLContext:
+        return server_context(self.cert, self.key, self.ca if wants_certificate else None)
+
+    def client(self) -> ssl.SSLContext:
+        return upstream_context(self.ca, None, None)
+
+
+@dataclass(slots=True)
+class End:
+    """One end of a connection, the client's or the broker's."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, *pieces: bytes) -> None:
+        """Send each piece by itself, so that the relay sees it before the next one."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await asyncio.wait_for(self.writer.drain(), LIMIT_S)
+            if len(pieces) > 1:
+                await turns()
+
+    async def receive(self, count: int) -> bytes:
+        return await asyncio.wait_for(self.reader.readexactly(count), LIMIT_S)
+
+    async def frame(self) -> bytes:
+        length = await self.receive(4)
+        return length + await self.receive(int.from_bytes(length, "big"))
+
+    async def ended(self) -> bytes:
+        """Wait for the end; return what came before it."""
+        received = b""
+        with suppress(RuntimeError):  # it may not have been paused
+            self.writer.transport.resume_reading()
+        with suppress(ConnectionError):
+            async with asyncio.timeout(LIMIT_S):
+                while piece := await self.reader.read(1 << 16):
+                    received += piece
+        return received
+
+    def reset(self) -> None:
+        """Break the connection off."""
+        self.writer.transport.abort()
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(OSError):
+            await asyncio.wait_for(self.writer.wait_closed(), LIMIT_S)
+
+
+@dataclass(slots=True)
+class Lab:
+    """The relay and what surrounds it."""
+
+    relay: Relay
+    services: Services
+    cluster: Cluster
+    metrics: CollectorRegistry
+    accepted: asyncio.Queue[End]
+    client_tls: ssl.SSLContext | None
+    ends: list[End] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return self.relay.listeners[LISTENER].bootstrap_port
+
+    async def client(self, port: int | None = None) -> End:
+        name = "localhost" if self.client_tls else None
+        end = End(
+            *await asyncio.open_connection(
+                LOCALHOST, port or self.port, ssl=self.client_tls, server_hostname=name
+            )
+        )
+        self.ends.append(end)
+        return end
+
+    async def silent_client(self) -> socket.socket:
+        """A plain client that only receives what a small buffer takes, until it is read from."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        self.sockets.append(sock)
+        await asyncio.get_running_loop().sock_connect(sock, (LOCALHOST, self.port))
+        return sock
+
+    async def broker(self) -> End:
+        """The broker's end of the next connection that the relay dials."""
+        return await asyncio.wait_for(self.accepted.get(), LIMIT_S)
+
+    async def pair(self, first: bytes) -> tuple[End, End]:
+        """A client and the broker's end that its first request opened; that request is read."""
+        client = await self.client()
+        await client.send(first)
+        broker = await self.broker()
+        assert await broker.frame() == first
+        return client, broker
+
+    @property
+    def held(self) -> int:
+        return sum(len(reaper.queue) for reaper in self.services.reapers.all)
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.get_sample_value(f"kafka_quota_proxy_{name}", labels) or 0.0
+
+    def rejected(self, reason: str) -> float:
+        return self.count("connections_rejected_total", reason=reason)
+
+    def upstream_errors(self, reason: str) -> float:
+        return self.count("upstream_errors_total", reason=reason)
+
+
+@asynccontextmanager
+async def open_lab(
+    *,
+    splice: bool = True,
+    client_tls: Certificates | None = None,
+    upstream_tls: Certificates | None = None,
+    rules: tuple[Rule, ...] = (),
+    mode: ThrottleMode = ThrottleMode.DELAY,
+    limits: Limits | None = None,
+    broker_ports: tuple[int, int] | None = (0, 0),
+    max_pipes: int = 512,
+) -> AsyncIterator[Lab]:
+    """Start everything; at the end check that nothing is left of any connection."""
+    loop = asyncio.get_running_loop()
+    files = open_files()
+    metrics = CollectorRegistry()
+    instruments = Instruments(metrics, max_label_sets=100)
+    settings = QuotaSettings(rules=rules)
+    services = Services(
+        loop=loop,
+        limits=limits or Limits(),
+        mode=mode,
+        quotas=QuotaManager(settings, instruments, Registry(settings.max_sensors)),
+        reapers=Reapers(loop, instruments),
+        instruments=instruments,
+        pipes=PipePool(max_pipes),
+        splice=splice,
+    )
+    accepted: asyncio.Queue[End] = asyncio.Queue()
+    ends: list[End] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends.append(End(reader, writer))
+        accepted.put_nowait(ends[-1])
+
+    server = await asyncio.start_server(
+        accept, LOCALHOST, 0, ssl=upstream_tls.server() if upstream_tls else None
+    )
+    address = server.sockets[0].getsockname()[:2]
+    cluster = Cluster(
+        (address,), upstream_tls.client() if upstream_tls else None, 10.0, splice=splice
+    )
+    tls = client_tls.server() if client_tls else None
+    listener = ListenerSettings(LISTENER, LOCALHOST, 0, "proxy", broker_ports, tls=tls)
+    relay = Relay((listener,), cluster, services)
+    relay.open()
+    lab = Lab(
+        relay,
+        services,
+        cluster,
+        metrics,
+        accepted,
+        client_tls.client() if client_tls else None,
+        ends,
+    )
+    try:
+        yield lab
+    finally:
+        await relay.close()
+        for end in ends:
+            end.reset()
+            await end.close()
+        for sock in lab.sockets:
+            sock.close()
+        server.close()
+        await server.wait_closed()
+        await turns()
+    assert relay.connections == 0
+    assert lab.count("connections", listener=LISTENER) == 0
+    assert lab.held == 0
+    assert services.pipes.open_pipes == 0
+    assert not services._users
+    services.reapers.close()
+    assert open_files() == files
+
+
+def slow_client(name: str = "test", kind: QuotaKind = QuotaKind.CONSUMER_BYTE_RATE) -> Rule:
+    """A bound so low that everything is held for longer than any test runs."""
+    return Rule(client_id=name, bounds={kind: 1.0})

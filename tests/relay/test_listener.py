@@ -1,0 +1,139 @@
+"""Ports of a listener: bootstrap, one for each broker, or names on one port."""
+
+import asyncio
+import socket
+from contextlib import closing, contextmanager
+
+import pytest
+from relaylab.lab import until
+from structlog.testing import capture_logs
+
+from proxy.relay.listener import Listener, ListenerError, ListenerSettings
+from proxy.relay.tls import sni_pattern
+
+HOST = "127.0.0.1"
+SNI = "broker-{node_id}.kafka.example"
+
+
+@contextmanager
+def opened(**settings):
+    accepted = []
+    listener = Listener(
+        ListenerSettings("main", HOST, 0, "proxy.example", **settings),
+        asyncio.get_running_loop(),
+        lambda _, sock, ip, node_id: accepted.append((sock, ip, node_id)),
+        lambda: None,
+    )
+    listener.open()
+    try:
+        yield listener, accepted
+    finally:
+        listener.close()
+        for sock, _, _ in accepted:
+            sock.close()
+
+
+def free_range(length: int) -> tuple[int, int]:
+    """Ports in a row that are free now."""
+    for first in range(20_000, 60_000, length):
+        socks = []
+        try:
+            for port in range(first, first + length):
+                socks.append(socket.create_server((HOST, port)))
+        except OSError:
+            continue
+        finally:
+            for sock in socks:
+                sock.close()
+        return first, first + length - 1
+    raise AssertionError("no free ports")
+
+
+async def connect_to(port: int, accepted: list) -> None:
+    with closing(socket.socket()) as sock:
+        sock.setblocking(False)
+        count = len(accepted)
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
+        await until(lambda: len(accepted) > count)
+
+
+async def test_the_port_tells_the_broker():
+    ports = free_range(3)
+    with opened(broker_ports=ports) as (listener, accepted):
+        await connect_to(listener.bootstrap_port, accepted)
+        for port in range(ports[0], ports[1] + 1):
+            await connect_to(port, accepted)
+        assert [(ip, node_id) for _, ip, node_id in accepted] == [
+            (HOST, None),
+            (HOST, 0),
+            (HOST, 1),
+            (HOST, 2),
+        ]
+        assert listener.address_of(2) == ("proxy.example", ports[1])
+
+
+async def test_a_broker_without_a_port_is_named_once():
+    ports = free_range(2)
+    with opened(broker_ports=ports) as (listener, _), capture_logs() as logs:
+        assert listener.address_of(2) is None
+        assert listener.address_of(2) is None
+        assert listener.address_of(0) == ("proxy.example", ports[0])
+    assert [(log["node_id"], log["listener"]) for log in logs] == [(2, "main")]
+    assert "fix" in logs[0]
+
+
+async def test_free_ports_open_when_a_broker_is_named():
+    with opened(broker_ports=(0, 0)) as (listener, accepted):
+        _, port = listener.address_of(1000)
+        assert listener.address_of(1000) == ("proxy.example", port)
+        assert listener.address_of(7)[1] not in (port, listener.bootstrap_port)
+        await connect_to(port, accepted)
+        assert accepted[0][2] == 1000
+
+
+async def test_addresses_outlive_the_sockets():
+    with opened(broker_ports=(0, 0)) as (listener, _), capture_logs() as logs:
+        address = listener.address_of(4)
+        listener.close()
+        assert listener.address_of(4) == address
+        assert listener.address_of(5) is None
+        with pytest.raises(ConnectionRefusedError):
+            await connect_to(address[1], [])
+    assert not logs
+
+
+async def test_names_on_one_port():
+    with opened(broker_ports=None, sni=SNI) as (listener, _):
+        assert listener.address_of(12) == ("broker-12.kafka.example", listener.bootstrap_port)
+        assert listener.node_of("broker-12.kafka.example") == 12
+        assert listener.node_of("kafka.example") is listener.node_of(None) is None
+
+
+async def test_a_port_in_use():
+    with opened(broker_ports=(0, 0)) as (listener, _):
+        other = Listener(
+            ListenerSettings("other", HOST, listener.bootstrap_port, "x", None),
+            listener.loop,
+            listener.accepted,
+            listener.out_of_files,
+        )
+        with pytest.raises(ListenerError, match=rf"'other': {HOST}:{listener.bootstrap_port}: "):
+            other.open()
+
+
+@pytest.mark.parametrize(
+    ("name", "node_id"),
+    [
+        ("broker-0.kafka.example", "0"),
+        ("BROKER-7.Kafka.Example", "7"),
+        ("broker-.kafka.example", None),
+        ("broker--1.kafka.example", None),
+        ("broker-1xkafka.example", None),
+        ("broker-1.kafka.example.evil", None),
+        ("x.broker-1.kafka.example", None),
+        ("broker-12345678901.kafka.example", None),
+    ],
+)
+def test_the_name_tells_the_broker(name, node_id):
+    match = sni_pattern(SNI).fullmatch(name)
+    assert (match["node_id"] if match else None) == node_id

@@ -1,0 +1,225 @@
+"""Frames of one connection stay in order, whatever is done to each of them."""
+
+import asyncio
+from struct import unpack_from
+
+import pytest
+from relaylab import frames
+from relaylab.lab import LISTENER, open_lab, slow_client, turns, until
+
+from proxy.quota.entities import QuotaKind
+from proxy.relay.services import Limits, ThrottleMode
+
+BIG_BYTES = 300_000
+MAX_DELAY_MS = 20_000
+PATHS = ["splice", "copy", "no pipes", "tls client", "tls upstream", "tls both"]
+
+
+@pytest.fixture(params=PATHS)
+def path(request, certificates):
+    """Arguments of a lab for every way that bodies can take."""
+    return {
+        "splice": {},
+        "copy": {"splice": False},
+        "no pipes": {"max_pipes": 0},
+        "tls client": {"client_tls": certificates},
+        "tls upstream": {"upstream_tls": certificates},
+        "tls both": {"client_tls": certificates, "upstream_tls": certificates},
+    }[request.param]
+
+
+async def test_requests_and_responses_pass_byte_for_byte(path):
+    async with open_lab(**path) as lab:
+        first = frames.request(frames.UNKNOWN_API, 77, 1, b"anything")
+        client, broker = await lab.pair(first)
+        answer = frames.response(frames.UNKNOWN_API, 77, 1, b"something")
+        await broker.send(answer)
+        assert await client.frame() == answer
+        big = frames.produce_request(2, acks=1, record_bytes=BIG_BYTES)
+        await client.send(big)
+        assert await broker.frame() == big
+        answer = frames.response(0, 7, 2, b"stored")
+        await broker.send(answer)
+        assert await client.frame() == answer
+
+
+async def test_small_large_and_rewritten_responses_mixed(path):
+    async with open_lab(**path) as lab:
+        client, broker = await lab.pair(frames.fetch_request(0))
+        asked = [frames.fetch_request(0)]
+        answers = [frames.fetch_response(0, 10)]
+        for number in range(1, 24, 4):
+            asked += [
+                frames.fetch_request(number),
+                frames.metadata_request(number + 1),
+                frames.fetch_request(number + 2, version=17),
+                frames.request(frames.LIST_OFFSETS, 1, number + 3),
+            ]
+            answers += [
+                frames.fetch_response(number, BIG_BYTES),
+                frames.metadata_response(number + 1, {7: ("real", 9092)}, 5_000),
+                frames.fetch17(number + 2, [bytes(100_000), b"x"], {7: ("real", 9092)})[0],
+                frames.response(frames.LIST_OFFSETS, 1, number + 3, b"offsets"),
+            ]
+        sending = asyncio.create_task(client.send(b"".join(asked[1:])))
+        assert [await broker.frame() for _ in asked[1:]] == asked[1:]
+        await sending
+        sending = asyncio.create_task(broker.send(b"".join(answers)))
+        for answer in answers:
+            frame = await client.frame()
+            assert frame[4:8] == answer[4:8]
+            if b"real" not in answer:
+                assert frame == answer
+            assert b"real" not in frame
+        await sending
+
+
+async def test_one_byte_at_a_time():
+    async with open_lab() as lab:
+        first = frames.metadata_request(1)
+        client = await lab.client()
+        await client.send(*(first[i : i + 1] for i in range(len(first))))
+        broker = await lab.broker()
+        assert await broker.frame() == first
+        answer = frames.metadata_response(1, {3: ("real", 1)})
+        await broker.send(*(answer[i : i + 1] for i in range(len(answer))))
+        address = lab.relay.listeners[LISTENER].address_of(3)
+        assert frames.metadata_brokers(await client.frame()) == {3: address}
+        assert lab.cluster.brokers == {3: ("real", 1)}
+
+
+async def test_a_metadata_response_of_10_mb():
+    async with open_lab() as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
+        answer = frames.metadata_response(1, {3: ("real", 1)}, 10_000_000)
+        sending = asyncio.create_task(broker.send(answer))
+        frame = await client.frame()
+        await sending
+        assert list(frames.metadata_brokers(frame)) == [3]
+        assert frame[-5_000_000:] == answer[-5_000_000:]
+
+
+async def test_a_hold_in_the_middle_keeps_the_order():
+    async with open_lab(rules=(slow_client("slow"),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1, client_id="fast"))
+        asked = [
+            frames.fetch_request(2, client_id="slow"),
+            frames.metadata_request(3),
+            frames.fetch_request(4, client_id="fast"),
+        ]
+        await client.send(*asked)
+        assert [await broker.frame() for _ in asked] == asked
+        answers = [
+            frames.fetch_response(1, BIG_BYTES),
+            frames.fetch_response(2, BIG_BYTES),
+            frames.metadata_response(3, {}),
+            frames.fetch_response(4, 10),
+        ]
+        sending = asyncio.create_task(broker.send(b"".join(answers)))
+        assert await client.frame() == answers[0]
+        await until(lambda: lab.held == 1)
+        await turns(20)
+        assert not client.reader._buffer
+        lab.services.reapers.release_all()
+        assert [await client.frame() for _ in answers[1:]] == answers[1:]
+        await sending
+        assert lab.held == 0
+
+
+async def test_a_held_response_stays_in_the_kernel():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        answer = frames.fetch_response(1, 16 << 20)
+        sending = asyncio.create_task(broker.send(answer))
+        await until(lambda: lab.held == 1)
+        await turns(50)
+        (connection,) = lab.relay._connections
+        assert len(connection._responses._stash) <= 4096
+        assert not sending.done()
+        lab.services.reapers.release_all()
+        assert await client.frame() == answer
+        await sending
+
+
+@pytest.mark.parametrize("path_name", ["splice", "copy"])
+async def test_mute_answers_at_once_and_reads_no_more(path_name):
+    async with open_lab(
+        rules=(slow_client(),), mode=ThrottleMode.MUTE, splice=path_name == "splice"
+    ) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        answer = frames.fetch_response(1, BIG_BYTES)
+        await broker.send(answer)
+        frame = await client.frame()
+        (throttle_ms,) = unpack_from(">i", frame, 8)
+        assert MAX_DELAY_MS - 1000 < throttle_ms <= MAX_DELAY_MS
+        assert frame[12:] == answer[12:]
+        assert lab.held == 1
+        await client.send(frames.metadata_request(2))
+        await turns(20)
+        assert not broker.reader._buffer
+        lab.services.reapers.release_all()
+        assert await broker.frame() == frames.metadata_request(2)
+
+
+async def test_mute_takes_a_pipelined_head_that_is_split():
+    async with open_lab(rules=(slow_client(),), mode=ThrottleMode.MUTE) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        second = frames.metadata_request(2)
+        await client.send(second[:9], b"")
+        await broker.send(frames.fetch_response(1, 10_000))
+        await client.frame()
+        await client.send(second[9:])
+        await turns(20)
+        assert not broker.reader._buffer
+        lab.services.reapers.release_all()
+        assert await broker.frame() == second
+
+
+async def test_produce_without_acknowledgement_pauses_the_reading():
+    rule = slow_client(kind=QuotaKind.PRODUCER_BYTE_RATE)
+    async with open_lab(rules=(rule,)) as lab:
+        client, broker = await lab.pair(frames.produce_request(1, acks=0, record_bytes=BIG_BYTES))
+        await client.send(frames.metadata_request(2))
+        await turns(20)
+        assert lab.held == 1
+        assert not broker.reader._buffer
+        lab.services.reapers.release_all()
+        assert await broker.frame() == frames.metadata_request(2)
+        await broker.send(frames.metadata_response(2, {}))
+        assert await client.frame() == frames.metadata_response(2, {})
+
+
+async def test_no_more_requests_are_read_than_may_be_unanswered():
+    async with open_lab(limits=Limits(max_in_flight_requests=3)) as lab:
+        asked = [frames.metadata_request(number) for number in range(10)]
+        client = await lab.client()
+        await client.send(b"".join(asked))
+        broker = await lab.broker()
+        for number in range(3):
+            assert await broker.frame() == asked[number]
+        for number in range(10):
+            await turns(10)
+            assert not broker.reader._buffer
+            await broker.send(frames.metadata_response(number, {}))
+            if number + 3 < 10:
+                assert await broker.frame() == asked[number + 3]
+            assert await client.frame() == frames.metadata_response(number, {})
+
+
+async def test_a_split_login_with_one_request_in_flight():
+    """The pause that the login itself brings about must not keep its own rest from being read."""
+    async with open_lab(limits=Limits(max_in_flight_requests=1)) as lab:
+        login = frames.request(17, 1, 1, b"\0\x05PLAIN")
+        client = await lab.client()
+        await client.send(login[:-3], login[-3:])
+        broker = await lab.broker()
+        assert await broker.frame() == login
+
+
+@pytest.mark.parametrize("split", range(1, 14))
+async def test_a_fetch_response_whose_first_bytes_come_in_two_parts(split):
+    async with open_lab(rules=(slow_client("other"),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1, version=17))
+        sent, seen = frames.fetch17(1, [b"records"], {})
+        await broker.send(sent[:split], sent[split:])
+        assert await client.frame() == seen

@@ -1,0 +1,132 @@
+"""A client at the port of a broker that is not known yet gets a bootstrap server in its place."""
+
+import asyncio
+
+from relaylab import frames
+from relaylab.lab import LISTENER, open_lab, turns, until
+
+from proxy.relay.upstream import UpstreamError
+
+
+def broker_port(lab, node_id: int) -> int:
+    return lab.relay.listeners[LISTENER].address_of(node_id)[1]
+
+
+async def test_the_stand_in_is_closed_once_the_address_is_known_and_all_is_answered():
+    async with open_lab() as lab:
+        client = await lab.client(broker_port(lab, 7))
+        for number in (1, 2):
+            await client.send(frames.metadata_request(number))
+        stand_in = await lab.broker()
+        for _ in range(2):
+            await stand_in.frame()
+        await stand_in.send(frames.metadata_response(1, {7: ("localhost", 1)}, 300_000))
+        names = frames.metadata_brokers(await client.frame())
+        assert names == {7: ("proxy", broker_port(lab, 7))}
+        await turns(20)
+        assert lab.relay.connections == 1  # one answer is due
+        await stand_in.send(frames.metadata_response(2, {}))
+        assert await client.ended() == frames.metadata_response(2, {})
+        assert not lab.relay._stand_ins
+        await client.close()
+        await until(lambda: not lab.relay.connections)
+
+
+async def test_another_clients_metadata_ends_it_too():
+    async with open_lab() as lab:
+        waiting = await lab.client(broker_port(lab, 7))
+        await waiting.send(frames.metadata_request(1))
+        stand_in = await lab.broker()
+        await stand_in.frame()
+        await stand_in.send(frames.metadata_response(1, {}))
+        await waiting.frame()
+        client, broker = await lab.pair(frames.metadata_request(1))
+        await broker.send(frames.metadata_response(1, {7: ("localhost", 1), 8: ("localhost", 2)}))
+        await client.frame()
+        assert await waiting.ended() == b""
+        await turns(20)
+        assert not client.reader.at_eof()
+
+
+async def test_a_client_that_goes_is_forgotten():
+    async with open_lab() as lab:
+        client = await lab.client(broker_port(lab, 7))
+        await client.send(frames.metadata_request(1))
+        await lab.broker()
+        assert list(lab.relay._stand_ins) == [7]
+        await client.close()
+        await until(lambda: not lab.relay.connections)
+        assert not lab.relay._stand_ins
+
+
+async def test_a_known_broker_is_dialled_itself():
+    async with open_lab() as lab:
+        other: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def serve(reader, writer):
+            other.put_nowait(await reader.read(1000))
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            lab.cluster.learn(7, *server.sockets[0].getsockname()[:2])
+            client = await lab.client(broker_port(lab, 7))
+            await client.send(frames.metadata_request(1))
+            assert await other.get() == frames.metadata_request(1)
+            assert not lab.relay._stand_ins
+            await client.ended()
+
+
+async def test_a_broker_that_refuses():
+    async with open_lab() as lab:
+        lab.cluster.learn(7, "127.0.0.1", 1)
+        client = await lab.client(broker_port(lab, 7))
+        await client.send(frames.metadata_request(1))
+        assert await client.ended() == b""
+        assert lab.upstream_errors("refused") == 1
+
+
+async def test_the_client_goes_while_we_dial():
+    async with open_lab() as lab:
+
+        async def never(node_id):
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise UpstreamError("timeout", "cancelled") from None
+
+        cancelled = asyncio.Event()
+        lab.cluster = lab.relay._brokers = Dialler(never)
+        client = await lab.client()
+        await client.send(frames.metadata_request(1))
+        await until(lambda: lab.relay._connections)
+        await turns(20)
+        await client.close()
+        await asyncio.wait_for(cancelled.wait(), 10)
+        assert lab.relay.connections == 0
+
+
+async def test_an_unexpected_error_while_we_dial_ends_that_client_only():
+    async with open_lab() as lab:
+
+        async def broken(node_id):
+            raise RuntimeError("broken")
+
+        lab.relay._brokers = Dialler(broken)
+        client = await lab.client()
+        await client.send(frames.metadata_request(1))
+        assert await client.ended() == b""
+        assert lab.rejected("internal_error") == 1
+
+
+class Dialler:
+    """Brokers of which nothing is known."""
+
+    def __init__(self, connect) -> None:
+        self.connect = connect
+
+    def knows(self, _: int) -> bool:
+        return False
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        pass
