@@ -2,18 +2,23 @@
 
 import asyncio
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
+from proxy.admin.history import History
 from proxy.admin.server import AdminServer
-from proxy.config import Config, Listener
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
+from proxy.config import Config, Listener, parse_size
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager, QuotaSettings
+from proxy.quota.rulebook import RuleBook
 from proxy.quota.rules import Rule
 from proxy.relay.cluster import Cluster
+from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
 from proxy.relay.relay import Relay
@@ -26,9 +31,14 @@ from proxy.relay.services import (
     clock_ms,
 )
 from proxy.relay.tls import server_context, upstream_context
+from proxy.reload import Reloader
+from proxy.state import MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
 """Between two looks for idle sensors."""
+
+TICK_INTERVAL_S = 1.0
+"""Between two looks for clients that are held no longer, and for the charts."""
 
 _log = get_logger(__name__)
 
@@ -61,38 +71,40 @@ def quota_settings(config: Config) -> QuotaSettings:
 
 
 class App:
-    """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
+    """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it.
 
-    def __init__(self, config: Config, *, splice: bool = True) -> None:
+    Raises StateError when the state can't be opened.
+    """
+
+    def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
         settings = quota_settings(config)
-        limits = config.limits
+        self._store = _open_store(config)
         self.metrics = CollectorRegistry()
-        instruments = Instruments(self.metrics, max_label_sets=limits.max_client_entities)
+        instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         sensors = Registry(settings.max_sensors)
         self.metrics.register(SensorCollector(sensors, clock_ms))
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             self.metrics.register(collector)
-        self.quotas = QuotaManager(settings, instruments, sensors, on_overflow=_log_overflow)
+        self.quotas = QuotaManager(
+            settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
+        )
+        self.rules = RuleBook(self.quotas, self._store, settings)
         tls = config.cluster.tls
         self.cluster = Cluster(
             tuple((server.host, server.port) for server in config.cluster.bootstrap_servers),
             upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None,
-            limits.connect_timeout,
+            config.limits.connect_timeout,
             splice=splice,
         )
+        self._kafka_quotas = KafkaQuotas(
+            self.cluster, self.rules.use_kafka, instruments.upstream_errors_total
+        )
+        self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
         self._services = Services(
             loop=loop,
-            limits=Limits(
-                max_connections=limits.max_connections,
-                max_connections_per_ip=limits.max_connections_per_ip,
-                max_request_bytes=limits.max_request_bytes,
-                max_in_flight_requests=limits.max_in_flight_requests,
-                idle_timeout_s=limits.idle_timeout,
-                connect_timeout_s=limits.connect_timeout,
-                drain_timeout_s=limits.drain_timeout,
-            ),
+            limits=_limits(config),
             mode=ThrottleMode(config.throttle.mode),
             quotas=self.quotas,
             reapers=self._reapers,
@@ -101,13 +113,32 @@ class App:
             splice=splice,
         )
         self.relay = Relay(tuple(map(_listener, config.listeners)), self.cluster, self._services)
+        self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
+        self._history = History(self.quotas.snapshot)
+        token_file = config.admin.token_file
         self.admin = AdminServer(
             config.admin.bind.host,
             config.admin.bind.port,
             metrics=self.metrics,
             not_ready=self._not_ready,
+            quotas=self.quotas,
+            rules=self.rules,
+            source=_Source(self),
+            history=self._history,
+            parse_size=parse_size,
+            clock_ms=clock_ms,
+            token=token_file.read_text().strip() if token_file else None,
         )
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def throttle_mode(self) -> ThrottleMode:
+        """How clients are slowed down now."""
+        return self._services.mode
+
+    def delay_queues(self) -> dict[str, int]:
+        """Return how many responses are held, by API family."""
+        return {reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all}
 
     async def start(self) -> None:
         """Open every port and begin to work. Raises ListenerError or AdminError."""
@@ -121,7 +152,14 @@ class App:
         _log.info("admin", port=self.admin.port)
         self._tasks = [
             asyncio.create_task(work(), name=work.__name__)
-            for work in (self.cluster.monitor, self.relay.watch_idle, self._expire)
+            for work in (
+                self.cluster.monitor,
+                self.relay.watch_idle,
+                self.reloader.watch,
+                self._kafka_quotas.watch,
+                self._expire,
+                self._tick,
+            )
         ]
 
     async def stop(self) -> None:
@@ -132,6 +170,7 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.admin.stop()
         self._reapers.close()
+        self._store.close()
 
     async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         """Work until `stop` is set. Raises what a background task of ours died of."""
@@ -148,6 +187,14 @@ class App:
         finally:
             await self.stop()
 
+    def _apply(self, config: Config) -> None:
+        """Put quotas, throttling and limits of another configuration in force."""
+        self.rules.use_file(quota_settings(config))
+        self._kafka_quotas.follow(config.quotas.source == "kafka")
+        self.cluster.connect_timeout_s = config.limits.connect_timeout
+        self._services.limits = _limits(config)
+        self._services.mode = ThrottleMode(config.throttle.mode)
+
     def _not_ready(self) -> str | None:
         return None if self.cluster.reachable else "the Kafka cluster does not answer"
 
@@ -157,6 +204,71 @@ class App:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             self.quotas.expire(clock_ms())
             self._services.forget_clients(clock_ms())
+
+    async def _tick(self) -> None:
+        """Notice the end of throttling and draw the charts on, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_INTERVAL_S)
+            self.quotas.sweep(clock_ms())
+            self._history.tick(clock_ms())
+
+
+class _Source:
+    """Tells the status page about the parts that the admin room does not know."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def listeners(self) -> Sequence[ListenerStatus]:
+        return [
+            ListenerStatus(
+                name=name,
+                host=listener.settings.host,
+                port=listener.bootstrap_port,
+                tls=listener.settings.tls is not None,
+                connections=self._app.relay.connections_of(name),
+            )
+            for name, listener in self._app.relay.listeners.items()
+        ]
+
+    def brokers(self) -> Sequence[BrokerStatus]:
+        return [
+            BrokerStatus(node_id, host, port)
+            for node_id, (host, port) in sorted(self._app.cluster.brokers.items())
+        ]
+
+    def cluster_answers(self) -> bool:
+        return self._app.cluster.reachable
+
+    def delay_queues(self) -> Mapping[str, int]:
+        return self._app.delay_queues()
+
+    def config_loads(self) -> Sequence[ConfigLoad]:
+        return [
+            ConfigLoad(load.at_s, load.result, load.message) for load in self._app.reloader.loads
+        ]
+
+    def throttle_mode(self) -> str:
+        return self._app.throttle_mode.value
+
+
+def _open_store(config: Config) -> Store:
+    if config.state.kind == "memory":
+        return MemoryStore()
+    return SqliteStore(config.state.path)
+
+
+def _limits(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        max_connections=limits.max_connections,
+        max_connections_per_ip=limits.max_connections_per_ip,
+        max_request_bytes=limits.max_request_bytes,
+        max_in_flight_requests=limits.max_in_flight_requests,
+        idle_timeout_s=limits.idle_timeout,
+        connect_timeout_s=limits.connect_timeout,
+        drain_timeout_s=limits.drain_timeout,
+    )
 
 
 def _listener(listener: Listener) -> ListenerSettings:
@@ -178,6 +290,19 @@ def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
         rule=rule.title,
         quota=str(kind),
         fix="raise limits.max_client_entities",
+    )
+
+
+def _log_state(
+    entity: str, kind: QuotaKind, rule: Rule, throttled: bool, rate: float, bound: float
+) -> None:
+    _log.info(
+        "throttling began" if throttled else "throttling ended",
+        client=entity,
+        quota=str(kind),
+        rule=rule.title,
+        rate=round(rate),
+        bound=round(bound),
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
-import uvloop
 
 from proxy import __version__
 from proxy.admin.server import AdminError
@@ -19,6 +18,7 @@ from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
 from proxy.relay.listener import ListenerError
+from proxy.state import StateError
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(
             f"{error}\n    fix: choose another address, or stop what has it", EXIT_FAILED
         )
-    except DevkitError as error:
+    except (DevkitError, StateError) as error:
         return _complain(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
+    demo.add_argument(
+        "--megabytes",
+        type=_megabytes,
+        help="MiB of records for the query to read (default: 100, about 50 s)",
+    )
     demo.set_defaults(command=_demo)
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
@@ -89,6 +94,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _megabytes(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB, 1 or more")
+    return int(text)
+
+
 def _complain(message: str, code: int) -> int:
     sys.stderr.write(f"{message}\n")
     return code
@@ -102,16 +113,18 @@ def _say(line: str) -> None:
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     configure_logging(options.log_format)
-    uvloop.run(_serve(config, splice=not options.no_splice))
+    asyncio.run(_serve(config, options.config, splice=not options.no_splice))
     return EXIT_DONE
 
 
-async def _serve(config: Config, *, splice: bool) -> None:
+async def _serve(config: Config, path: Path, *, splice: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await App(config, splice=splice).run(stop, lambda: _say("ready"))
+    app = App(config, path, splice=splice)
+    loop.add_signal_handler(signal.SIGHUP, app.reloader.ask)
+    await app.run(stop, lambda: _say("ready"))
 
 
 def configure_logging(log_format: str) -> None:
@@ -145,6 +158,8 @@ def _check(options: argparse.Namespace) -> int:
             EXIT_BAD_INPUT,
         )
     _say(f"{options.config}: valid, {len(config.quotas.rules)} rules, {len(names)} listeners")
+    if config.quotas.source == "kafka":
+        _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
     if (options.user, options.client_id, options.listener) == (None, None, None):
         return EXIT_DONE
     identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
@@ -163,12 +178,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _broker(options: argparse.Namespace) -> int:
-    from proxy.devkit.broker import serve_broker  # noqa: PLC0415 - not needed by the proxy
+    from proxy.devkit.command import serve_broker  # noqa: PLC0415 - not needed by the proxy
 
     return serve_broker(options.port, options.data)
 
 
-def _demo(_: argparse.Namespace) -> int:
-    from proxy.demo import run_demo  # noqa: PLC0415 - needs Spark and a plotting library
+def _demo(options: argparse.Namespace) -> int:
+    from proxy.demo import MEGABYTES, run_demo  # noqa: PLC0415 - not needed by the proxy
 
-    return run_demo()
+    return run_demo(options.megabytes or MEGABYTES)

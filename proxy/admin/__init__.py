@@ -1,1 +1,1 @@
-"""HTTP for operators: metrics and health."""
+"""HTTP for operators: metrics, health, the API, the status page, and its view in the terminal."""

@@ -1,17 +1,25 @@
-"""The admin HTTP server: `/metrics`, `/healthz`, `/readyz`."""
+"""The admin HTTP server: opens the port and puts the paths together."""
 
+import ipaddress
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
-METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from proxy.admin.api import Api
+from proxy.admin.clients import Clients
+from proxy.admin.errors import answer
+from proxy.admin.guard import MAX_BODY_BYTES, Guard
+from proxy.admin.history import History
+from proxy.admin.overrides import ParseSize
+from proxy.admin.pages import page_routes
+from proxy.admin.scrape import CONTENT_TYPE, scrape
+from proxy.admin.status import NotReady, Status, StatusSource
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rulebook import RuleBook
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
-
-NotReady = Callable[[], str | None]
-"""Gives the reason why the proxy can't serve clients now, None when it can."""
 
 
 class AdminError(Exception):
@@ -19,15 +27,46 @@ class AdminError(Exception):
 
 
 class AdminServer:
-    """Serves operators on one address."""
+    """Serves operators on one address: metrics, health, the API and the status page.
+
+    Args:
+        host: to bind; without a token only loopback.
+        port: to bind; 0 for any free one.
+        metrics: what `/metrics` shows.
+        not_ready: says whether clients can be served.
+        quotas: whose clients are shown.
+        rules: where overrides go.
+        source: listeners, brokers and the like.
+        history: samples for the charts; whoever made it calls its `tick`.
+        parse_size: reads sizes such as `10MiB` in bodies.
+        clock_ms: the monotonic time that `quotas` is fed with.
+        token: the bearer token that a request must carry to change something, or None.
+
+    """
 
     def __init__(
-        self, host: str, port: int, *, metrics: CollectorRegistry, not_ready: NotReady
+        self,
+        host: str,
+        port: int,
+        *,
+        metrics: CollectorRegistry,
+        not_ready: NotReady,
+        quotas: QuotaManager,
+        rules: RuleBook,
+        source: StatusSource,
+        history: History,
+        parse_size: ParseSize,
+        clock_ms: Callable[[], float],
+        token: str | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = metrics
         self._not_ready = not_ready
+        self._token = token
+        clients = Clients(quotas, rules)
+        status = Status(source, not_ready, clients, history, clock_ms())
+        self._api = Api(clients, rules, status, parse_size, clock_ms)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -38,15 +77,24 @@ class AdminServer:
 
     async def start(self) -> None:
         """Open the port. Raises AdminError."""
-        app = web.Application()
+        if self._token is None and not _is_loopback(self._host):
+            raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
+        app = web.Application(
+            middlewares=[Guard(self._token).middleware], client_max_size=MAX_BODY_BYTES
+        )
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
+                *self._api.routes(),
+                *page_routes(),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+        # A compressed body is taken as it is, and so refused: none is long enough to need it.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, auto_decompress=False
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self._host, self._port).start()
@@ -62,14 +110,21 @@ class AdminServer:
             await self._runner.cleanup()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        body = generate_latest(self._metrics)
-        return web.Response(body=body, headers={"Content-Type": METRICS_CONTENT_TYPE})
+        body = await scrape(self._metrics)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "up"})
+        return answer({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
         reason = self._not_ready()
         if reason is None:
-            return web.json_response({"status": "ready"})
-        return web.json_response({"status": "not ready", "reason": reason}, status=503)
+            return answer({"status": "ready"})
+        return answer({"status": "not ready", "reason": reason}, 503)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,184 @@
+"""The paths below `/v1`: clients, quotas, status."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+from aiohttp import web
+from structlog import get_logger
+
+from proxy.admin.clients import Clients, pressing, rule_entry
+from proxy.admin.errors import ApiError, answer
+from proxy.admin.overrides import ParseSize, parse_override
+from proxy.admin.status import Status
+from proxy.quota.rulebook import RuleBook
+from proxy.quota.selector import parse_selector, selector
+from proxy.state import StateError
+
+CLIENTS_PATH = "/v1/clients/"
+QUOTAS_PATH = "/v1/quotas/"
+
+ANY = "{tail:(?s:.+)}"
+"""What follows may hold every character; see `_tail`."""
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1_000
+"""How many clients one answer holds, unless and at most."""
+
+BODY_TIMEOUT_S = 10.0
+"""How long a body may take to arrive."""
+
+_SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
+
+_log = get_logger(__name__)
+
+
+class Api:
+    """The handlers.
+
+    Args:
+        clients: describes the bounded clients.
+        rules: where rules are listed and overridden.
+        status: the document of the status page.
+        parse_size: reads sizes in bodies.
+        clock_ms: the monotonic time.
+
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        rules: RuleBook,
+        status: Status,
+        parse_size: ParseSize,
+        clock_ms: Callable[[], float],
+    ) -> None:
+        self._clients = clients
+        self._rules = rules
+        self._status = status
+        self._parse_size = parse_size
+        self._clock_ms = clock_ms
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.get("/v1/status", self._get_status),
+            web.get("/v1/clients", self._get_clients),
+            web.get(CLIENTS_PATH + ANY, self._get_client),
+            web.get("/v1/quotas", self._get_quotas),
+            web.put(QUOTAS_PATH + ANY, self._put_quota),
+            web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+        ]
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        text, limit = _choice(request)
+        return answer(self._status.document(text, limit, self._clock_ms(), time.time()))
+
+    async def _get_clients(self, request: web.Request) -> web.Response:
+        text, limit = _choice(request)
+        now_ms = self._clock_ms()
+        rows = self._clients.rows(now_ms)
+        shown = pressing(rows, text, limit)
+        return answer({"total": len(rows), "clients": self._clients.describe(shown, now_ms)})
+
+    async def _get_client(self, request: web.Request) -> web.Response:
+        entity = _tail(request, CLIENTS_PATH)
+        now_ms = self._clock_ms()
+        rows = [row for row in self._clients.rows(now_ms) if row.entity == entity]
+        if not rows:
+            raise ApiError(
+                404,
+                f"no client is measured as {entity!r}",
+                "see GET /v1/clients; one that sent nothing for an hour is forgotten",
+            )
+        quotas = [
+            {**document, "connected": self._clients.explain(row)}
+            for row, document in zip(rows, self._clients.describe(rows, now_ms), strict=True)
+        ]
+        return answer({"entity": entity, "quotas": quotas})
+
+    async def _get_quotas(self, _: web.Request) -> web.Response:
+        return answer({"quotas": [rule_entry(entry) for entry in self._rules.entries()]})
+
+    async def _put_quota(self, request: web.Request) -> web.Response:
+        keys = _keys(request)
+        if request.content_type != "application/json":
+            raise ApiError(
+                415,
+                f"the body is {request.content_type}, not JSON",
+                "send the header 'Content-Type: application/json'",
+            )
+        override = parse_override(await _body(request), self._parse_size)
+        try:
+            entry = self._rules.put(keys, override.bounds, override.scope, override.by, time.time())
+        except ValueError as error:
+            raise ApiError(400, str(error), _SELECTOR_FIX) from None
+        except StateError as error:
+            raise _unkept(error) from error
+        _log.info("quota overridden", selector=selector(keys), by=override.by, **_sender(request))
+        return answer(rule_entry(entry))
+
+    async def _delete_quota(self, request: web.Request) -> web.Response:
+        keys = _keys(request)
+        name = selector(keys)
+        try:
+            deleted = self._rules.delete(keys)
+        except StateError as error:
+            raise _unkept(error) from error
+        if not deleted:
+            raise ApiError(
+                404,
+                f"no override is in force for {name}",
+                "see GET /v1/quotas; rules of the file are changed in the file",
+            )
+        _log.info("quota override deleted", selector=name, **_sender(request))
+        return answer({"deleted": name})
+
+
+def _choice(request: web.Request) -> tuple[str, int]:
+    """Read `?filter=TEXT&limit=N`."""
+    limit = request.query.get("limit", str(DEFAULT_LIMIT))
+    if not (limit.isascii() and limit.isdecimal() and int(limit[:9]) <= MAX_LIMIT):
+        raise ApiError(400, f"limit: {limit!r} is not a number", f"write 0 to {MAX_LIMIT}")
+    return request.query.get("filter", "").lower(), int(limit[:9])
+
+
+def _keys(request: web.Request) -> Mapping[str, str]:
+    try:
+        return parse_selector(_tail(request, QUOTAS_PATH))
+    except ValueError as error:
+        raise ApiError(400, str(error), _SELECTOR_FIX) from None
+
+
+def _tail(request: web.Request, path: str) -> str:
+    """Return what follows `path`, decoded once.
+
+    Taken from the request line: aiohttp's own path has `.` and `..` resolved, and some characters
+    decoded twice, but entities and selectors may hold anything.
+    """
+    raw = request.raw_path.partition("?")[0]
+    if not raw.startswith(path):
+        raise ApiError(404, "there is nothing here", "see docs/api.md for the paths")
+    try:
+        return unquote(raw.removeprefix(path), errors="strict").encode().decode()
+    except UnicodeError:
+        raise ApiError(400, "the path is not UTF-8", "percent-encode it as UTF-8") from None
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", "send it at once") from None
+    except web.RequestPayloadError:
+        raise ApiError(400, "the body is broken off or badly framed", "send it again") from None
+
+
+def _unkept(error: StateError) -> ApiError:
+    return ApiError(503, error.what, error.fix)
+
+
+def _sender(request: web.Request) -> dict[str, str | None]:
+    return {"remote": request.remote}

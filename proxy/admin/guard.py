@@ -1,0 +1,124 @@
+"""Decides whether an admin request may pass, and turns every failure into a JSON error."""
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from structlog import get_logger
+
+from proxy.admin.errors import ApiError
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing; all others need the token when one is set."""
+
+MAX_BODY_BYTES = 64 * 1024
+
+_SCHEME = "Bearer "
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_log = get_logger(__name__)
+
+
+class Guard:
+    """What a request must show.
+
+    With a token: the token, to change anything. Without one the server is on loopback, where the
+    danger is a web page in a browser on the same machine. It may send requests here, and by DNS
+    rebinding (its own name made to point at 127.0.0.1) read the answers. So then the `Host` must
+    be an address or `localhost`, which no attacker's name is, and an `Origin`, which browsers add
+    to what changes something, must be this server's.
+
+    Args:
+        token: the bearer token; None asks for none.
+
+    """
+
+    def __init__(self, token: str | None) -> None:
+        self._token = None if token is None else token.encode()
+
+    def check(self, request: web.Request) -> None:
+        """Raise ApiError for a request that must not pass."""
+        if self._token is None:
+            _refuse_foreign_host(request)
+            _refuse_foreign_origin(request)
+        elif request.method not in SAFE_METHODS:
+            self._require_token(request, self._token)
+
+    def _require_token(self, request: web.Request, token: bytes) -> None:
+        given = request.headers.get("Authorization", "")
+        # Undecodable header bytes arrive as surrogates; they must not make the comparison fail.
+        shown = given.removeprefix(_SCHEME).strip().encode("utf-8", "surrogateescape")
+        if given.startswith(_SCHEME) and hmac.compare_digest(shown, token):
+            return
+        raise ApiError(
+            401,
+            "the token is wrong" if given else "a token is needed to change something",
+            "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file",
+            {"WWW-Authenticate": 'Bearer realm="quota-proxy"'},
+        )
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the request, then answer it; failures become JSON."""
+        try:
+            self.check(request)
+            return await handler(request)
+        except ApiError as error:
+            return error.response()
+        except web.HTTPException as error:
+            return _known(error).response()
+        except ConnectionError:  # the client has gone; nobody is left to answer
+            raise
+        except Exception:
+            _log.exception("admin request failed", method=request.method, path=request.path)
+            fix = "look at the proxy's log; the request may be sent again"
+            return ApiError(500, "the proxy failed to answer this request", fix).response()
+
+
+def _refuse_foreign_host(request: web.Request) -> None:
+    host = request.headers.get("Host")
+    if host is None or _is_own_name(host):  # every browser sends one
+        return
+    raise ApiError(
+        421,
+        f"the Host {host!r} is not this server's",
+        "ask for localhost or 127.0.0.1, or set admin.token_file",
+    )
+
+
+def _is_own_name(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _refuse_foreign_origin(request: web.Request) -> None:
+    origin = request.headers.get("Origin")
+    if request.method in SAFE_METHODS or origin is None:
+        return
+    if origin != f"http://{request.headers.get('Host')}":
+        raise ApiError(
+            403,
+            f"the request comes from a page of {origin!r}",
+            "change quotas from a program on this machine, or set admin.token_file",
+        )
+
+
+def _known(error: web.HTTPException) -> ApiError:
+    """Put aiohttp's own refusals into our words."""
+    match error:
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            what = f"{error.method} does not work here"
+            return ApiError(405, what, f"use one of {allowed}", {"Allow": allowed})
+        case web.HTTPNotFound():
+            return ApiError(404, "there is nothing here", "see docs/api.md for the paths")
+        case web.HTTPRequestEntityTooLarge():
+            fix = f"send at most {MAX_BODY_BYTES} bytes"
+            return ApiError(413, "the body is too large", fix)
+    return ApiError(error.status, error.reason, "see docs/api.md for what is understood")

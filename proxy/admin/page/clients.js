@@ -1,0 +1,95 @@
+// The table of clients: one row for each sensor, kept while it is shown, so that focus, opened
+// details and selections survive an update.
+
+import { makeChart } from "./chart.js";
+import { count, element, rate, say, seconds, time } from "./format.js";
+
+const KINDS = {
+  consumer_byte_rate: "consumer bytes",
+  producer_byte_rate: "producer bytes",
+  request_percentage: "request time",
+};
+const rows = new Map();
+
+export function showClients(body, clients) {
+  const wanted = new Map(clients.map((client) => [`${client.quota}\n${client.entity}`, client]));
+  for (const [key, row] of rows) {
+    if (!wanted.has(key)) { row.line.remove(); rows.delete(key); }
+  }
+  for (const [key, client] of wanted) {
+    if (!rows.has(key)) rows.set(key, makeRow(client));
+    rows.get(key).update(client);
+  }
+  // Throttled clients first, then by name: rates change all the time, and rows must not jump.
+  const order = [...wanted].sort(([keyA, a], [keyB, b]) =>
+    b.throttled - a.throttled || a.entity.localeCompare(b.entity) || keyA.localeCompare(keyB));
+  const focused = document.activeElement;
+  order.forEach(([key], index) => {
+    const { line } = rows.get(key);
+    if (body.children[index] !== line) body.insertBefore(line, body.children[index] ?? null);
+  });
+  if (focused !== document.activeElement && body.contains(focused)) focused.focus();
+}
+
+function makeRow(first) {
+  const name = element("div", "name", first.entity);
+  const kind = element("div", "kind", KINDS[first.quota] ?? first.quota);
+  const summary = element("summary");
+  const why = element("div", "why");
+  const details = element("details", "", summary, why);
+  details.addEventListener("toggle", () => details.open && explain(why, first));
+  const chart = makeChart();
+  const now = element("div", "big");
+  const bound = element("div", "note");
+  const share = element("div", "share");
+  const what = element("div", "what");
+  const until = element("div");
+  const holds = element("div", "note");
+  const line = element("tr", "",
+    element("td", "", name, kind, details), element("td", "", chart.svg),
+    element("td", "number", now, bound, share), element("td", "", what, until, holds));
+  line.setAttribute("role", "row");
+  for (const cell of line.children) cell.setAttribute("role", "cell");
+
+  function update(client) {
+    const held = client.hold_ends_in_s !== null;
+    chart.draw(client);
+    say(now, rate(client.rate, client.unit));
+    say(bound, `of ${rate(client.bound, client.unit)}`);
+    say(share, `${Math.round((100 * client.rate) / client.bound)} %`);
+    line.className = client.throttled ? "throttled" : "";
+    what.className = client.throttled ? "what warn" : "what good";
+    say(what, client.throttled ? "■ Throttled" : "✓ Within its bound");
+    say(until, held ? `holding, ${seconds(client.hold_ends_in_s)} to go` : "");
+    say(holds, client.throttled
+      ? `${count(client.holds, "hold")}, ${seconds(client.held_s)} in the last minute` : "");
+    const source = client.rule.source ? `${client.rule.source}, ` : "";
+    say(summary, `${client.rule.title} · ${source}${count(client.client_count, "client")}`);
+  }
+  return { line, update };
+}
+
+async function explain(why, { entity, quota }) {
+  try {
+    const answer = await fetch(`v1/clients/${encodeURIComponent(entity)}`);
+    if (!answer.ok) throw new Error((await answer.json()).error);
+    const found = (await answer.json()).quotas.find((each) => each.quota === quota);
+    const by = found.rule.by ? [element("p", "", `set by ${found.rule.by}, ${time(found.rule.at)}`)] : [];
+    const connected = found.connected.map((client) => explained(client, found));
+    const none = element("p", "", "No client of this quota is connected now.");
+    why.replaceChildren(...by, ...(connected.length ? connected : [none]));
+  } catch (error) {
+    why.replaceChildren(element("p", "bad", `✕ ${error.message}`));
+  }
+}
+
+function explained(client, { quota, unit }) {
+  const who = `${client.client_id ?? "(no client id)"}, ${client.user ?? "anonymous"}, `
+    + `listener ${client.listener}`;
+  const { rules } = client.quotas.find((each) => each.quota === quota);
+  const list = rules.map((rule) => {
+    const text = `${rule.title}, ${rate(rule.bound, unit)}: ${rule.reason}`;
+    return element("li", rule.chosen ? "chosen" : "", `${rule.chosen ? "→" : "–"} ${text}`);
+  });
+  return element("div", "", element("h3", "", who), element("ul", "", ...list));
+}

@@ -1,0 +1,43 @@
+// Writes figures for people, and makes elements. Text only ever enters the page as text.
+
+const UNITS = ["B/s", "KiB/s", "MiB/s", "GiB/s"];
+
+export function rate(value, unit) {
+  if (unit === "percent") return `${value.toFixed(value < 10 ? 1 : 0)} %`;
+  let step = 0;
+  while (value >= 1000 && step < UNITS.length - 1) { value /= 1024; step += 1; }
+  return `${value.toFixed(step === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${UNITS[step]}`;
+}
+
+export function seconds(value) {
+  if (value < 1) return `${Math.max(1, Math.round(value * 1000))} ms`;
+  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 90) return `${value.toFixed(0)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  if (value < 129600) return `${Math.round(value / 3600)} h`;
+  return `${Math.round(value / 86400)} days`;
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
+
+export function time(iso) {
+  const at = new Date(iso);
+  const clock = at.toLocaleTimeString([], { hourCycle: "h23" });
+  // Sweden writes dates as 2026-09-21, which nobody takes for another day.
+  return at.toDateString() === new Date().toDateString()
+    ? clock : `${at.toLocaleDateString("sv-SE")} ${clock}`;
+}
+
+export function element(tag, className = "", ...children) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.append(...children);
+  return made;
+}
+
+// Screen readers and selections lose their place when text that is the same is set again.
+export function say(target, text) {
+  if (target.textContent !== text) target.textContent = text;
+}

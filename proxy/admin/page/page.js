@@ -1,0 +1,115 @@
+// Asks for the status every two seconds and shows it; pauses while nobody looks.
+
+import { showClients } from "./clients.js";
+import { count, element, say, seconds, time } from "./format.js";
+
+const INTERVAL_MS = 2000;
+const PATIENCE_MS = 6000;
+const FILTER_PAUSE_MS = 200;
+const LIMIT = 60;
+
+const at = (id) => document.getElementById(id);
+let timer = null;
+let request = null;
+let seen = null;
+
+async function poll() {
+  clearTimeout(timer);
+  request?.abort();
+  request = null;
+  if (document.hidden) return;
+  const own = (request = new AbortController());
+  const patience = setTimeout(() => own.abort(), PATIENCE_MS);
+  try {
+    const query = new URLSearchParams({ limit: LIMIT, filter: at("filter").value.trim() });
+    const answer = await fetch(`v1/status?${query}`, { signal: own.signal, cache: "no-store" });
+    if (!answer.ok) throw new Error(`the proxy answered ${answer.status}`);
+    const status = await answer.json();
+    if (own !== request) return;
+    seen = new Date();
+    show(status);
+  } catch (error) {
+    if (own !== request) return;
+    showLost(error);
+  } finally {
+    clearTimeout(patience);
+  }
+  timer = setTimeout(poll, INTERVAL_MS);
+}
+
+function showLost(error) {
+  const since = seen ? `These figures are of ${time(seen)}.` : "";
+  const reason = error instanceof TypeError || error.name === "AbortError" ? "" : ` (${error.message})`;
+  say(at("lost"), `✕ No contact with the proxy${reason}. ${since} Trying again.`);
+  at("lost").hidden = false;
+  mark("bad", "✕ No contact");
+}
+
+function mark(className, text) {
+  at("state").className = `state ${className}`;
+  say(at("state"), text);
+}
+
+function show(status) {
+  at("lost").hidden = true;
+  if (status.ready) mark("good", "✓ Ready");
+  else mark("bad", `✕ Not ready: ${status.not_ready_reason}`);
+  say(at("facts"), `version ${status.version} · up ${seconds(status.uptime_s)} · `
+    + `throttle mode ${status.throttle_mode} · ${time(status.at)}`);
+  showTiles(status);
+  showClients(at("clients"), status.clients);
+  say(at("shown"), `${status.clients.length} of ${status.bounded}`);
+  at("none").hidden = status.clients.length > 0;
+  say(at("none"), status.bounded
+    ? "No client fits the filter."
+    : "No client under a quota has sent anything yet.");
+  showPanels(status);
+}
+
+function showTiles(status) {
+  const queues = Object.entries(status.delay_queues);
+  const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
+  say(at("throttled"), `${status.throttled}`);
+  say(at("throttled-note"), `of ${status.bounded} measured, ${status.held} holding now`);
+  say(at("waiting"), `${sum(queues.map(([, size]) => size))}`);
+  say(at("waiting-note"), queues.map(([api, size]) => `${api} ${size}`).join(" · "));
+  say(at("connections"), sum(status.listeners.map((each) => each.connections)).toLocaleString("en"));
+  say(at("connections-note"), `on ${count(status.listeners.length, "listener")}`);
+  at("cluster").className = status.cluster_answers ? "good" : "bad";
+  say(at("cluster"), status.cluster_answers ? "✓ Answers" : "✕ Silent");
+  say(at("cluster-note"), `${count(status.brokers.length, "broker")} known`);
+}
+
+function showPanels(status) {
+  fill("listeners", status.listeners.map((each) => [
+    each.name, count(each.connections, "connection"),
+    `${address(each)}${each.tls ? " · TLS" : ""}`,
+  ]), "No listener is open.");
+  fill("brokers", status.brokers.map((each) => [`Broker ${each.node_id}`, "", address(each)]),
+    "No broker is known yet.");
+  fill("loads", status.config_loads.map((each) => [
+    each.result === "ok" ? "✓ Loaded" : `✕ ${each.result}`, time(each.at), each.message,
+  ]), "Nothing was loaded yet.");
+}
+
+const address = ({ host, port }) => `${host.includes(":") ? `[${host}]` : host}:${port}`;
+
+function fill(id, lines, none) {
+  const list = at(id);
+  const state = JSON.stringify(lines);
+  if (list.dataset.state === state) return;
+  list.dataset.state = state;
+  const items = lines.map(([title, side, note]) => {
+    const parts = [element("b", "", title), element("span", "", side)];
+    return element("li", "", ...parts, element("span", "note", note));
+  });
+  list.replaceChildren(...(items.length ? items : [element("li", "", none)]));
+}
+
+let typing = null;
+at("filter").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(poll, FILTER_PAUSE_MS);
+});
+document.addEventListener("visibilitychange", poll);
+poll();

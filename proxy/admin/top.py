@@ -1,0 +1,140 @@
+"""`quota-proxy top`: the status of a running proxy, live in the terminal."""
+
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from proxy.admin.top_view import ORDERS, screen
+
+INTERVAL_S = 2.0
+TIMEOUT_S = 5.0
+LIMIT = 200
+"""How many clients are asked for."""
+
+FRAME_LINES = 6
+"""Lines of the view that are not clients."""
+
+PLAIN_COLUMNS = 160
+"""How wide the view is where no terminal says so."""
+
+QUIT_KEYS = ("q", "\x04")
+
+EXIT_DONE, EXIT_FAILED = 0, 1
+
+# A proxy of the environment is for other hosts; this one is named by its own address.
+_opener = build_opener(ProxyHandler({}))
+
+
+class UnreachableError(Exception):
+    """The proxy's admin server did not answer as it should."""
+
+
+def run_top(
+    url: str, *, once: bool = False, console: Console | None = None, errors: Console | None = None
+) -> int:
+    """Show the status until `q`; where there is no terminal, or with `once`, print it once.
+
+    Keys: `q` quits, `h` `n` `r` sort by hold, name, rate. A proxy that stops answering while the
+    view is up is said so, and asked again.
+
+    Args:
+        url: of the admin server, such as `http://127.0.0.1:9644`.
+        once: print and return.
+        console: where to draw; standard output when None.
+        errors: where to complain; standard error when None.
+
+    Returns:
+        The exit code: 0, or 1 when the proxy could not be reached at the start.
+
+    """
+    console = console or Console()
+    try:
+        status = fetch_status(url)
+    except UnreachableError as error:
+        errors = errors or Console(stderr=True)
+        errors.print(
+            f"{error}\n    fix: start the proxy, or give the address of admin.bind",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return EXIT_FAILED
+    if once or not (console.is_terminal and sys.stdin.isatty()):
+        if not console.is_terminal:
+            console.width = PLAIN_COLUMNS
+        console.print(screen(status, "held", console.width))
+        return EXIT_DONE
+    with suppress(KeyboardInterrupt):
+        _watch(url, status, console)
+    return EXIT_DONE
+
+
+def fetch_status(url: str) -> dict[str, Any]:
+    """Return what `GET /v1/status` gives. Raises UnreachableError."""
+    try:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError("it is not a URL such as http://127.0.0.1:9644")
+        with _opener.open(f"{url.rstrip('/')}/v1/status?limit={LIMIT}", timeout=TIMEOUT_S) as reply:
+            status = json.load(reply)
+    except HTTPError as error:
+        raise UnreachableError(f"{url} answered {error.code} {error.reason}") from None
+    except URLError as error:
+        raise UnreachableError(f"{url} does not answer: {error.reason}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
+    if not isinstance(status, dict) or "bounded" not in status:
+        raise UnreachableError(f"{url} is not a quota proxy")
+    return status
+
+
+def _watch(url: str, status: dict[str, Any], console: Console) -> None:
+    order = "held"
+    lost = ""
+    next_s = time.monotonic() + INTERVAL_S
+    with _keys() as key_within, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            view = screen(status, order, console.width, console.height - FRAME_LINES)
+            help_line = Text(f"sorted by {order}   q quit  h held  n name  r rate", "dim")
+            live.update(Group(view, Text(lost, "bold red"), help_line), refresh=True)
+            key = key_within(max(0.0, next_s - time.monotonic()))
+            if key in QUIT_KEYS:
+                return
+            order = ORDERS.get(key, order)
+            if time.monotonic() >= next_s:
+                try:
+                    status, lost = fetch_status(url), ""
+                except UnreachableError as error:
+                    lost = f"{error}; trying again"
+                next_s = time.monotonic() + INTERVAL_S
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Take single keys from the terminal: give a function that waits so many seconds for one."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def key_within(seconds: float) -> str:
+        readable, _, _ = select.select([descriptor], [], [], seconds)
+        return os.read(descriptor, 1).decode("ascii", "replace") if readable else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield key_within
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

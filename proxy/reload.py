@@ -1,0 +1,119 @@
+"""Loads the configuration again on SIGHUP or when its file has changed, all of it or nothing."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from prometheus_client import Counter
+from structlog import get_logger
+
+from proxy.config import Config, ConfigError, load_config
+
+WATCH_INTERVAL_S = 2.0
+"""Between two looks at the file. Looking works on every file system and with ConfigMap mounts,
+where a link is replaced and not the file."""
+
+KEPT_LOADS = 20
+"""How many loads are remembered."""
+
+NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_entities")
+"""What is read at the start only. Of the last one, sensors follow at once and metrics do not."""
+
+RESULTS = ("ok", "failed")
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One attempt to load the configuration."""
+
+    at_s: float
+    """Seconds since the epoch."""
+    result: str
+    """`ok` or `failed`; then what was in force stays so."""
+    message: str
+
+
+class Reloader:
+    """Keeps the configuration in force, and replaces it when a better one is written.
+
+    Args:
+        path: of the file.
+        config: what is in force now.
+        apply: puts another configuration in force.
+        counter: counts the loads by result.
+
+    """
+
+    def __init__(
+        self, path: Path, config: Config, apply: Callable[[Config], None], counter: Counter
+    ) -> None:
+        self._path = path
+        self._apply = apply
+        self._counter = counter
+        self._at_start = config
+        self._asked = asyncio.Event()
+        self._seen = _content(path)
+        self._loads: deque[Load] = deque(maxlen=KEPT_LOADS)
+        for result in RESULTS:  # a counter that is there from the start shows its first increase
+            counter.labels(result)
+        self._remember("ok", "loaded at the start")
+
+    @property
+    def loads(self) -> list[Load]:
+        """The latest loads, the newest first."""
+        return list(self._loads)
+
+    def ask(self) -> None:
+        """Load again soon, changed or not."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Load when asked to, or when the file has changed, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_INTERVAL_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                if _content(self._path) == self._seen:
+                    continue
+            self._asked.clear()
+            await self._load()
+
+    async def _load(self) -> None:
+        self._seen = _content(self._path)
+        try:
+            config = await asyncio.to_thread(load_config, self._path)
+            self._apply(config)
+        except ConfigError as error:
+            self._note("failed", str(error))
+            _log.error("configuration not reloaded, the old one stays", problems=str(error))
+            return
+        waiting = [
+            name
+            for name in NEEDS_RESTART
+            if attrgetter(name)(config) != attrgetter(name)(self._at_start)
+        ]
+        message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
+        self._note("ok", message)
+        _log.info("configuration reloaded", message=message)
+
+    def _note(self, result: str, message: str) -> None:
+        self._counter.labels(result).inc()
+        self._remember(result, message)
+
+    def _remember(self, result: str, message: str) -> None:
+        self._loads.appendleft(Load(time.time(), result, message))
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the file's content, None when it can't be read: the load will say why."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

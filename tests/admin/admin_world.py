@@ -1,0 +1,174 @@
+"""A real admin server over a real quota manager, rule book and store, on virtual time."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+from yarl import URL
+
+from metrics import Instruments, Registry
+from proxy.admin.history import History
+from proxy.admin.server import AdminServer
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
+from proxy.config.units import parse_size
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleBook
+from proxy.state import MemoryStore, Record, StateError
+
+MIB = 2.0**20
+CONSUMER, PRODUCER, REQUEST = QuotaKind
+START_MS = 1_000_000.0
+MS_PER_SECOND = 1000.0
+
+RULES = (
+    Rule(client_id="etl-orders", bounds={CONSUMER: 10 * MIB}, place="quota-proxy.yaml:12"),
+    Rule(
+        client_id_prefix="consumer-reports-",
+        scope="shared",
+        bounds={CONSUMER: 20 * MIB},
+        place="quota-proxy.yaml:13",
+        number=1,
+    ),
+    Rule(
+        user="alice",
+        client_id="<default>",
+        bounds={PRODUCER: 2 * MIB},
+        place="quota-proxy.yaml:14",
+        number=2,
+    ),
+    Rule(
+        client_id="<default>",
+        bounds={CONSUMER: 50 * MIB, REQUEST: 50.0},
+        place="quota-proxy.yaml:15",
+        number=3,
+    ),
+)
+
+
+@dataclass
+class Source:
+    """The rest of the program, as tests want it."""
+
+    open_listeners: Sequence[ListenerStatus] = (
+        ListenerStatus("default", "0.0.0.0", 19092, tls=False, connections=14),
+        ListenerStatus("tenants", "::1", 19093, tls=True, connections=3),
+    )
+    known_brokers: Sequence[BrokerStatus] = (
+        BrokerStatus(1, "broker-1.kafka.example", 9092),
+        BrokerStatus(2, "broker-2.kafka.example", 9092),
+    )
+    answers: bool = True
+    queues: Mapping[str, int] = field(
+        default_factory=lambda: {"fetch": 4, "produce": 1, "request": 0}
+    )
+    loads: Sequence[ConfigLoad] = (
+        ConfigLoad(
+            1_790_000_300.0,
+            "failed",
+            "quota-proxy.yaml:12: quotas.rules[0].consumer_byte_rate: 10mb is not a size\n"
+            "    fix: write 10MB (10,000,000 bytes) or 10MiB (10,485,760 bytes)",
+        ),
+        ConfigLoad(1_790_000_000.0, "ok", "quota-proxy.yaml: 4 rules, 2 listeners"),
+    )
+
+    def listeners(self) -> Sequence[ListenerStatus]:
+        return self.open_listeners
+
+    def brokers(self) -> Sequence[BrokerStatus]:
+        return self.known_brokers
+
+    def cluster_answers(self) -> bool:
+        return self.answers
+
+    def delay_queues(self) -> Mapping[str, int]:
+        return self.queues
+
+    def config_loads(self) -> Sequence[ConfigLoad]:
+        return self.loads
+
+    def throttle_mode(self) -> str:
+        return "delay"
+
+
+class Disk(MemoryStore):
+    """A store whose disk may fill up."""
+
+    is_full = False
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        if self.is_full:
+            raise StateError("the disk is full", "make room")
+        return super().put_many(records, delete=delete)
+
+
+class World:
+    """Everything behind the server."""
+
+    def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
+        self.now_ms = START_MS
+        self.metrics = CollectorRegistry()
+        settings = QuotaSettings(rules=rules)
+        instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
+        self.quotas = QuotaManager(settings, instruments, Registry(settings.max_sensors))
+        self.store = Disk()
+        self.rules = RuleBook(self.quotas, self.store, settings)
+        self.history = History(self.quotas.snapshot)
+        self.source = Source()
+        self.not_ready: str | None = None
+
+    def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
+        arguments: dict[str, Any] = {
+            "metrics": self.metrics,
+            "not_ready": lambda: self.not_ready,
+            "quotas": self.quotas,
+            "rules": self.rules,
+            "source": self.source,
+            "history": self.history,
+            "parse_size": parse_size,
+            "clock_ms": lambda: self.now_ms,
+        }
+        return AdminServer(host, port, **(arguments | changes))
+
+    def connect(
+        self, client_id: str | None, user: str | None = None, listener: str = "default"
+    ) -> Callable[..., None]:
+        """Give a function `send(value, kind=CONSUMER)` that charges traffic and holds for it."""
+        quotas = self.quotas.client(ClientIdentity(listener, user, client_id))
+
+        def send(value: float, kind: QuotaKind = CONSUMER) -> None:
+            charge = quotas.charge(kind, value, self.now_ms)
+            if charge is not None:
+                self.quotas.held(charge, charge.delay_ms, self.now_ms)
+
+        return send
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that was read."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+    json: Any
+
+
+Ask = Callable[..., Awaitable[Answer]]
+
+
+async def serve(server: AdminServer) -> AsyncIterator[Ask]:
+    """`await ask(method, path, **what aiohttp takes)`; the path is sent as it is."""
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(method: str, path: str, **how: Any) -> Answer:
+            url = URL(f"http://127.0.0.1:{server.port}{path}", encoded=True)
+            async with session.request(method, url, **how) as response:
+                text = await response.text()
+                is_json = response.content_type == "application/json" and text
+                body = await response.json() if is_json else None
+                return Answer(response.status, response.headers, text, body)
+
+        yield ask
+    await server.stop()

@@ -1,0 +1,129 @@
+"""Ten minutes of rate against bound, and never more than the limits."""
+
+from itertools import pairwise
+
+from admin_world import CONSUMER, MIB, RULES, World
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.history import History
+from proxy.quota import QuotaRow
+
+START_MS = 1000.0
+INTERVAL_MS = 5000.0
+
+
+def row(entity: str, rate: float, bound: float = 100.0) -> QuotaRow:
+    return QuotaRow(
+        entity=entity,
+        kind=CONSUMER,
+        rule=RULES[0],
+        rate=rate,
+        bound=bound,
+        window_ms=11_000.0,
+        owed_ms=0.0,
+        holds=0,
+        held_ms=0.0,
+        hold_until_ms=None,
+        throttled=False,
+        clients=(),
+        client_count=0,
+    )
+
+
+class Rows:
+    """What a snapshot gives, until it is changed."""
+
+    def __init__(self, *rows: QuotaRow) -> None:
+        self.now = list(rows)
+
+    def __call__(self, _: float) -> list[QuotaRow]:
+        return self.now
+
+
+def test_a_sample_is_taken_every_interval_however_often_it_ticks():
+    history = History(Rows(row("a", 1.0)), interval_ms=INTERVAL_MS)
+    taken = [history.tick(START_MS + second * 1000.0) for second in range(31)]
+    assert [second for second, was in enumerate(taken) if was] == [0, 5, 10, 15, 20, 25, 30]
+
+
+def test_late_ticks_do_not_stretch_the_time():
+    history = History(Rows(row("a", 1.0)), interval_ms=INTERVAL_MS)
+    ticks = [START_MS + step * 1700.0 for step in range(2000)]
+    sampled = [now_ms for now_ms in ticks if history.tick(now_ms)]
+    mean_ms = (sampled[-1] - sampled[0]) / (len(sampled) - 1)
+    assert abs(mean_ms - INTERVAL_MS) < 20
+    assert min(after - before for before, after in pairwise(sampled)) >= INTERVAL_MS / 2
+
+
+def test_a_pause_is_not_made_up_for():
+    history = History(Rows(row("a", 1.0)), interval_ms=INTERVAL_MS)
+    history.tick(START_MS)
+    later_ms = START_MS + 3_600_000.0
+    assert [history.tick(later_ms + step) for step in (0.0, 1.0, 2.0)] == [True, False, False]
+
+
+def test_the_document_has_rates_and_the_changes_of_the_bound():
+    rows = Rows()
+    history = History(rows, interval_ms=INTERVAL_MS, samples=4)
+    for step, (rate, bound) in enumerate([(9, 5), (1, 10), (2, 10), (3.04, 20), (4, 20)]):
+        rows.now = [row("a", rate, bound)]
+        history.tick(START_MS + step * INTERVAL_MS)
+    assert history.document(rows.now[0]) == {
+        "interval_s": 5.0,
+        "rates": [1, 2, 3.0, 4],
+        "bounds": [(0, 10), (2, 20)],
+    }
+
+
+def test_idle_sensors_are_not_taken_in_and_gone_ones_are_forgotten():
+    rows = Rows(row("idle", 0.0), row("busy", 1.0))
+    history = History(rows, interval_ms=INTERVAL_MS)
+    history.tick(START_MS)
+    assert history.document(row("idle", 0.0)) is None
+    rows.now = [row("busy", 0.0)]
+    history.tick(START_MS + INTERVAL_MS)
+    document = history.document(row("busy", 0.0))
+    assert document is not None
+    assert document["rates"] == [1.0, 0.0]
+    rows.now = []
+    history.tick(START_MS + 2 * INTERVAL_MS)
+    assert len(history) == 0
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0.0, 1000.0)), min_size=1, max_size=8
+    )
+)
+def test_those_closest_to_their_bound_stay(steps: list[dict[str, float]]):
+    rows = Rows()
+    history = History(rows, interval_ms=INTERVAL_MS, samples=50, max_series=3)
+    peaks: dict[str, float] = {}
+    for step, rates in enumerate(steps):
+        rows.now = [row(entity, rate) for entity, rate in rates.items()]
+        history.tick(START_MS + step * INTERVAL_MS)
+        assert len(history) <= 3
+        kept = {each for each in rates if history.document(row(each, 0.0)) is not None}
+        peaks = {
+            each: max(rates[each], peaks.get(each, 0.0)) if each in kept else 0.0 for each in kept
+        }
+        new = {each: rate for each, rate in rates.items() if rate > 0 and each not in kept}
+        if new and kept:
+            assert max(new.values()) <= min(peaks.values())
+
+
+def test_it_samples_a_real_manager():
+    world = World()
+    send = world.connect("etl-orders")
+    for _ in range(700):
+        world.now_ms += 1000.0
+        send(4 * MIB)
+        world.history.tick(world.now_ms)
+    (measured,) = (each for each in world.quotas.snapshot(world.now_ms) if each.kind is CONSUMER)
+    document = world.history.document(measured)
+    assert document is not None
+    rates = document["rates"]
+    assert isinstance(rates, list)
+    assert len(rates) == 120
+    assert all(abs(rate - 4 * MIB) < 0.5 * MIB for rate in rates)

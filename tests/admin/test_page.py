@@ -1,0 +1,243 @@
+"""The status page in a real Chromium: what it shows, to whom, and what it never does."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from admin_world import CONSUMER, MIB, PRODUCER, START_MS, World
+from chromium import Page, chromium
+from traffic import ACTORS, TICK_MS, play
+
+from proxy.admin.pages import FILES
+
+SHOTS = Path(__file__).parents[2] / "build" / "status-page"
+WIDE = {"width": 1440, "height": 1060}
+PHONE = {"width": 360, "height": 800}
+ROWS = "document.querySelectorAll('#clients tr').length"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+PICTURE_MS = START_MS + 599_730.0
+"""A moment in the middle of two holds."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def text(selector: str) -> str:
+    return f"document.querySelector({selector!r}).innerText"
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with chromium() as tab:
+        await tab.look(**WIDE)
+        yield tab
+
+
+@pytest.fixture
+async def url(world: World, page: Page) -> AsyncIterator[str]:
+    """A proxy after ten minutes of traffic; in the end nothing may have gone wrong in the page."""
+    server = world.server()
+    world.rules.put(
+        {"user": "alice", "client-id": "ingest-clicks"},
+        {PRODUCER: MIB},
+        by="anna",
+        at_s=1_790_000_000.0,
+    )
+    play(world)
+    await server.start()
+    address = f"http://127.0.0.1:{server.port}"
+    yield f"{address}/"
+    assert page.complaints == []
+    await server.stop()
+    assert {urlsplit(each).netloc for each in page.urls} == {urlsplit(address).netloc}
+
+
+async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    first = await page.run(text("#clients tr"))
+    for part in ("client-id=etl-orders", "10.0 MiB/s", "Throttled", "rule 0 (quota-proxy.yaml:12)"):
+        assert part in first
+    assert await page.run(text("#throttled")) == "3"
+    assert await page.run(text("#state")) == "✓ Ready"
+    assert "broker-2.kafka.example:9092" in await page.run(text("#brokers"))
+    assert "[::1]:19093 · TLS" in await page.run(text("#listeners"))
+    assert "10mb is not a size" in await page.run(text("#loads"))
+    label = await page.run("document.querySelector('svg.chart').getAttribute('aria-label')")
+    assert label.startswith("Last 10 minutes: from ")
+    assert "bound 10.0 MiB/s" in label
+
+
+async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    world.rules.put({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB})
+    play(world, until_ms=world.now_ms + 30 * TICK_MS)
+    await page.until(f"{text('#clients')}.includes('of 3.00 MiB/s')")
+    world.not_ready = "the Kafka cluster does not answer"
+    world.source.answers = False
+    await page.until(f"{text('#state')} === '✕ Not ready: {world.not_ready}'")
+    await page.until(f"{text('#cluster')} === '✕ Silent'")
+
+
+async def test_a_lost_proxy_is_said_and_found_again(world: World, page: Page):
+    server = world.server()
+    await server.start()
+    port = server.port
+    await page.open(f"http://127.0.0.1:{port}/")
+    await page.until(f"{text('#none')}.includes('has sent anything yet')")
+    await server.stop()
+    await page.until("!document.getElementById('lost').hidden")
+    assert "No contact with the proxy" in await page.run(text("#lost"))
+    again = world.server(port=port)
+    await again.start()
+    await page.until("document.getElementById('lost').hidden")
+    await again.stop()
+
+
+HIDE = """(hidden) => {
+  Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+  document.dispatchEvent(new Event('visibilitychange'));
+}"""
+"""Stands in for a tab behind another one, which a browser without windows does not have."""
+
+
+async def test_nothing_is_asked_for_while_nobody_looks(page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    await page.run(f"({HIDE})(true)")
+    asked = len(page.urls)
+    await page.skip(60_000)
+    assert len(page.urls) == asked
+
+
+async def test_who_looks_again_sees_the_present(world: World, page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    await page.run(f"({HIDE})(true)")
+    world.not_ready = "closed"
+    await page.run(f"({HIDE})(false)")
+    await page.until(f"{text('#state')} === '✕ Not ready: closed'")
+
+
+async def test_hostile_client_ids_are_text(page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    row = "[...document.querySelectorAll('#clients tr')].find(r => r.innerText.includes('img'))"
+    await page.run(f"{row}.querySelector('summary').click()")
+    await page.until(f"{row}.innerText.includes({HOSTILE!r})")
+    assert await page.run("document.querySelectorAll('main img').length") == 0
+
+
+async def test_the_keyboard_reaches_filter_and_reasons(page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    await page.press("Tab")
+    assert await page.run("document.activeElement.id") == "filter"
+    await page.type("ALICE")
+    await page.until(f"{ROWS} === 1")
+    await page.press("Tab")
+    assert await page.run("document.activeElement.tagName") == "SUMMARY"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert await page.run(outline) == "solid"
+    await page.press("Enter")
+    await page.until("document.querySelector('details[open] li')")
+    reasons = await page.run(text("details[open]"))
+    assert "set by anna" in reasons
+    assert "rule 4 (override by anna) comes first" in reasons
+    # An update keeps what is open and where the focus is.
+    polls = "performance.getEntriesByType('resource').filter(e => e.name.includes('status')).length"
+    await page.until(f"{polls} >= {await page.run(polls) + 2}")
+    assert await page.run("document.activeElement.tagName") == "SUMMARY"
+    assert await page.run("document.querySelectorAll('details[open] li').length") > 0
+
+
+async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: str):
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    for size in (WIDE, PHONE):
+        await page.look(**size)
+        tree = await page.send("Accessibility.getFullAXTree")
+        roles = [node["role"]["value"] for node in tree["nodes"] if not node["ignored"]]
+        assert roles.count("table") == 1
+        assert roles.count("columnheader") == 4
+        assert roles.count("cell") == 7 * 4
+        assert roles.count("image") >= 7
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1440, 2560])
+async def test_nothing_sticks_out_sideways(page: Page, url: str, width: int):
+    await page.look(width=width, height=900)
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    await page.run("document.querySelectorAll('summary').forEach(each => each.click())")
+    await page.until("document.querySelectorAll('details[open] .why > *').length >= 7")
+    assert await page.run("document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """(() => {
+  const light = (color) => {
+    const parts = color.match(/[0-9.]+/g).slice(0, 3).map(Number).map((part) => {
+      const share = part / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const ground = (node) => {
+    const color = getComputedStyle(node).backgroundColor;
+    return color === 'rgba(0, 0, 0, 0)' ? ground(node.parentElement) : color;
+  };
+  return [...document.querySelectorAll('body *')]
+    .filter((node) => [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim()))
+    .filter((node) => node.checkVisibility())
+    .map((node) => {
+      const [a, b] = [light(getComputedStyle(node).color), light(ground(node))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.innerText];
+    })
+    .filter(([ratio]) => ratio < 4.5);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_text_stands_out_in_light_and_dark(page: Page, url: str, dark: bool):
+    await page.look(**WIDE, dark=dark)
+    await page.open(url)
+    await page.until(f"{ROWS} === 7")
+    ground = await page.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(13, 19, 26)" if dark else "rgb(243, 245, 248)")
+    assert await page.run(CONTRAST) == []
+
+
+async def test_pictures_for_people(world: World, page: Page):
+    """Leaves pictures in build/status-page; `wide.png` is the one in the documents."""
+    server = world.server()
+    await server.start()
+    world.rules.put({"user": "alice", "client-id": "ingest-clicks"}, {PRODUCER: MIB}, by="anna")
+    play(world, ACTORS[:-1], PICTURE_MS)
+    for name, look in {
+        "wide": {**WIDE, "scale": 1.5},
+        "dark": {**WIDE, "dark": True},
+        "phone": {**PHONE, "scale": 2},
+        "wall": {"width": 2560, "height": 1440},
+    }.items():
+        await page.look(**look)
+        await page.open(f"http://127.0.0.1:{server.port}/")
+        await page.until(f"{ROWS} === 6")
+        await page.shoot(SHOTS / f"{name}.png")
+        assert (SHOTS / f"{name}.png").stat().st_size > 20_000
+    await server.stop()
+
+
+async def test_each_file_of_the_page_is_served_and_kept_to_itself(world: World, page: Page):
+    server = world.server()
+    await server.start()
+    await page.open(f"http://127.0.0.1:{server.port}/")
+    for path, (_, content_type) in FILES.items():
+        found = await page.run(
+            f"fetch('{path}').then(a => [a.status, ...['content-type', 'content-security-policy']"
+            ".map(name => a.headers.get(name))])"
+        )
+        assert found[:2] == [200, f"{content_type}; charset=utf-8"]
+        assert "default-src 'self'" in found[2]
+    await server.stop()

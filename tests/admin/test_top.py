@@ -1,0 +1,216 @@
+"""`quota-proxy top` in a terminal and without one, in front of a real server."""
+
+import asyncio
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator
+from io import StringIO
+from typing import Any
+
+import aiohttp
+import pytest
+from admin_world import World
+from aiohttp import web
+from rich.console import Console
+from traffic import play
+
+from proxy.admin.top import run_top
+from proxy.admin.top_view import in_order, printable, rate_text, screen
+
+PROGRAM = "import sys; from proxy.admin.top import run_top; sys.exit(run_top(sys.argv[1]))"
+END_OF_SCREEN = b"\x1b[?1049l"
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+async def url(world: World) -> AsyncIterator[str]:
+    server = world.server()
+    play(world)
+    await server.start()
+    yield f"http://127.0.0.1:{server.port}"
+    await server.stop()
+
+
+async def run_plain(url: str) -> tuple[int, str, str]:
+    """Run it as for a pipe; give exit code, output, complaint."""
+    out, complaint = StringIO(), StringIO()
+    code = await asyncio.to_thread(
+        run_top, url, console=Console(file=out), errors=Console(file=complaint)
+    )
+    return code, out.getvalue(), complaint.getvalue()
+
+
+async def test_without_a_terminal_it_prints_once(url: str):
+    code, out, complaint = await run_plain(url)
+    assert (code, complaint) == (0, "")
+    assert "\x1b" not in out
+    (line,) = (line for line in out.splitlines() if "client-id=etl-orders" in line)
+    for part in ("consumer", "10 MiB/s", "100%", "quota-proxy.yaml:12", "█"):
+        assert part in line
+    assert "7 of 7 clients under a quota" in out
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 150, 200])
+async def test_it_fits_the_terminal(url: str, width: int):
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    assert await asyncio.to_thread(run_top, url, once=True, console=console) == 0
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    (line,) = (line for line in lines if line.startswith("client-id=etl-orders"))
+    assert "100%" in line
+    assert "…" not in out.getvalue()
+
+
+class Terminal:
+    """The command under a pseudo-terminal of 120 columns."""
+
+    def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
+        self.process = process
+        self._descriptor = descriptor
+        self.seen = b""
+
+    def press(self, key: str) -> None:
+        os.write(self._descriptor, key.encode())
+
+    async def until(self, text: bytes) -> None:
+        """Wait until the terminal was sent a text after what was waited for before."""
+        while text not in self.seen:
+            self.seen += await asyncio.to_thread(os.read, self._descriptor, 65536)
+        self.seen = self.seen.split(text, 1)[1]
+
+
+@pytest.fixture
+async def terminal(url: str) -> AsyncIterator[Terminal]:
+    ours, its = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROGRAM,
+        url,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"},
+    )
+    os.close(its)
+    yield Terminal(process, ours)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    os.close(ours)
+
+
+async def test_keys_sort_and_quit(terminal: Terminal):
+    await terminal.until(b"sorted by held")
+    terminal.press("n")
+    await terminal.until(b"sorted by name")
+    terminal.press("x")
+    terminal.press("r")
+    await terminal.until(b"sorted by rate")
+    terminal.press("q")
+    await terminal.until(END_OF_SCREEN)
+    assert await terminal.process.wait() == 0
+
+
+async def test_it_follows_the_proxy(world: World, terminal: Terminal):
+    await terminal.until(b"sorted by held")
+    world.not_ready = "the Kafka cluster does not answer"
+    await terminal.until(b"NOT READY")
+
+
+async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
+    await terminal.until(b"sorted by held")
+    terminal.process.send_signal(signal.SIGINT)
+    await terminal.until(END_OF_SCREEN)
+    assert await terminal.process.wait() == 0
+
+
+async def test_a_proxy_that_is_not_there_is_an_error(world: World):
+    server = world.server()
+    await server.start()
+    port = server.port
+    await server.stop()
+    code, out, complaint = await run_plain(f"http://127.0.0.1:{port}")
+    assert (code, out) == (1, "")
+    assert f"http://127.0.0.1:{port} does not answer: " in complaint
+    assert "fix: start the proxy" in complaint
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9644", "file:///etc/passwd", "http://[", ""])
+async def test_what_is_no_url_is_an_error(url: str):
+    code, _, complaint = await run_plain(url)
+    assert code == 1
+    assert "fix:" in complaint
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(200, "hello"), (200, "[]"), (200, "{}"), (404, "{}"), (500, "")]
+)
+async def test_another_server_is_an_error(status: int, body: str):
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    code, _, complaint = await run_plain(f"http://127.0.0.1:{runner.addresses[0][1]}/")
+    await runner.cleanup()
+    assert code == 1
+    assert "fix:" in complaint
+
+
+async def test_hostile_client_ids_cannot_steer_the_terminal(world: World):
+    for client_id in (
+        "\x1b]0;owned\x07",
+        "[bold red]x[/]",
+        "a\r\nb",
+        "\N{RIGHT-TO-LEFT OVERRIDE}x",
+    ):
+        world.connect(client_id)(1.0)
+    server = world.server()
+    await server.start()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{server.port}/v1/status") as response,
+    ):
+        status: dict[str, Any] = await response.json()
+    await server.stop()
+    out = StringIO()
+    Console(file=out, width=200).print(screen(status, "name", 200))
+    assert not set(out.getvalue()) & set("\x1b\x07\r\N{RIGHT-TO-LEFT OVERRIDE}")
+    assert "[bold red]x[/]" in out.getvalue()
+
+
+def test_orders():
+    clients = [
+        {"entity": "a", "quota": "q", "held_s": 1.0, "rate": 9, "bound": 10},
+        {"entity": "b", "quota": "q", "held_s": 5.0, "rate": 1, "bound": 10},
+        {"entity": "c", "quota": "q", "held_s": 0.0, "rate": 20, "bound": 10},
+    ]
+    orders = {
+        order: "".join(each["entity"] for each in in_order(clients, order))
+        for order in ("held", "name", "rate")
+    }
+    assert orders == {"held": "bac", "name": "abc", "rate": "cab"}
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "bytes_per_second", "0 B/s"),
+        (1023, "bytes_per_second", "1023 B/s"),
+        (1536, "bytes_per_second", "1.5 KiB/s"),
+        (10 * 2**20, "bytes_per_second", "10 MiB/s"),
+        (2**43, "bytes_per_second", "8192 GiB/s"),
+        (12.34, "percent", "12.3 %"),
+    ],
+)
+def test_rates(value: float, unit: str, text: str):
+    assert rate_text(value, unit) == text
+
+
+def test_printable():
+    assert printable("ключ-1\x00\n") == "ключ-1\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
