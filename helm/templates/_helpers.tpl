@@ -1,0 +1,101 @@
+{{/* Names and values that several templates use. */}}
+
+{{- define "quota-proxy.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "quota-proxy.selectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "quota-proxy.labels" -}}
+{{ include "quota-proxy.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "quota-proxy.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "quota-proxy.fullname" .) -}}
+{{- else -}}
+{{- .Values.serviceAccount.name | default "default" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "quota-proxy.adminSecret" -}}
+{{- .Values.adminToken.existingSecret | default (printf "%s-admin" (include "quota-proxy.fullname" .)) -}}
+{{- end -}}
+
+{{/* The proxy's configuration, with what the chart knows better filled in. */}}
+{{- define "quota-proxy.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- range $listener := $config.listeners -}}
+  {{- if not $listener.advertised_host -}}
+    {{- if ne $.Values.service.type "ClusterIP" -}}
+      {{- fail (printf "listener %q needs advertised_host: the name under which clients reach the load balancer" $listener.name) -}}
+    {{- end -}}
+    {{- $_ := set $listener "advertised_host" (printf "%s.%s.svc" (include "quota-proxy.fullname" $) $.Release.Namespace) -}}
+  {{- end -}}
+{{- end -}}
+{{- $state := $config.state | default dict -}}
+{{- if ne $state.kind "memory" -}}
+  {{- $state = merge $state (dict "kind" "sqlite" "path" "/var/lib/quota-proxy/quota-proxy.db") -}}
+{{- end -}}
+{{- $_ := set $config "state" $state -}}
+{{- $admin := merge ($config.admin | default dict) (dict "bind" "0.0.0.0:9644" "token_file" "/etc/quota-proxy/admin/token") -}}
+{{- if regexMatch "^(127\\.|localhost:|\\[::1\\])" $admin.bind -}}
+  {{- fail (printf "admin.bind %s can't be reached by the kubelet's probes: write 0.0.0.0:9644, or leave it out" $admin.bind) -}}
+{{- end -}}
+{{- $_ := set $config "admin" $admin -}}
+{{- $config | toYaml -}}
+{{- end -}}
+
+{{- define "quota-proxy.adminPort" -}}
+{{- $config := include "quota-proxy.config" . | fromYaml -}}
+{{- regexFind "[0-9]+$" $config.admin.bind -}}
+{{- end -}}
+
+{{- define "quota-proxy.isStateful" -}}
+{{- $config := include "quota-proxy.config" . | fromYaml -}}
+{{- if ne $config.state.kind "memory" -}}true{{- end -}}
+{{- end -}}
+
+{{/* Every port that clients use, as {"ports": [{"name": ..., "port": ...}]}. */}}
+{{- define "quota-proxy.clientPorts" -}}
+{{- $ports := list -}}
+{{- range $listener := .Values.config.listeners -}}
+  {{- $bootstrap := regexFind "[0-9]+$" $listener.bind | int -}}
+  {{- $ports = append $ports (dict "name" $listener.name "port" $bootstrap) -}}
+  {{- if $listener.broker_ports -}}
+    {{- $ends := splitList "-" $listener.broker_ports -}}
+    {{- $first := index $ends 0 | int -}}
+    {{- range $port := untilStep $first (add1 (index $ends 1 | int) | int) 1 -}}
+      {{- $ports = append $ports (dict "name" (printf "%s-broker-%d" $listener.name (sub $port $first)) "port" $port) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- dict "ports" $ports | toJson -}}
+{{- end -}}
+
+{{/* Whole seconds from SIGTERM to SIGKILL: preStop, the drain, and five to close and store. */}}
+{{- define "quota-proxy.graceSeconds" -}}
+{{- $limits := .Values.config.limits | default dict -}}
+{{- $drain := "10s" -}}
+{{- if hasKey $limits "drain_timeout" -}}{{- $drain = toString $limits.drain_timeout -}}{{- end -}}
+{{- $factor := get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "" 1.0) (regexFind "[a-z]*$" $drain) -}}
+{{- $seconds := mulf (regexFind "^[0-9.]+" $drain | float64) $factor | ceil | int -}}
+{{- add .Values.preStopSeconds $seconds 5 -}}
+{{- end -}}
+
+{{/* A checksum of what the proxy reads only when it starts. */}}
+{{- define "quota-proxy.startChecksum" -}}
+{{- omit (include "quota-proxy.config" . | fromYaml) "quotas" "throttle" | toJson | sha256sum -}}
+{{- end -}}

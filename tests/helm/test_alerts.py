@@ -1,0 +1,50 @@
+"""The alerts fire when they should: as a file, and as the chart renders them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from chart import CHART, Helm
+
+RULES = CHART / "rules"
+Promtool = Callable[..., str]
+
+
+@pytest.fixture(params=["file", "chart"])
+def rules(request: pytest.FixtureRequest, helm: Helm, tmp_path: Path) -> Path:
+    """A directory with the alerts and their tests."""
+    shutil.copy(RULES / "alerts_test.yaml", tmp_path)
+    if request.param == "file":
+        shutil.copy(RULES / "alerts.yaml", tmp_path)
+    else:
+        (rule,) = helm.template(sets={"prometheusRule.enabled": "true"}).of("PrometheusRule")
+        assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+        (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    return tmp_path
+
+
+def _names(groups: dict[str, list[dict[str, list[dict[str, str]]]]]) -> set[str]:
+    return {rule["alert"] for group in groups["groups"] for rule in group["rules"]}
+
+
+def test_alerts_fire_when_they_should(promtool: Promtool, rules: Path) -> None:
+    promtool("check", "rules", "--lint-fatal", rules / "alerts.yaml")
+    assert "SUCCESS" in promtool("test", "rules", rules / "alerts_test.yaml")
+
+
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
+    tests = yaml.safe_load((RULES / "alerts_test.yaml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    fired = {case["alertname"] for case in cases if case["exp_alerts"]}
+    assert fired == _names(yaml.safe_load((RULES / "alerts.yaml").read_text()))
+
+
+def test_single_alerts_can_be_left_out(helm: Helm) -> None:
+    wanted = _names(yaml.safe_load((RULES / "alerts.yaml").read_text()))
+    unwanted = "KafkaQuotaProxyClientThrottled"
+    made = helm.template(
+        sets={"prometheusRule.enabled": "true", "prometheusRule.exclude": f'["{unwanted}"]'}
+    )
+    assert _names(made.of("PrometheusRule")[0]["spec"]) == wanted - {unwanted}

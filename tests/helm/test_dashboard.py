@@ -1,0 +1,92 @@
+"""The dashboard: valid, complete in itself, and asking only for metrics that there are."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from chart import CHART, Helm
+from dashboard_queries import DASHBOARD, dashboard_queries, panels
+from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
+
+from metrics import Instruments
+from metrics.exposition import BOUND_METRIC, PREFIX
+
+ALERTS = yaml.safe_load((CHART / "rules" / "alerts.yaml").read_text())
+GRID_COLUMNS = 24
+RATE_METRIC = "rate_bytes"
+
+
+@pytest.fixture(scope="session")
+def exposed() -> set[str]:
+    """Names of all series that the proxy exposes, and those that Prometheus adds."""
+    registry = CollectorRegistry()
+    Instruments(registry, max_label_sets=1)
+    families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
+    names = {"up", PREFIX + RATE_METRIC, PREFIX + BOUND_METRIC}
+    for family in families:
+        names.add(family.name + ("_total" if family.type == "counter" else ""))
+        if family.type == "histogram":
+            names |= {family.name + suffix for suffix in ("_bucket", "_sum", "_count")}
+    return names
+
+
+def _metrics_in(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:kafka_quota_proxy_\w+|process_\w+|up)(?=[{\[])", query))
+
+
+@pytest.mark.parametrize("panel", dashboard_queries())
+def test_queries_ask_for_metrics_that_there_are(panel: str, exposed: set[str]) -> None:
+    names = _metrics_in(dashboard_queries()[panel])
+    assert names
+    assert names <= exposed
+
+
+def test_alerts_ask_for_metrics_that_there_are(exposed: set[str]) -> None:
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            names = _metrics_in(rule["expr"])
+            assert names
+            assert names <= exposed
+
+
+def test_queries_are_promql(promtool: Callable[..., str], tmp_path: Path) -> None:
+    queries = dashboard_queries()
+    rules = [{"record": f"query:{n}", "expr": expr} for n, expr in enumerate(queries.values())]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(queries)} rules found" in promtool("check", "rules", path)
+
+
+def test_panels_say_what_they_show_and_do_not_overlap() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    taken: set[tuple[int, int]] = set()
+    ids = set()
+    for panel in panels(dashboard):
+        ids.add(panel["id"])
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= GRID_COLUMNS
+        cells = {
+            (grid["x"] + column, grid["y"] + line)
+            for column in range(grid["w"])
+            for line in range(grid["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            assert panel["fieldConfig"]["defaults"]["unit"]
+    assert len(ids) == len(list(panels(dashboard)))
+
+
+def test_the_chart_carries_the_dashboard_unchanged(helm: Helm) -> None:
+    made = helm.template(sets={"dashboard.enabled": "true"})
+    (config_map,) = [
+        item for item in made.of("ConfigMap") if "grafana_dashboard" in item["metadata"]["labels"]
+    ]
+    (text,) = config_map["data"].values()
+    assert json.loads(text) == json.loads(DASHBOARD.read_text())
+    assert dashboard_queries(text) == dashboard_queries()

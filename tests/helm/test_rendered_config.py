@@ -1,0 +1,83 @@
+"""The configuration in the ConfigMap is one that the proxy takes, and the Service fits it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import trustme
+from chart import EXAMPLES, Helm, Rendered, lay_out
+
+from proxy.config import Config, ConfigError, load_config
+
+
+@pytest.fixture(scope="session")
+def secrets() -> Mapping[str, Mapping[str, bytes]]:
+    """The Secrets that a user makes beforehand for the examples."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("kafka.example")
+    tls = {
+        "ca.crt": authority.cert_pem.bytes(),
+        "tls.crt": issued.cert_chain_pems[0].bytes(),
+        "tls.key": issued.private_key_pem.bytes(),
+    }
+    return {
+        "kafka-cluster": tls,
+        "kafka-quota-proxy-tls": tls,
+        "kafka-quota-proxy-token": {"admin": b"secret", "other": b""},
+    }
+
+
+@pytest.fixture(params=EXAMPLES)
+def rendered(request: pytest.FixtureRequest, helm: Helm) -> Rendered:
+    return helm.template(EXAMPLES[request.param])
+
+
+@pytest.fixture
+def config(
+    rendered: Rendered, secrets: Mapping[str, Mapping[str, bytes]], tmp_path: Path
+) -> Config:
+    return load_config(lay_out(rendered, secrets, tmp_path))
+
+
+def test_the_service_has_exactly_the_ports_that_the_proxy_opens(
+    rendered: Rendered, config: Config
+) -> None:
+    opened = []
+    for listener in config.listeners:
+        opened.append(listener.bind.port)
+        if listener.broker_ports:
+            opened += range(listener.broker_ports.first, listener.broker_ports.last + 1)
+    services = {item["metadata"]["name"]: item["spec"] for item in rendered.of("Service")}
+    kafka, admin = (services[name] for name in sorted(services, key=len))
+    assert [port["port"] for port in kafka["ports"]] == opened
+    assert all(port["port"] == port["targetPort"] for port in kafka["ports"])
+    assert [port["port"] for port in admin["ports"]] == [config.admin.bind.port]
+
+
+def test_clients_are_led_to_the_service(rendered: Rendered, config: Config) -> None:
+    name = rendered.main("Service")["metadata"]["name"]
+    hosts = {listener.advertised_host for listener in config.listeners}
+    assert hosts <= {f"{name}.data.svc", "kafka.example", "reports.example"}
+
+
+def test_others_reach_the_admin_port_by_token_only(config: Config) -> None:
+    assert not config.admin.bind.is_loopback
+    assert config.admin.token_file is not None
+
+
+def test_numbers_stay_whole(helm: Helm, tmp_path: Path) -> None:
+    """Helm reads numbers as floating point: a large one must not come out as 1.048576e+08."""
+    rule = '[{"user": "anna", "consumer_byte_rate": 104857600, "request_percentage": 12.5}]'
+    made = helm.template(sets={"config.quotas.rules": rule})
+    (loaded,) = load_config(lay_out(made, {}, tmp_path)).quotas.rules
+    assert (loaded.consumer_byte_rate, loaded.request_percentage) == (104857600, 12.5)
+
+
+def test_a_secret_that_is_not_mounted_is_found_missing(
+    helm: Helm, secrets: Mapping[str, Mapping[str, bytes]], tmp_path: Path
+) -> None:
+    made = helm.template(EXAMPLES["tenants-sni"])
+    mounts = made.container["volumeMounts"]
+    mounts[:] = [mount for mount in mounts if not mount["mountPath"].endswith("/cluster")]
+    with pytest.raises(ConfigError, match=r"secrets/cluster/ca\.crt.* does not exist"):
+        load_config(lay_out(made, secrets, tmp_path))
