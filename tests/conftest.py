@@ -10,12 +10,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from proxy.devkit.broker import EmbeddedBroker
 
 ANSWER_TIMEOUT_S = 30
+SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker for all tests of the session; one that needs to harm it starts its own."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("kafka")) as broker:
+    """A broker for all tests of the session, with a SASL listener that knows `SASL_USERS` beside
+    the plain one. A test that needs to harm a broker starts its own.
+    """
+    with EmbeddedBroker(tmp_path_factory.mktemp("kafka"), sasl_users=SASL_USERS) as broker:
         yield broker
 
 

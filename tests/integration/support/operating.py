@@ -1,0 +1,96 @@
+"""What an operator does to a running proxy: ask and change it over HTTP, write its file anew."""
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
+from support.raw import RawClient, fetch
+
+
+@contextmanager
+def running(config: dict[str, Any], folder: Path, *arguments: str) -> Iterator[ProxyProcess]:
+    """Run a proxy with just this configuration; it must end in order."""
+    process = ProxyProcess(config, folder, arguments)
+    try:
+        yield process.start()
+        process.stop()
+    finally:
+        process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the admin server said."""
+
+    status: int
+    document: Any
+
+
+def call(
+    process: ProxyProcess,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    token: str | None = None,
+) -> Answer:
+    """Send a request with a JSON body to the admin server."""
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(
+        f"http://{HOST}:{process.log('admin')[0]['port']}{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers=headers,
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+            return Answer(response.status, json.load(response))
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, json.load(error))
+
+
+def write(process: ProxyProcess, config: dict[str, Any] | str) -> None:
+    """Put another configuration in the place of the proxy's file, at once as editors do."""
+    text = config if isinstance(config, str) else yaml.safe_dump(config)
+    new = process.config_file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(process.config_file)
+
+
+def hang_up(process: ProxyProcess) -> None:
+    """Send SIGHUP."""
+    os.kill(process.pid, signal.SIGHUP)
+
+
+def reloads(process: ProxyProcess) -> dict[str, float]:
+    """Give the counted reloads by result."""
+    metrics = process.metrics()
+    return {
+        result: metrics.value("config_reloads_total", result=result)
+        for result in metrics.labels("config_reloads_total", "result")
+    }
+
+
+def until_bound(
+    process: ProxyProcess, client: RawClient, topic: str, bound: float | None, timeout_s: float
+) -> None:
+    """Fetch until the proxy holds this client to a bound; None: to none."""
+    entity = f"client-id={client.client_id}"
+
+    def asked() -> bool:
+        client.ask(fetch(12, topic))
+        listed = json.loads(process.get("/v1/clients")[1])["clients"]
+        bounds = [row["bound"] for row in listed if row["entity"] == entity]
+        return bounds == ([] if bound is None else [bound])
+
+    until(asked, f"{entity} is held to {bound}", timeout_s)

@@ -1,0 +1,206 @@
+"""The proxy as its users run it: a process of its own, a YAML file, a log, metrics over HTTP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+HOST = "127.0.0.1"
+PREFIX = "kafka_quota_proxy_"
+WAIT_S = 30
+_POLL_S = 0.02
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Return the first true value of the condition; fail when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}"
+        time.sleep(_POLL_S)
+    return value
+
+
+class Metrics:
+    """One scrape."""
+
+    def __init__(self, text: str) -> None:
+        self.samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Add up the samples of this name that have these labels."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == PREFIX + name and labels.items() <= sample.labels.items()
+        )
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """Give the values that a label has."""
+        return {sample.labels[label] for sample in self.samples if sample.name == PREFIX + name}
+
+
+class ProxyProcess:
+    """`quota-proxy run`. `start` it; `stop` it in order, or `kill` it and `start` it again."""
+
+    def __init__(self, config: dict[str, Any], folder: Path, arguments: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config_file = folder / "proxy.yaml"
+        self.log_file = folder / "proxy.log"
+        self.config_file.write_text(yaml.safe_dump(config))
+        self._arguments = arguments
+        self._process: subprocess.Popen[str] | None = None
+        self._log_start = 0
+
+    def start(self) -> "ProxyProcess":
+        """Return when it says `ready`."""
+        command = [sys.executable, "-m", "proxy", "run", "-c", str(self.config_file)]
+        with self.log_file.open("a") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [*command, "--log-format", "json", *self._arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line == "ready\n", f"{line!r}\n{self.log_file.read_text()}"
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Return its exit code when it has ended."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(WAIT_S)
+        finally:
+            self.kill()
+        return code
+
+    def stop(self) -> None:
+        """End it in order, and require that it ran and ended without a fault of its own."""
+        if self._process is not None:
+            self.terminate()
+            code = self.wait()
+            self.check_log()
+            assert code == 0, f"exit code {code}\n{self.log_file.read_text()}"
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def check_log(self) -> None:
+        """Require that the log is all JSON and tells of no fault of the proxy's own."""
+        faults = [
+            line
+            for line in self.log_file.read_text().splitlines()
+            if not line.startswith("{") or json.loads(line)["event"] == "unexpected error"
+        ]
+        assert not faults, "\n".join(faults)
+
+    def log(self, event: str | None = None) -> list[dict[str, Any]]:
+        """Give the lines written since the latest start, all or those of one event."""
+        text = self.log_file.read_text()[self._log_start :]
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return [line for line in lines if event in (None, line["event"])]
+
+    @property
+    def bootstrap(self) -> str:
+        """`HOST:PORT` of the first listener."""
+        return self.bootstrap_of()
+
+    def bootstrap_of(self, listener: str | None = None) -> str:
+        """`HOST:PORT` of a listener."""
+        line = next(x for x in self.log("listening") if listener in (None, x["listener"]))
+        return f"{HOST}:{line['port']}"
+
+    @property
+    def port(self) -> int:
+        """Bootstrap port of the first listener."""
+        return int(self.bootstrap.rpartition(":")[2])
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Ask the admin server; return status and text."""
+        url = f"http://{HOST}:{self.log('admin')[0]['port']}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def metrics(self) -> Metrics:
+        """Scrape the metrics."""
+        return Metrics(self.get("/metrics")[1])
+
+    def until_counts(self, name: str, value: float, **labels: str) -> None:
+        """Wait until a metric has reached a value, and require that it is exactly that."""
+        until(lambda: self.metrics().value(name, **labels) >= value, f"{name} {labels} = {value}")
+        assert self.metrics().value(name, **labels) == value, f"{name} {labels}"
+
+
+LISTENER = {
+    "name": "default",
+    "bind": f"{HOST}:0",
+    "advertised_host": HOST,
+    "broker_ports": 0,
+}
+"""Listens on free ports."""
+
+
+def config(
+    bootstrap_servers: str,
+    *,
+    rules: Iterable[dict[str, Any]] = (),
+    quotas: dict[str, Any] | None = None,
+    throttle: dict[str, Any] | None = None,
+    limits: dict[str, Any] | None = None,
+    listeners: Iterable[dict[str, Any]] = ({},),
+    cluster_tls: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make a configuration whose sensors look back on one second instead of eleven.
+
+    `listeners` are changes to LISTENER, in which None takes a key away.
+    """
+    cluster: dict[str, Any] = {"bootstrap_servers": bootstrap_servers.split(",")}
+    if cluster_tls is not None:
+        cluster["tls"] = cluster_tls
+    return {
+        "cluster": cluster,
+        "listeners": [
+            {key: value for key, value in ({**LISTENER, **own}).items() if value is not None}
+            for own in listeners
+        ],
+        "quotas": {"window": "100ms", "samples": 11, "rules": list(rules), **(quotas or {})},
+        "throttle": throttle or {},
+        "limits": limits or {},
+        "state": {"kind": "memory"},
+        "admin": {"bind": f"{HOST}:0"},
+    }

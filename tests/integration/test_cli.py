@@ -1,0 +1,166 @@
+"""Exit codes and messages of the commands; never a traceback."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from support.proxy_process import HOST, ProxyProcess, config
+
+from proxy.devkit.broker import EmbeddedBroker
+
+TIMEOUT_S = 60
+NOBODY = f"{HOST}:9"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """`run(*arguments)` gives exit code, output and errors, without any traceback in them."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "proxy", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        return done.returncode, done.stdout, done.stderr
+
+    return command
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    def to_file(text: str) -> Path:
+        file = tmp_path / "proxy.yaml"
+        file.write_text(text)
+        return file
+
+    return to_file
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cluster: [", "proxy.yaml:1"),
+        ("quotas: 5\n", "proxy.yaml"),
+        (yaml.safe_dump(config(NOBODY) | {"speed": 1}), "speed"),
+        (yaml.safe_dump(config(NOBODY, limits={"idle_timeout": "fast"})), "idle_timeout"),
+    ],
+    ids=["no YAML", "no sections", "unknown key", "bad value"],
+)
+def test_bad_configuration(
+    run: Callable[..., tuple[int, str, str]],
+    write: Callable[[str], Path],
+    command: str,
+    text: str,
+    message: str,
+) -> None:
+    code, out, err = run(command, "-c", write(text))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "fix: " in err
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_no_such_file(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, command: str
+) -> None:
+    code, out, err = run(command, "-c", tmp_path / "nothing.yaml")
+    assert (code, out) == (2, "")
+    assert "nothing.yaml" in err
+
+
+@pytest.mark.parametrize("where", ["listeners", "admin"])
+def test_port_in_use(
+    run: Callable[..., tuple[int, str, str]], write: Callable[[str], Path], where: str
+) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        address = f"{HOST}:{taken.getsockname()[1]}"
+        document = config(NOBODY)
+        if where == "admin":
+            document["admin"]["bind"] = address
+        else:
+            document["listeners"][0]["bind"] = address
+        code, out, err = run("run", "-c", write(yaml.safe_dump(document)))
+    assert (code, out) == (1, "")
+    (line,) = [line for line in err.splitlines() if address in line and "in use" in line]
+    assert not line.startswith("{")
+    assert "fix: " in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("fly",), ("run",), ("check",), ("broker",), ("broker", "--port", "x", "--data", "d")],
+    ids=" ".join,
+)
+def test_bad_usage(run: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "usage: " in err
+
+
+def test_help(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(command in out for command in ("run", "check", "demo", "broker"))
+
+
+RULES = [
+    {"client-id": "etl", "consumer_byte_rate": "10MiB"},
+    {"client-id-prefix": "consumer-", "scope": "shared", "consumer_byte_rate": "20MiB"},
+    {"user": "alice", "client-id": "<default>", "consumer_byte_rate": "2MiB"},
+]
+
+
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        (("--client-id", "etl"), "consumer_byte_rate: 1.04858e+07"),
+        (("--client-id", "consumer-7"), "consumer_byte_rate: 2.09715e+07"),
+        (("--user", "alice", "--client-id", "etl"), "consumer_byte_rate: 2.09715e+06"),
+        (("--client-id", "other"), "consumer_byte_rate: no limit"),
+    ],
+    ids=["exact", "prefix", "user", "none"],
+)
+def test_check_says_which_rule_a_client_gets(
+    run: Callable[..., tuple[int, str, str]],
+    write: Callable[[str], Path],
+    client: tuple[str, ...],
+    expected: str,
+) -> None:
+    code, out, err = run("check", "-c", write(yaml.safe_dump(config(NOBODY, rules=RULES))), *client)
+    assert (code, err) == (0, "")
+    assert "valid, 3 rules" in out
+    assert expected in out.splitlines()
+
+
+def test_check_of_an_unknown_listener(
+    run: Callable[..., tuple[int, str, str]], write: Callable[[str], Path]
+) -> None:
+    file = write(yaml.safe_dump(config(NOBODY)))
+    code, _, err = run("check", "-c", file, "--listener", "nowhere")
+    assert code == 2
+    assert "'nowhere'" in err
+    assert "default" in err
+
+
+def test_broker_on_a_taken_port(
+    run: Callable[..., tuple[int, str, str]], kafka: EmbeddedBroker, tmp_path: Path
+) -> None:
+    code, out, err = run("broker", "--port", kafka.port, "--data", tmp_path)
+    assert (code, out) == (1, "")
+    assert f"{kafka.port}" in err
+
+
+def test_second_signal_changes_nothing(proxy: Callable[..., ProxyProcess]) -> None:
+    running = proxy()
+    running.terminate()
+    running.terminate()
+    assert running.wait() == 0

@@ -1,0 +1,87 @@
+"""Real clients are held to their rate, notice nothing but time, and do not wait twice."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+
+import pytest
+from support.clients import CLIENTS, Access, Client, Read
+from support.proxy_process import ProxyProcess
+
+BOUND_BYTES = 1_000_000
+BURST_S = 1.1
+"""What a sensor that looks back on 11 samples of 100 ms lets pass before it holds anything."""
+
+RECORD_BYTES = 10_000
+COUNT = 900
+"""Nine times what passes in a second."""
+
+LOWEST_SHARE = 0.6
+"""A client that waits in addition to being held gets half of its bound."""
+
+
+def check_rate(sent_bytes: int, elapsed_s: float, largest_bytes: int, who: str) -> None:
+    """The upper bound holds on any machine. The lower one is wide, for slow machines."""
+    allowed = BOUND_BYTES * (elapsed_s + BURST_S) + largest_bytes
+    assert sent_bytes <= allowed, f"{who}: {sent_bytes} bytes in {elapsed_s:.1f} s"
+    least = LOWEST_SHARE * BOUND_BYTES * elapsed_s
+    assert sent_bytes >= least, f"{who}: {sent_bytes} bytes in {elapsed_s:.1f} s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["delay", "mute"])
+def test_consumers_get_their_rate(
+    proxy: Callable[..., ProxyProcess],
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    mode: str,
+) -> None:
+    rules = [{"client-id": "<default>", "consumer_byte_rate": BOUND_BYTES}]
+    running = proxy(rules=rules, throttle={"mode": mode})
+    name = topic(partitions=3)
+    fill(name, COUNT, RECORD_BYTES, partitions=3)
+
+    def read(client: Client) -> Read:
+        return client.consume(Access(running.bootstrap, client.name), name, COUNT)
+
+    with ThreadPoolExecutor() as pool:
+        reads = list(pool.map(read, CLIENTS))
+
+    metrics = running.metrics()
+    for client, got in zip(CLIENTS, reads, strict=True):
+        numbers = [int(value[:8]) for values in got.values.values() for value in values]
+        assert sorted(numbers) == list(range(COUNT)), f"{client.name}: each record arrives once"
+        assert got.assignments == 1, f"{client.name}: no rebalance"
+        check_rate(got.value_bytes, got.elapsed_s, 3 << 20, client.name)
+        entity = f"client-id={client.name}"
+        assert metrics.value("throttled_responses_total", quota_entity=entity) > 0
+    assert metrics.value("delay_queue_size") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["delay", "mute"])
+@pytest.mark.parametrize("acks", [0, 1, -1], ids=["none", "leader", "all"])
+def test_producers_get_their_rate(
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], mode: str, acks: int
+) -> None:
+    rules = [{"client-id": "<default>", "producer_byte_rate": BOUND_BYTES}]
+    running = proxy(rules=rules, throttle={"mode": mode})
+    count = COUNT * 2 // 3
+    records = [(0, b"%08d" % number + bytes(RECORD_BYTES - 8)) for number in range(count)]
+    # When closed, kafka-python abandons what its socket has not taken, acknowledged or not.
+    clients = [client for client in CLIENTS if acks or client.name != "kafka-python"]
+
+    def write(client: Client) -> tuple[Read, float]:
+        name = topic()
+        started = monotonic()
+        client.produce(Access(running.bootstrap, client.name), name, records, acks=acks)
+        # What is not acknowledged may still be on its way: when it can be read, it is there.
+        read = client.consume(Access(running.bootstrap, f"reader-{client.name}"), name, count)
+        return read, monotonic() - started
+
+    with ThreadPoolExecutor() as pool:
+        written = list(pool.map(write, clients))
+    for client, (got, elapsed_s) in zip(clients, written, strict=True):
+        numbers = sorted(int(value[:8]) for value in got.values[0])
+        assert numbers == list(range(count)), f"{client.name}: each record arrives once"
+        check_rate(got.value_bytes, elapsed_s, 2 << 20, client.name)
