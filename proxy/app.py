@@ -1,8 +1,10 @@
 """Wires the parts together: the only module that knows them all."""
 
 import asyncio
+import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -10,7 +12,7 @@ from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
 from proxy.admin.history import History
-from proxy.admin.server import AdminServer
+from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
 from proxy.config import Config, Listener, parse_size
 from proxy.quota.entities import QuotaKind
@@ -36,6 +38,11 @@ from proxy.state import MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
 """Between two looks for idle sensors."""
+
+TAKE_OVER_TIMEOUT_S = 30.0
+"""How long a successor waits for the state and the admin port of the proxy that it replaces."""
+
+ADMIN_RETRY_S = 0.05
 
 TICK_INTERVAL_S = 1.0
 """Between two looks for clients that are held no longer, and for the charts."""
@@ -71,15 +78,19 @@ def quota_settings(config: Config) -> QuotaSettings:
 
 
 class App:
-    """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it.
+    """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
 
-    Raises StateError when the state can't be opened.
-    """
+    rules: RuleBook
+    """All rules in force and where they come from. Only after `start`."""
+    admin: AdminServer
+    """Only after `start`."""
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
         settings = quota_settings(config)
-        self._store = _open_store(config)
+        self._config = config
+        self._settings = settings
+        self._store: Store = MemoryStore()
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         sensors = Registry(settings.max_sensors)
@@ -89,7 +100,6 @@ class App:
         self.quotas = QuotaManager(
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
-        self.rules = RuleBook(self.quotas, self._store, settings)
         tls = config.cluster.tls
         self.cluster = Cluster(
             tuple((server.host, server.port) for server in config.cluster.bootstrap_servers),
@@ -98,7 +108,9 @@ class App:
             splice=splice,
         )
         self._kafka_quotas = KafkaQuotas(
-            self.cluster, self.rules.use_kafka, instruments.upstream_errors_total
+            self.cluster,
+            self._use_kafka,
+            instruments.upstream_errors_total,
         )
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
@@ -115,20 +127,6 @@ class App:
         self.relay = Relay(tuple(map(_listener, config.listeners)), self.cluster, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.snapshot)
-        token_file = config.admin.token_file
-        self.admin = AdminServer(
-            config.admin.bind.host,
-            config.admin.bind.port,
-            metrics=self.metrics,
-            not_ready=self._not_ready,
-            quotas=self.quotas,
-            rules=self.rules,
-            source=_Source(self),
-            history=self._history,
-            parse_size=parse_size,
-            clock_ms=clock_ms,
-            token=token_file.read_text().strip() if token_file else None,
-        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -140,16 +138,29 @@ class App:
         """Return how many responses are held, by API family."""
         return {reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all}
 
-    async def start(self) -> None:
-        """Open every port and begin to work. Raises ListenerError or AdminError."""
+    async def start(self, take_over: int | None = None) -> None:
+        """Open every port and begin to work.
+
+        `take_over` is the process id of a proxy to replace: its ports are shared and it is told to
+        stop, then its state is waited for. New connections wait meanwhile; none is refused.
+        Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
+        """
         _raise_file_limit()
-        self.relay.open()
+        self.relay.open(beside=take_over is not None)
         try:
-            await self.admin.start()
+            if take_over is not None:
+                os.kill(take_over, signal.SIGTERM)
+            wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
+            self._store = await asyncio.to_thread(_open_store, self._config, wait_s)
+            self.rules = RuleBook(self.quotas, self._store, self._settings)
+            self.admin = self._make_admin()
+            await self._start_admin(wait_s)
         except BaseException:
             await self.relay.close()
+            self._store.close()
             raise
         _log.info("admin", port=self.admin.port)
+        self.relay.accept()
         self._tasks = [
             asyncio.create_task(work(), name=work.__name__)
             for work in (
@@ -163,18 +174,49 @@ class App:
         ]
 
     async def stop(self) -> None:
-        """Drain, then close everything."""
+        """Drain, then close everything; first what a successor waits for: state, admin port."""
+        await self.admin.stop()
+        self._store.close()
         await self.relay.drain()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.admin.stop()
         self._reapers.close()
-        self._store.close()
 
-    async def run(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-        """Work until `stop` is set. Raises what a background task of ours died of."""
-        await self.start()
+    def _make_admin(self) -> AdminServer:
+        admin = self._config.admin
+        return AdminServer(
+            admin.bind.host,
+            admin.bind.port,
+            metrics=self.metrics,
+            not_ready=self._not_ready,
+            quotas=self.quotas,
+            rules=self.rules,
+            source=_Source(self),
+            history=self._history,
+            parse_size=parse_size,
+            clock_ms=clock_ms,
+            token=admin.token_file.read_text().strip() if admin.token_file else None,
+        )
+
+    async def _start_admin(self, wait_s: float) -> None:
+        """Open the admin port, waiting for it at most so long."""
+        deadline_s = asyncio.get_running_loop().time() + wait_s
+        while True:
+            try:
+                await self.admin.start()
+            except AdminError:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise
+                await asyncio.sleep(ADMIN_RETRY_S)
+            else:
+                return
+
+    async def run(
+        self, stop: asyncio.Event, ready: Callable[[], None], take_over: int | None = None
+    ) -> None:
+        """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
+        await self.start(take_over)
         try:
             ready()
             stopping = asyncio.create_task(stop.wait())
@@ -186,6 +228,9 @@ class App:
                 task.result()
         finally:
             await self.stop()
+
+    def _use_kafka(self, rules: Iterable[Rule]) -> None:
+        self.rules.use_kafka(rules)
 
     def _apply(self, config: Config) -> None:
         """Put quotas, throttling and limits of another configuration in force."""
@@ -252,10 +297,10 @@ class _Source:
         return self._app.throttle_mode.value
 
 
-def _open_store(config: Config) -> Store:
+def _open_store(config: Config, wait_s: float) -> Store:
     if config.state.kind == "memory":
         return MemoryStore()
-    return SqliteStore(config.state.path)
+    return SqliteStore(config.state.path, wait_ms=wait_s * MS_PER_SECOND)
 
 
 def _limits(config: Config) -> Limits:

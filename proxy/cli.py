@@ -3,12 +3,14 @@
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
+import uvloop
 
 from proxy import __version__
 from proxy.admin.server import AdminError
@@ -58,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--no-splice", action="store_true", help="copy record data through user space always"
     )
+    run.add_argument(
+        "--take-over",
+        type=_process,
+        metavar="PID",
+        help="replace this running proxy: share its ports, then tell it to stop",
+    )
     run.set_defaults(command=_run)
 
     check = commands.add_parser(
@@ -68,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--client-id", help="client id of the client")
     check.add_argument("--listener", help="name of the listener that the client comes in by")
     check.set_defaults(command=_check)
+
+    top = commands.add_parser("top", help="watch a running proxy in the terminal")
+    top.add_argument("--url", default="http://127.0.0.1:9644", help="its admin address")
+    top.add_argument("--once", action="store_true", help="print once and end")
+    top.set_defaults(command=_top)
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     demo.add_argument(
@@ -94,6 +107,14 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _process(text: str) -> int:
+    try:
+        os.kill(int(text), 0)
+    except (ValueError, OverflowError, OSError) as error:
+        raise argparse.ArgumentTypeError(f"no process {text!r} to replace: {error}") from None
+    return int(text)
+
+
 def _megabytes(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB, 1 or more")
@@ -113,18 +134,18 @@ def _say(line: str) -> None:
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     configure_logging(options.log_format)
-    asyncio.run(_serve(config, options.config, splice=not options.no_splice))
+    uvloop.run(_serve(config, options))
     return EXIT_DONE
 
 
-async def _serve(config: Config, path: Path, *, splice: bool) -> None:
+async def _serve(config: Config, options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    app = App(config, options.config, splice=not options.no_splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    app = App(config, path, splice=splice)
     loop.add_signal_handler(signal.SIGHUP, app.reloader.ask)
-    await app.run(stop, lambda: _say("ready"))
+    await app.run(stop, lambda: _say("ready"), options.take_over)
 
 
 def configure_logging(log_format: str) -> None:
@@ -175,6 +196,12 @@ def _check(options: argparse.Namespace) -> int:
         for row in of_kind:
             _say(f"  {'->' if row.chosen else '  '} {row.rule.title}: {row.reason}")
     return EXIT_DONE
+
+
+def _top(options: argparse.Namespace) -> int:
+    from proxy.admin.top import run_top  # noqa: PLC0415 - not needed by the proxy
+
+    return run_top(options.url, once=options.once)
 
 
 def _broker(options: argparse.Namespace) -> int:

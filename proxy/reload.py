@@ -13,9 +13,10 @@ from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
 
-WATCH_INTERVAL_S = 2.0
+WATCH_INTERVAL_S = 1.0
 """Between two looks at the file. Looking works on every file system and with ConfigMap mounts,
-where a link is replaced and not the file."""
+where a link is replaced and not the file. A change counts when two looks saw the same: the first
+may find a file that is just being written."""
 
 KEPT_LOADS = 20
 """How many loads are remembered."""
@@ -75,12 +76,14 @@ class Reloader:
 
     async def watch(self) -> None:
         """Load when asked to, or when the file has changed, until cancelled."""
+        last = self._seen
         while True:
             try:
                 async with asyncio.timeout(WATCH_INTERVAL_S):
                     await self._asked.wait()
             except TimeoutError:
-                if _content(self._path) == self._seen:
+                before, last = last, _content(self._path)
+                if last == self._seen or last != before:
                     continue
             self._asked.clear()
             await self._load()

@@ -227,8 +227,12 @@ class QuotaRule(Section):
 
 
 class Quotas(Section):
-    """How rates are measured (Kafka's defaults), and the rules in the order of the file."""
+    """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
+    With `source` kafka the cluster's own client quotas are in force as well, before the rules.
+    """
+
+    source: Annotated[Literal["file", "kafka"], BeforeValidator(_one_of("file", "kafka"))] = "file"
     window: Duration = 1.0
     samples: Samples = 11
     rules: tuple[QuotaRule, ...] = ()

@@ -12,6 +12,7 @@ closed by what it calls stops at the next step.
 import asyncio
 from abc import ABC, abstractmethod
 from enum import Enum
+from typing import ClassVar
 
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.pipes import PipePool
@@ -71,6 +72,9 @@ class Flow(ABC):
         "wait",
     )
 
+    _scratch: ClassVar[memoryview]
+    """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
+
     watches_end = False
     """Whether to notice during a pause that the source's peer is gone."""
 
@@ -97,10 +101,6 @@ class Flow(ABC):
         self.last_active = loop.time()
 
     # What subclasses decide
-
-    @abstractmethod
-    def _scratch(self) -> memoryview:
-        """Return the buffer shared by all flows of this direction."""
 
     @abstractmethod
     def _take(self, view: memoryview) -> int:
@@ -241,7 +241,7 @@ class Flow(ABC):
         if self.paused:
             return self._wait_paused()
         assert self._source is not None
-        scratch = self._scratch()
+        scratch = self._scratch
         have = len(self._stash)
         drained = False
         if have:
@@ -299,7 +299,7 @@ class Flow(ABC):
 
     def _need_more(self, view: memoryview) -> int:
         """Say that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
-        if len(view) == len(self._scratch()):
+        if len(view) == len(self._scratch):
             raise MalformedFrame("bad_header", f"no end of the first fields in {len(view)} bytes")
         self._starved = True
         return 0

@@ -1,7 +1,6 @@
 """Listening sockets: the bootstrap port of a listener and one port for each broker."""
 
 import asyncio
-import ipaddress
 import re
 import socket
 import ssl
@@ -10,9 +9,8 @@ from dataclasses import dataclass, field
 
 from structlog import get_logger
 
+from proxy.relay.ports import open_port
 from proxy.relay.tls import sni_pattern
-
-BACKLOG = 1024
 
 ACCEPTS_PER_TURN = 64
 """Connections taken from one socket before others run."""
@@ -62,23 +60,35 @@ class Listener:
     """Of all sockets, also when they are closed: answers that go out during a drain name them."""
     _pattern: re.Pattern[str] | None = None
     _no_port_for: set[int] = field(default_factory=set)
+    _accepting: bool = False
 
-    def open(self) -> None:
-        """Open the bootstrap port and all broker ports. Raises ListenerError."""
+    def open(self, *, beside: bool = False) -> None:
+        """Open the bootstrap port and all broker ports. Raises ListenerError.
+
+        Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
+        """
         settings = self.settings
-        self.bootstrap_port = self._listen(None, settings.port)
+        self.bootstrap_port = self._listen(None, settings.port, beside=beside)
         if settings.sni is not None:
             self._pattern = sni_pattern(settings.sni)
         elif settings.broker_ports is not None and settings.broker_ports != (0, 0):
             first, last = settings.broker_ports
             for port in range(first, last + 1):
-                self._listen(port - first, port)
+                self._listen(port - first, port, beside=beside)
+
+    def accept(self) -> None:
+        """Begin to accept."""
+        self._accepting = True
+        for node_id, sock in self._sockets.items():
+            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
 
     def close(self) -> None:
-        """Stop accepting."""
+        """Stop accepting. Who is connected already is taken: closing would reset the connection."""
         while self._sockets:
-            _, sock = self._sockets.popitem()
+            node_id, sock = self._sockets.popitem()
             self.loop.remove_reader(sock.fileno())
+            if self._accepting:
+                self._accept(node_id, sock)
             sock.close()
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
@@ -112,23 +122,18 @@ class Listener:
         match = self._pattern.fullmatch(server_name)
         return int(match["node_id"]) if match else None
 
-    def _listen(self, node_id: int | None, port: int) -> int:
+    def _listen(self, node_id: int | None, port: int, *, beside: bool = False) -> int:
         host = self.settings.host
-        family = socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setblocking(False)
-            sock.bind((host, port))
-            sock.listen(BACKLOG)
+            sock = open_port(host, port, beside=beside)
         except OSError as error:
-            sock.close()
             raise ListenerError(
                 f"listener {self.settings.name!r}: {host}:{port}: {error.strerror or error}"
             ) from None
         self._sockets[node_id] = sock
         self._ports[node_id] = bound = int(sock.getsockname()[1])
-        self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+        if self._accepting:
+            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
         return bound
 
     def _accept(self, node_id: int | None, sock: socket.socket) -> None:
@@ -148,10 +153,3 @@ class Listener:
     def _accept_again(self, node_id: int | None, sock: socket.socket) -> None:
         if self._sockets.get(node_id) is sock:
             self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP version 6
-    except ValueError:
-        return False

@@ -28,7 +28,17 @@ class Progress(Enum):
 class Pump:
     """Moves one body after another from `source` to `sink`, as far as both let it."""
 
-    __slots__ = ("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice", "unread")
+    __slots__ = (
+        "_held",
+        "_inside",
+        "_pipe",
+        "_pool",
+        "_sink",
+        "_source",
+        "_splice",
+        "active",
+        "unread",
+    )
 
     def __init__(self, source: Channel, sink: Channel, pool: PipePool) -> None:
         self._source = source
@@ -40,15 +50,13 @@ class Pump:
         self._splice = source.spliceable and sink.spliceable
         self.unread = 0
         """Bytes of the body that are still to be read from the source."""
-
-    @property
-    def active(self) -> bool:
+        self.active = False
         """Whether a body is under way."""
-        return bool(self.unread or self._inside or self._held)
 
     def start(self, body_bytes: int) -> None:
         """Begin with the next `body_bytes` of the source. Only when not `active`."""
         self.unread = body_bytes
+        self.active = True
         if self._splice and body_bytes >= SPLICE_MIN_BYTES:
             self._pipe = self._pool.take()
 
@@ -58,9 +66,11 @@ class Pump:
         Raises ChannelLost when a connection is gone.
         """
         progress = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
-        if progress is Progress.DONE and self._pipe is not None:
-            self._pool.give_back(self._pipe, empty=True)
-            self._pipe = None
+        if progress is Progress.DONE:
+            self.active = False
+            if self._pipe is not None:
+                self._pool.give_back(self._pipe, empty=True)
+                self._pipe = None
         return progress
 
     def close(self) -> None:

@@ -81,11 +81,14 @@ class Relay:
         """Return how many clients are connected through a listener."""
         return self._per_listener[listener]
 
-    def open(self) -> None:
-        """Open every port. Raises ListenerError, with all ports closed again."""
+    def open(self, *, beside: bool = False) -> None:
+        """Open every port. Raises ListenerError, with all ports closed again.
+
+        Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
+        """
         try:
             for listener in self._listeners.values():
-                listener.open()
+                listener.open(beside=beside)
                 settings = listener.settings
                 self._services.instruments.connections.labels(settings.name).set(0)
                 _log.info(
@@ -98,6 +101,11 @@ class Relay:
             for listener in self._listeners.values():
                 listener.close()
             raise
+
+    def accept(self) -> None:
+        """Begin to accept connections."""
+        for listener in self._listeners.values():
+            listener.accept()
 
     async def watch_idle(self) -> None:
         """Close idle connections, until cancelled."""

@@ -28,8 +28,6 @@ MAX_LOGIN_BYTES = 512 * 1024
 NO_ACKS = 0
 """Of a Produce request that gets no response."""
 
-_shared_scratch = new_scratch()
-
 
 class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
     """A request that may not reach a broker; its connection is closed."""
@@ -44,15 +42,14 @@ class RequestFlow(Flow):
 
     __slots__ = ("_conn", "_login")
 
+    _scratch = new_scratch()
+
     watches_end = True
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn.services.loop, conn.services.pipes)
         self._conn = conn
         self._login: RequestHead | None = None
-
-    def _scratch(self) -> memoryview:
-        return _shared_scratch
 
     def _ended(self, *, mid_frame: bool) -> None:
         whole = not mid_frame and ends_with_frame(self._stash)

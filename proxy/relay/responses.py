@@ -38,13 +38,13 @@ _EMPTY_TAGS = b"\0"
 
 _INT32_BYTES = 4
 
-_shared_scratch = new_scratch()
-
 
 class ResponseFlow(Flow):
     """Responses of one connection, in the order of their requests."""
 
     __slots__ = ("_collecting", "_conn", "_delayed", "_walker")
+
+    _scratch = new_scratch()
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn.services.loop, conn.services.pipes)
@@ -68,9 +68,6 @@ class ResponseFlow(Flow):
         if self._delayed is not None:
             self._delayed.cancel()
         super().close()
-
-    def _scratch(self) -> memoryview:
-        return _shared_scratch
 
     def _ended(self, *, mid_frame: bool) -> None:  # noqa: ARG002 - the connection knows more
         self._conn.close_upstream_ended()

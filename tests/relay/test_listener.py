@@ -25,6 +25,7 @@ def opened(**settings):
         lambda: None,
     )
     listener.open()
+    listener.accept()
     try:
         yield listener, accepted
     finally:

@@ -221,6 +221,7 @@ async def open_lab(
     listener = ListenerSettings(LISTENER, LOCALHOST, 0, "proxy", broker_ports, tls=tls)
     relay = Relay((listener,), cluster, services)
     relay.open()
+    relay.accept()
     lab = Lab(
         relay,
         services,
