@@ -21,6 +21,7 @@ demo: setup  ## See a PySpark query held to its quota (about 2 minutes)
 	$(BIN)/quota-proxy demo
 
 test: setup  ## Run all tests, against a real broker and a real Spark
+	tests/install-tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
 
 check: setup  ## Lint, types, import contracts
