@@ -3,14 +3,12 @@
 import asyncio
 import ssl
 from dataclasses import dataclass, field
-from struct import Struct
-from typing import Any
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
 from structlog import get_logger
 
-from proxy.relay.channel import BLOCKED, Channel
-from proxy.relay.tls import ready
+from proxy.relay.ask import ask
+from proxy.relay.channel import Channel
 from proxy.relay.upstream import UpstreamError, connect
 
 PROBE_INTERVAL_S = 10.0
@@ -19,11 +17,8 @@ PROBE_INTERVAL_S = 10.0
 RETRY_INTERVAL_S = 1.0
 """Between probes while it does not."""
 
-_PROBE_CLIENT_ID = "kafka-quota-proxy"
 _API_VERSIONS_VERSION = 0
 _METADATA_VERSION = 1
-_MAX_PROBE_RESPONSE_BYTES = 16 << 20
-_LENGTH = Struct(">i")
 
 _log = get_logger(__name__)
 
@@ -105,12 +100,12 @@ class Cluster:
         """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         channel = await self.connect(None)
         try:
-            await _ask(channel, ApiVersionsRequest(version=_API_VERSIONS_VERSION), 0)
+            await ask(channel, ApiVersionsRequest(version=_API_VERSIONS_VERSION), 0)
             if not self._may_ask_metadata:
                 return
             request = MetadataRequest(version=_METADATA_VERSION, topics=[])
             try:
-                body = await _ask(channel, request, 1)
+                body = await ask(channel, request, 1)
             except (UpstreamError, OSError):
                 self._may_ask_metadata = False  # it wants a login first
                 return
@@ -118,33 +113,3 @@ class Cluster:
                 self.learn(broker.node_id, broker.host, broker.port)
         finally:
             channel.sock.close()
-
-
-async def _ask(channel: Channel, request: Any, correlation_id: int) -> bytes:
-    """Send one request and return the body of its response. The caller sets the time limit."""
-    request.with_header(correlation_id=correlation_id, client_id=_PROBE_CLIENT_ID)
-    frame = memoryview(request.encode(framed=True, header=True))
-    while frame:
-        sent = channel.send(frame)
-        if sent == BLOCKED:
-            await ready(channel.fd, write=True)
-        else:
-            frame = frame[sent:]
-    (length,) = _LENGTH.unpack(await _receive(channel, _LENGTH.size))
-    if not _LENGTH.size <= length <= _MAX_PROBE_RESPONSE_BYTES:
-        raise UpstreamError("bad_response", f"a response of {length} bytes")
-    return (await _receive(channel, length))[_LENGTH.size :]
-
-
-async def _receive(channel: Channel, count: int) -> bytes:
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        got = channel.recv_into(view)
-        if got == BLOCKED:
-            await ready(channel.fd, write=False)
-        elif got:
-            view = view[got:]
-        else:
-            raise UpstreamError("closed", "the broker closed the connection")
-    return bytes(data)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import get_args
 
 from prometheus_client import Counter
 
@@ -15,8 +16,28 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Charge, QuotaManager
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
+from proxy.wire.errors import FrameFault
 
 MS_PER_SECOND = 1000.0
+
+REJECTIONS = (
+    *get_args(FrameFault),
+    "client_not_reading",
+    "internal_error",
+    "no_request",
+    "out_of_files",
+    "slow_frame",
+    "tls_handshake",
+    "too_many_connections",
+    "too_many_connections_per_ip",
+    "truncated_frame",
+    "unsupported_sasl",
+    "unsupported_version",
+)
+"""Every reason of `connections_rejected_total`; explained in docs/limits.md."""
+
+UPSTREAM_ERRORS = ("bad_response", "closed", "dns", "quotas_refused", "refused", "timeout", "tls")
+"""Every reason of `upstream_errors_total`; explained in docs/limits.md."""
 
 MAX_GONE_CLIENTS = 10_000
 """Clients that left whose byte counters are kept; of more the first to leave are dropped."""
@@ -108,6 +129,13 @@ class Services:
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
     _users: dict[ClientIdentity, int] = field(default_factory=dict)
     _gone_ms: dict[ClientIdentity, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # From the start at 0: Prometheus sees no increase in a series that begins with 1.
+        for reason in REJECTIONS:
+            self.instruments.connections_rejected_total.labels(reason)
+        for reason in UPSTREAM_ERRORS:
+            self.instruments.upstream_errors_total.labels(reason)
 
     def client_came(self, identity: ClientIdentity) -> None:
         """Note that a connection uses this client's byte counters."""

@@ -168,7 +168,12 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.cluster.bootstrap_servers == (HostPort("broker-1", 9092),)
     assert config.cluster.tls is None
     assert config.listeners[0].tls is None
-    assert config.quotas.model_dump() == {"window": 1.0, "samples": 11, "rules": ()}
+    assert config.quotas.model_dump() == {
+        "source": "file",
+        "window": 1.0,
+        "samples": 11,
+        "rules": (),
+    }
     assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0}
     assert config.limits.model_dump() == {
         "max_connections": 10_000,

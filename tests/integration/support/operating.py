@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,9 +16,8 @@ from support.raw import RawClient, fetch
 
 
 @contextmanager
-def running(config: dict[str, Any], folder: Path, *arguments: str) -> Iterator[ProxyProcess]:
-    """Run a proxy with just this configuration; it must end in order."""
-    process = ProxyProcess(config, folder, arguments)
+def running(process: ProxyProcess) -> Iterator[ProxyProcess]:
+    """Run a proxy; it must end in order."""
     try:
         yield process.start()
         process.stop()

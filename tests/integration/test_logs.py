@@ -1,0 +1,143 @@
+"""What the log says: each change of state once, never a payload or a secret, in two formats."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from support.clients import CLIENTS, Access, Client
+from support.operating import call, running
+from support.proxy_process import HOST, ProxyProcess, config, until
+from support.raw import RawClient, fetch
+
+from proxy.devkit.broker import EmbeddedBroker
+
+BOUND_BYTES = 1_000_000
+RECORD_BYTES = 100_000
+MANY = 100
+QUIET_S = 30
+"""After so long without a hold a client counts as throttled no more."""
+
+PAYLOAD = b"payload-that-no-log-may-show"
+KEY_WORDS = {"client", "quota", "rule", "rate", "bound", "event", "level", "timestamp"}
+
+
+@pytest.mark.slow
+def test_throttling_is_logged_when_it_begins_and_when_it_ends(
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    rules = [{"client-id": "<default>", "consumer_byte_rate": BOUND_BYTES}]
+    process = proxy(rules=rules, throttle={"max_delay": "20ms"})
+    name = topic()
+    fill(name, 1, RECORD_BYTES)
+    for client_id in ("one", "two"):
+        with RawClient(process.bootstrap, client_id) as client:
+            for _ in range(MANY):
+                client.ask(fetch(12, name))
+        held = process.metrics().value(
+            "throttled_responses_total", quota_entity=f"client-id={client_id}"
+        )
+        assert held > MANY / 2
+    began = process.log("throttling began")
+    assert [line["client"] for line in began] == ["client-id=one", "client-id=two"]
+    assert process.log("throttling ended") == []
+    ended = until(
+        lambda: len(lines := process.log("throttling ended")) == 2 and lines,
+        "it has ended for both",
+        2 * QUIET_S,
+    )
+    assert [line["client"] for line in ended] == ["client-id=one", "client-id=two"]
+    for line in began + ended:
+        assert line.keys() == KEY_WORDS
+        assert (line["level"], line["bound"]) == ("info", BOUND_BYTES)
+        assert line["quota"] == "consumer_byte_rate"
+        assert "rule 0" in line["rule"]
+    assert began[0]["rate"] > BOUND_BYTES
+
+
+def test_no_line_for_a_response(
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    process = proxy()
+    name = topic()
+    fill(name, 1, 1000)
+    with RawClient(process.bootstrap, "client") as client:
+        client.ask(fetch(12, name))
+        before = len(process.log())
+        for _ in range(MANY):
+            client.ask(fetch(12, name))
+        assert len(process.log()) == before
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_no_secret_and_no_payload(
+    kafka: EmbeddedBroker,
+    proxy: Callable[..., ProxyProcess],
+    topic: Callable[..., str],
+    client: Client,
+) -> None:
+    process = proxy(bootstrap_servers=kafka.sasl_bootstrap)
+    name = topic()
+    password = kafka.settings.sasl_users["alice"]
+    access = Access(process.bootstrap, client.name, user="alice", password=password)
+    client.produce(access, name, [(0, PAYLOAD)])
+    assert client.consume(access, name, 1).values[0] == [PAYLOAD]
+    assert process.metrics().value("bytes_total", user="alice", api="Fetch") > 0, "it logged in"
+    log = process.log_file.read_text()
+    assert password not in log
+    assert PAYLOAD.decode() not in log
+
+
+def test_the_admin_token_is_not_logged(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    token, wrong = "token-of-the-admin", "token-of-a-stranger"
+    token_file = tmp_path / "token"
+    token_file.write_text(token)
+    guarded = config(kafka.bootstrap)
+    guarded["admin"]["token_file"] = str(token_file)
+    with running(ProxyProcess(guarded, tmp_path)) as process:
+        path, body = "/v1/quotas/user=alice", {"consumer_byte_rate": 5, "by": "anna"}
+        assert call(process, "PUT", path, body, wrong).status == 401
+        assert call(process, "PUT", path, body, token).status == 200
+        assert call(process, "DELETE", path, token=token).status == 200
+        changes = [process.log(event) for event in ("quota overridden", "quota override deleted")]
+        assert [line["selector"] for (line,) in changes] == ["user=alice"] * 2
+        log = process.log_file.read_text()
+        assert token not in log
+        assert wrong not in log
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_formats(kafka: EmbeddedBroker, tmp_path: Path, log_format: str) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(config(kafka.bootstrap)))
+    command = [sys.executable, "-m", "proxy", "run", "-c", str(file), "--log-format", log_format]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        out, err = process.communicate()
+    assert (process.returncode, out) == (0, "")
+    lines = err.splitlines()
+    (listening,) = [line for line in lines if "listening" in line]
+    assert HOST in listening
+    if log_format == "json":
+        assert all({"event", "level", "timestamp"} <= json.loads(line).keys() for line in lines)
+    else:
+        assert not any(line.startswith("{") for line in lines)
+        assert "\x1b" not in err, "no colours where nobody looks"
+
+
+def test_an_unknown_format(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", "run", "-c", "x.yaml", "--log-format", "xml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "json" in done.stderr

@@ -1,0 +1,224 @@
+"""A changed configuration takes effect in a running proxy; a bad one changes nothing."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.operating import hang_up, reloads, running, until_bound, write
+from support.proxy_process import ProxyProcess, config, until
+from support.raw import RawClient, api_versions, fetch
+
+from proxy.devkit.broker import EmbeddedBroker
+
+NOTICED_WITHIN_S = 10
+PLENTY_BYTES = 10**9
+SLOW_BOUND_BYTES = 50_000
+RECORD_BYTES = 500_000
+CLIENT = "etl"
+
+Make = Callable[..., dict[str, Any]]
+"""`make(bound, **parts of the configuration)`."""
+
+
+@pytest.fixture
+def make(kafka: EmbeddedBroker) -> Make:
+    def with_bound(bound: int, **parts: Any) -> dict[str, Any]:
+        rules = [{"client-id": CLIENT, "consumer_byte_rate": bound}]
+        return config(kafka.bootstrap, rules=rules, **parts)
+
+    return with_bound
+
+
+@pytest.fixture
+def process(make: Make, tmp_path: Path) -> Iterator[ProxyProcess]:
+    """A proxy that gives CLIENT plenty."""
+    with running(ProxyProcess(make(PLENTY_BYTES), tmp_path)) as started:
+        yield started
+
+
+@pytest.fixture
+def records(topic: Callable[..., str], fill: Callable[..., None]) -> str:
+    """A topic with one large record."""
+    name = topic()
+    fill(name, 1, RECORD_BYTES)
+    return name
+
+
+def loads(process: ProxyProcess) -> list[dict[str, str]]:
+    """What the status page shows, the newest first."""
+    found: list[dict[str, str]] = json.loads(process.get("/v1/status")[1])["config_loads"]
+    return found
+
+
+class ConfigMap:
+    """A file as a Kubernetes volume has it: behind a link to a folder that is replaced."""
+
+    def __init__(self, process: ProxyProcess) -> None:
+        self._link = process.config_file.parent / "..data"
+        self._number = 0
+        self.swap(process.config_file.read_text())
+        process.config_file.unlink()
+        process.config_file.symlink_to(Path("..data") / process.config_file.name)
+
+    def swap(self, text: str) -> None:
+        """Put a new folder in the place of the old one."""
+        self._number += 1
+        folder = self._link.parent / f"..{self._number}"
+        folder.mkdir()
+        (folder / "proxy.yaml").write_text(text)
+        new = self._link.with_name("..data_tmp")
+        new.symlink_to(folder.name)
+        new.replace(self._link)
+
+
+def change_file(process: ProxyProcess, text: str) -> None:
+    write(process, text)
+
+
+def change_in_place(process: ProxyProcess, text: str) -> None:
+    process.config_file.write_text(text)
+
+
+def change_and_hang_up(process: ProxyProcess, text: str) -> None:
+    write(process, text)
+    hang_up(process)
+
+
+@pytest.mark.parametrize("change", [change_file, change_in_place, change_and_hang_up])
+def test_rules_are_swapped_under_a_connection_in_use(
+    process: ProxyProcess, make: Make, records: str, change: Callable[[ProxyProcess, str], None]
+) -> None:
+    assert reloads(process) == {"ok": 0, "failed": 0}
+    with RawClient(process.bootstrap, CLIENT) as client:
+        until_bound(process, client, records, PLENTY_BYTES, NOTICED_WITHIN_S)
+        change(process, yaml.safe_dump(make(PLENTY_BYTES + 1)))
+        until_bound(process, client, records, PLENTY_BYTES + 1, NOTICED_WITHIN_S)
+    done = reloads(process)
+    assert done["failed"] == 0
+    # The file is noticed by itself, and asked for by the signal: once or twice.
+    assert 1 <= done["ok"] <= (2 if change is change_and_hang_up else 1)
+    assert (loads(process)[0]["result"], loads(process)[0]["message"]) == ("ok", "in force")
+
+
+def test_a_config_map_is_noticed(make: Make, tmp_path: Path, records: str) -> None:
+    process = ProxyProcess(make(PLENTY_BYTES), tmp_path)
+    mounted = ConfigMap(process)
+    with running(process), RawClient(process.bootstrap, CLIENT) as client:
+        for bound in (PLENTY_BYTES + 1, PLENTY_BYTES + 2):
+            mounted.swap(yaml.safe_dump(make(bound)))
+            until_bound(process, client, records, bound, NOTICED_WITHIN_S)
+        assert reloads(process) == {"ok": 2, "failed": 0}
+
+
+def test_a_signal_loads_an_unchanged_file(process: ProxyProcess) -> None:
+    hang_up(process)
+    until(lambda: reloads(process)["ok"] == 1, "it is loaded")
+
+
+def test_what_was_measured_is_kept(make: Make, tmp_path: Path, records: str) -> None:
+    """The window is so long that only a lost history could let the rate sink."""
+    slow = {"quotas": {"window": "10m"}}
+    process = ProxyProcess(make(PLENTY_BYTES, **slow), tmp_path)
+    with running(process), RawClient(process.bootstrap, CLIENT) as client:
+        client.ask(fetch(12, records))
+        before = process.metrics().value("rate_bytes", quota="consumer_byte_rate")
+        assert before > 0
+        write(process, make(PLENTY_BYTES + 1, **slow))
+        until(lambda: reloads(process)["ok"] == 1, "it is loaded")
+        client.ask(fetch(12, records))
+        metrics = process.metrics()
+        assert metrics.value("bound_bytes") == PLENTY_BYTES + 1
+        assert metrics.value("rate_bytes") == pytest.approx(2 * before, rel=0.1)
+
+
+def test_a_held_response_survives_it(make: Make, tmp_path: Path, records: str) -> None:
+    """It stays held, other clients go on, and it arrives whole when its time has come."""
+    process = ProxyProcess(make(SLOW_BOUND_BYTES, throttle={"max_delay": "4s"}), tmp_path)
+    with (
+        running(process),
+        RawClient(process.bootstrap, CLIENT) as held,
+        RawClient(process.bootstrap, "other") as other,
+    ):
+        held.send(fetch(12, records))
+        until(lambda: process.metrics().value("delay_queue_size", api="fetch") == 1, "it is held")
+        write(process, make(PLENTY_BYTES))
+        hang_up(process)
+        until(lambda: reloads(process)["ok"] >= 1, "it is loaded")
+        assert other.ask(api_versions(3)).error_code == 0
+        assert len(held.receive().responses[0].partitions[0].records) > RECORD_BYTES
+        assert process.metrics().value("connections") == 2
+
+
+def bad_value(document: dict[str, Any]) -> str:
+    document["quotas"]["rules"][0]["consumer_byte_rate"] = "fast"
+    return yaml.safe_dump(document)
+
+
+def unknown_key(document: dict[str, Any]) -> str:
+    return yaml.safe_dump({**document, "speed": 1})
+
+
+def no_yaml(document: dict[str, Any]) -> str:
+    return "cluster: ["
+
+
+def nothing(document: dict[str, Any]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(bad_value, "fast"), (unknown_key, "speed"), (no_yaml, "proxy.yaml:1"), (nothing, "empty")],
+)
+def test_a_bad_file_changes_nothing(
+    process: ProxyProcess,
+    make: Make,
+    records: str,
+    spoil: Callable[[dict[str, Any]], str],
+    said: str,
+) -> None:
+    with RawClient(process.bootstrap, CLIENT) as client:
+        client.ask(fetch(12, records))
+        write(process, spoil(make(1)))
+        until(lambda: reloads(process)["failed"] == 1, "it is refused")
+        newest = loads(process)[0]
+        (line,) = process.log("configuration not reloaded, the old one stays")
+        assert newest["result"] == "failed"
+        assert newest["message"] == line["problems"]
+        assert said in line["problems"]
+        assert "fix: " in line["problems"]
+        until_bound(process, client, records, PLENTY_BYTES, NOTICED_WITHIN_S)
+
+        write(process, make(PLENTY_BYTES + 1))
+        until_bound(process, client, records, PLENTY_BYTES + 1, NOTICED_WITHIN_S)
+    assert reloads(process) == {"ok": 1, "failed": 1}
+
+
+def test_a_file_that_is_gone_changes_nothing(process: ProxyProcess, make: Make) -> None:
+    process.config_file.unlink()
+    until(lambda: reloads(process)["failed"] == 1, "it is refused")
+    assert "does not exist" in loads(process)[0]["message"]
+    write(process, make(PLENTY_BYTES))
+    until(lambda: reloads(process)["ok"] == 1, "it is back")
+    assert reloads(process)["failed"] == 1
+
+
+def test_what_waits_for_a_restart_is_named(process: ProxyProcess, make: Make, records: str) -> None:
+    """All the rest of the file is in force at once."""
+    new = make(
+        PLENTY_BYTES + 1,
+        listeners=[{"name": "another"}],
+        limits={"max_client_entities": 5},
+        throttle={"mode": "mute"},
+    )
+    write(process, new)
+    with RawClient(process.bootstrap, CLIENT) as client:
+        until_bound(process, client, records, PLENTY_BYTES + 1, NOTICED_WITHIN_S)
+    message = "after a restart: listeners, limits.max_client_entities"
+    assert loads(process)[0]["message"] == message
+    (line,) = process.log("configuration reloaded")
+    assert line["message"] == message
+    assert json.loads(process.get("/v1/status")[1])["throttle_mode"] == "mute"
