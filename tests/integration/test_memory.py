@@ -11,7 +11,7 @@ from support.raw import RawClient, api_versions, fetch
 CONNECTIONS = 100
 RESPONSE_BYTES = 1 << 20
 BOUND_BYTES = 1 << 20
-ALL_BYTES = 0.95 * CONNECTIONS * RESPONSE_BYTES
+MOST = 0.8 * CONNECTIONS
 GROWTH_BYTES = 10 << 20
 
 
@@ -38,8 +38,7 @@ def test_throttled_responses_are_not_held_in_memory(
         for client in clients:
             client.send(fetch(12, name, max_bytes=RESPONSE_BYTES))
         until(
-            lambda: running.metrics().value("bytes_total", api="Fetch") > ALL_BYTES,
-            "every response has come and was measured",
+            lambda: running.metrics().value("delay_queue_size", api="fetch") > MOST,
+            "nearly every response has come and is held",
         )
-        assert running.metrics().value("delay_queue_size", api="fetch") > CONNECTIONS / 2
         assert process.memory_info().rss - before < GROWTH_BYTES

@@ -16,6 +16,9 @@ from proxy.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import METADATA
 
 BOUND_BYTES = 1_000_000
+MUTED_BOUND_BYTES = 150_000
+"""A record at this rate takes three seconds, and a busy broker less."""
+
 SLOW_BOUND_BYTES = 50_000
 """At this rate the first record is held for some ten seconds."""
 
@@ -64,6 +67,11 @@ def bounded(proxy: Callable[..., ProxyProcess]) -> Callable[[str], ProxyProcess]
         rates = {"consumer_byte_rate": BOUND_BYTES, "producer_byte_rate": BOUND_BYTES}
         rules = [
             {"client-id-prefix": "bounded", **rates},
+            {
+                "client-id-prefix": "muted",
+                "consumer_byte_rate": MUTED_BOUND_BYTES,
+                "producer_byte_rate": MUTED_BOUND_BYTES,
+            },
             {"client-id": "slow", "consumer_byte_rate": SLOW_BOUND_BYTES},
         ]
         return proxy(rules=rules, throttle={"mode": mode})
@@ -122,7 +130,7 @@ def test_mute_mode_answers_at_once_and_reads_on_later(
 
     def check(kind: str, version: int, _: str) -> None:
         case = f"{kind} version {version}"
-        with RawClient(running.bootstrap, f"bounded-{kind}-{version}") as client:
+        with RawClient(running.bootstrap, f"muted-{kind}-{version}") as client:
             told_ms = 0
             for _ in range(RECORDS):
                 answer, took_ms = timed(client, request_of(kind, version))
