@@ -3,8 +3,13 @@
 Real broker, real Spark (`local[2]`, batch read, `noop` sink), one session, quota sensors on and
 not violated. Direct and proxied runs take turns, and the figure is the ratio of their medians. No
 process is tied to a core: Spark, broker and proxy share the machine as they would.
+
+With Kafka's defaults Spark asks for 1 MB at a time and, around each poll, for offsets: some five
+round trips per megabyte. The second variant fetches more at once, which is what one would set
+where throughput counts.
 """
 
+import json
 import os
 import statistics
 
@@ -24,6 +29,10 @@ TOPIC = "bench-spark"
 PARTITIONS = 3
 VALUE_BYTES = 1000
 FULL_BYTES = 1_000_000_000
+VARIANTS: dict[str, dict[str, str]] = {
+    "Kafka's defaults": {},
+    "8 MiB fetches": {"max.partition.fetch.bytes": str(8 << 20), "max.poll.records": "5000"},
+}
 QUICK_BYTES = 20_000_000
 FULL_RUNS = 5
 QUICK_RUNS = 1
@@ -41,6 +50,7 @@ PRODUCER_SETTINGS = {
     "acks": 1,
 }
 QUEUE_POLL_S = 0.1
+GIGABYTE = 1e9
 
 
 def measure(quick: bool) -> list[Row]:
@@ -53,16 +63,20 @@ def measure(quick: bool) -> list[Row]:
         proxy = lab.start_proxy((host, int(port)), unviolated_rules(), pinned=False)
         ways = {"direct": broker.bootstrap, "proxy": "{}:{}".format(*proxy.bootstrap)}
         reader = _start_reader(lab)
-        for _ in range(WARM_UP_RUNS):
-            for bootstrap in ways.values():
-                _read(reader, bootstrap)
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        before = proxy.metric("bytes_total", api="Fetch")
-        for _ in range(runs):
-            for way, bootstrap in ways.items():
-                seconds[way].append(_read(reader, bootstrap))
-        carried = proxy.metric("bytes_total", api="Fetch") - before
-    return _rows(total_bytes, runs, seconds, carried)
+        rows = []
+        for title, options in VARIANTS.items():
+            for _ in range(WARM_UP_RUNS):
+                for bootstrap in ways.values():
+                    _read(reader, bootstrap, options)
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            before = proxy.metric("bytes_total", api="Fetch")
+            for _ in range(runs):
+                for way, bootstrap in ways.items():
+                    seconds[way].append(_read(reader, bootstrap, options))
+            carried = proxy.metric("bytes_total", api="Fetch") - before
+            what = f"reads {total_bytes / GIGABYTE:g} GB, {title}, medians of {runs}"
+            rows.append(_row(what, seconds, carried >= total_bytes * runs))
+    return rows
 
 
 def _fill(bootstrap: str, total_bytes: int) -> None:
@@ -92,30 +106,25 @@ def _start_reader(lab: Lab) -> Child:
     return reader
 
 
-def _read(reader: Child, bootstrap: str) -> float:
-    reader.send_line(bootstrap)
+def _read(reader: Child, bootstrap: str, options: dict[str, str]) -> float:
+    reader.send_line(json.dumps({"bootstrap.servers": bootstrap, **options}))
     answer = reader.wait_line(lambda line: line.startswith("read "), READ_TIMEOUT_S)
     return float(answer.split()[1])
 
 
-def _rows(
-    total_bytes: int, runs: int, seconds: dict[str, list[float]], carried_bytes: float
-) -> list[Row]:
+def _row(what: str, seconds: dict[str, list[float]], went_through: bool) -> Row:
+    """Compare the medians; a run in which Spark found a way around the proxy does not count."""
     direct_s = statistics.median(seconds["direct"])
     proxy_s = statistics.median(seconds["proxy"])
     ratio = proxy_s / direct_s
-    # Less than the topic per run would mean that Spark found a way around the proxy.
-    went_through = carried_bytes >= total_bytes * runs
     measured = f"{ratio:.3f}x ({proxy_s:.2f} s, direct {direct_s:.2f} s)"
     if not went_through:
-        measured += f"; only {carried_bytes:.0f} bytes went through the proxy"
-    return [
-        Row(
-            FIGURE,
-            f"reads {total_bytes / 1e9:g} GB, medians of {runs}",
-            f"at most {TARGET_RATIO:.2f}x direct",
-            measured,
-            Verdict.of(ratio <= TARGET_RATIO and went_through),
-            {"seconds": seconds, "bytes_through_proxy": carried_bytes},
-        )
-    ]
+        measured += "; not all of it went through the proxy"
+    return Row(
+        FIGURE,
+        what,
+        f"at most {TARGET_RATIO:.2f}x direct",
+        measured,
+        Verdict.of(ratio <= TARGET_RATIO and went_through),
+        {"seconds": seconds},
+    )

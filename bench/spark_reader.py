@@ -1,10 +1,12 @@
 """A Spark driver in a process of its own: reads a topic as often as it is told.
 
-Each line on stdin is a bootstrap address; the answer is one line, `read SECONDS`, with the wall
-time of a batch query over the whole topic. The end of stdin ends the session.
+Each line on stdin is a JSON object of Kafka options, the bootstrap address among them. The answer
+is one line, `read SECONDS`, with the wall time of a batch query over the whole topic. The end of
+stdin ends the session.
 """
 
 import argparse
+import json
 import sys
 import time
 
@@ -31,17 +33,17 @@ def main() -> None:
     print("ready", flush=True)
     try:
         for line in sys.stdin:
-            print(f"read {_read(spark, options.topic, line.strip()):.4f}", flush=True)
+            print(f"read {_read(spark, options.topic, json.loads(line)):.4f}", flush=True)
     finally:
         spark.stop()
 
 
-def _read(spark: SparkSession, topic: str, bootstrap: str) -> float:
+def _read(spark: SparkSession, topic: str, kafka: dict[str, str]) -> float:
     """Read the topic to its end into the sink that drops everything; returns seconds."""
     started_s = time.monotonic()
     (
         spark.read.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap)
+        .options(**{f"kafka.{name}": value for name, value in kafka.items()})
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
         .option("endingOffsets", "latest")

@@ -1,14 +1,10 @@
 """Runs the demo from the first step to the summary."""
 
 import re
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
@@ -36,6 +32,7 @@ from proxy.demo.plot import draw
 from proxy.demo.screen import MIB, Screen, View
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
+from proxy.devkit.signals import stop_signals_interrupt
 
 INTERVAL_S = 1.0
 STALL_TIMEOUT_S = 90.0
@@ -88,7 +85,7 @@ def run(megabytes: int, out_dir: Path) -> int:
             f"The demo can't write to {out_dir}: {error}",
             "Run it from a folder that you may write to.",
         ) from error
-    with _signals_interrupt():
+    with stop_signals_interrupt():
         _fetch_jars(screen)
         # Spark's JVM may still write into the folder when it is removed after a failure.
         with tempfile.TemporaryDirectory(
@@ -102,24 +99,6 @@ def run(megabytes: int, out_dir: Path) -> int:
     screen.step(f"Configuration and logs: {out_dir}")
     screen.step(f"Took {time.monotonic() - started_s:.0f} s.")
     return EXIT_DONE
-
-
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM stop all in order, and further ones not disturb that."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _fetch_jars(screen: Screen) -> None:

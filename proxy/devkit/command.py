@@ -1,13 +1,10 @@
 """The whole of `quota-proxy broker`: one broker until a signal ends it."""
 
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.signals import stop_signals_interrupt
 
 
 def serve_broker(port: int, data_dir: Path) -> int:
@@ -18,7 +15,7 @@ def serve_broker(port: int, data_dir: Path) -> int:
     Gives 0 after a signal, 1 when the broker ended by itself; raises as `EmbeddedBroker.start`.
     """
     broker = EmbeddedBroker(data_dir, port, progress=_print_progress)
-    with _signals_interrupt(signal.SIGTERM, signal.SIGINT):
+    with stop_signals_interrupt():
         try:
             broker.start()
             sys.stdout.write(f"ready {broker.bootstrap}\n")
@@ -30,23 +27,6 @@ def serve_broker(port: int, data_dir: Path) -> int:
             broker.stop()
     sys.stderr.write(f"the broker ended by itself; its log ends with:\n{broker.log_tail()}\n")
     return 1
-
-
-@contextlib.contextmanager
-def _signals_interrupt(*signals: signal.Signals) -> Iterator[None]:
-    """Let the first of the signals raise KeyboardInterrupt and the later ones do nothing."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print_progress(done: int, found: int, name: str) -> None:

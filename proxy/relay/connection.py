@@ -12,24 +12,20 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum, Flag, auto
-from typing import TYPE_CHECKING
 
 from structlog import get_logger
 
+from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import MS_PER_SECOND
+from proxy.relay.services import MS_PER_SECOND, Services
 from proxy.relay.upstream import UpstreamError
 from proxy.wire.errors import MalformedFrame, MalformedResponse
+from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
-
-if TYPE_CHECKING:
-    from proxy.quota.delay_queue import Delayed
-    from proxy.relay.services import Services
-    from proxy.wire.frames import RequestHead
 
 LINGER_S = 1.0
 """How long a drained connection waits for the client to close its side."""

@@ -1,12 +1,9 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
 from proxy.relay.flow import Flow, new_scratch
+from proxy.relay.pair import Pair
 from proxy.relay.services import clock_ms
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -18,9 +15,6 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.prefix import fetch_max_wait_ms, produce_acks
-
-if TYPE_CHECKING:
-    from proxy.relay.connection import Connection
 
 MAX_LOGIN_BYTES = 512 * 1024
 """The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
@@ -46,7 +40,7 @@ class RequestFlow(Flow):
 
     watches_end = True
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Pair) -> None:
         super().__init__(conn.services.loop, conn.services.pipes)
         self._conn = conn
         self._login: RequestHead | None = None

@@ -1,29 +1,18 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import Charge, largest
 from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
+from proxy.relay.pair import Pair
 from proxy.relay.services import MS_PER_SECOND, ThrottleMode, clock_ms
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import (
-    FETCH,
-    PRODUCE,
-    Handling,
-    clients_wait,
-)
+from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
 from proxy.wire.errors import MalformedResponse
 from proxy.wire.frames import parse_response_head
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 from proxy.wire.walk import FetchWalker, neutral_tail
-
-if TYPE_CHECKING:
-    from proxy.quota.delay_queue import Delayed
-    from proxy.relay.connection import Connection
 
 MIN_HOLD_MS = 0.5
 """Shorter holds are not worth a timer; the quota carries what is left over."""
@@ -46,7 +35,7 @@ class ResponseFlow(Flow):
 
     _scratch = new_scratch()
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Pair) -> None:
         super().__init__(conn.services.loop, conn.services.pipes)
         self._conn = conn
         self._delayed: Delayed | None = None
