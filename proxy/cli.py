@@ -15,7 +15,7 @@ import uvloop
 from proxy import __version__
 from proxy.admin.server import AdminError
 from proxy.app import App, quota_settings
-from proxy.config import Config, ConfigError, load_config
+from proxy.config import Config, ConfigError, format_size, load_config
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import RuleTable
@@ -178,7 +178,7 @@ def _check(options: argparse.Namespace) -> int:
             f"    fix: use one of {', '.join(names)}",
             EXIT_BAD_INPUT,
         )
-    _say(f"{options.config}: valid, {len(config.quotas.rules)} rules, {len(names)} listeners")
+    _say(f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}")
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
     if (options.user, options.client_id, options.listener) == (None, None, None):
@@ -192,10 +192,16 @@ def _check(options: argparse.Namespace) -> int:
     for kind in QuotaKind:
         of_kind = [row for row in considered if row.kind is kind]
         chosen = next((row.rule for row in of_kind if row.chosen), None)
-        _say(f"{kind}: {f'{chosen.bounds[kind]:g}' if chosen else 'no limit'}")
+        _say(f"{kind}: {_bound(kind, chosen.bounds[kind]) if chosen else 'no limit'}")
         for row in of_kind:
             _say(f"  {'->' if row.chosen else '  '} {row.rule.title}: {row.reason}")
     return EXIT_DONE
+
+
+def _bound(kind: QuotaKind, bound: float) -> str:
+    if kind is QuotaKind.REQUEST_PERCENTAGE:
+        return f"{bound:g} %"
+    return f"{format_size(round(bound))} per second"
 
 
 def _top(options: argparse.Namespace) -> int:
