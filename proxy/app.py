@@ -175,9 +175,11 @@ class App:
 
     async def stop(self) -> None:
         """Drain, then close everything; first what a successor waits for: state, admin port."""
-        await self.admin.stop()
-        self._store.close()
-        await self.relay.drain()
+        try:
+            await self.admin.stop()
+            self._store.close()
+        finally:
+            await self.relay.drain()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

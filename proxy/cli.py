@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except (DevkitError, StateError) as error:
         return _complain(str(error), EXIT_FAILED)
+    except OSError as error:
+        return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
 
@@ -108,10 +110,15 @@ def _port(text: str) -> int:
 
 
 def _process(text: str) -> int:
+    """Take the id of a running proxy. 0 and below would mean many processes."""
+    if not text.isdecimal() or int(text) in (0, os.getpid()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the id of another process")
     try:
-        os.kill(int(text), 0)
-    except (ValueError, OverflowError, OSError) as error:
+        command = Path(f"/proc/{int(text)}/cmdline").read_bytes().split(b"\0")
+    except OSError as error:
         raise argparse.ArgumentTypeError(f"no process {text!r} to replace: {error}") from None
+    if b"run" not in command:
+        raise argparse.ArgumentTypeError(f"process {text} is not `quota-proxy run`")
     return int(text)
 
 

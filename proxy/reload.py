@@ -58,6 +58,7 @@ class Reloader:
         self._apply = apply
         self._counter = counter
         self._at_start = config
+        self._secrets = _secrets(config)
         self._asked = asyncio.Event()
         self._seen = _content(path)
         self._loads: deque[Load] = deque(maxlen=KEPT_LOADS)
@@ -97,11 +98,17 @@ class Reloader:
             self._note("failed", str(error))
             _log.error("configuration not reloaded, the old one stays", problems=str(error))
             return
+        except Exception as error:  # a defect of ours must not end the proxy
+            self._note("failed", f"unexpected error: {error}")
+            _log.error("configuration not reloaded, the old one stays", exc_info=error)
+            return
         waiting = [
             name
             for name in NEEDS_RESTART
             if attrgetter(name)(config) != attrgetter(name)(self._at_start)
         ]
+        if _secrets(config) != self._secrets:
+            waiting.append("certificates, keys and token")
         message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
         self._note("ok", message)
         _log.info("configuration reloaded", message=message)
@@ -112,6 +119,17 @@ class Reloader:
 
     def _remember(self, result: str, message: str) -> None:
         self._loads.appendleft(Load(time.time(), result, message))
+
+
+def _secrets(config: Config) -> list[bytes | None]:
+    """Return the content of the files that the configuration names."""
+    sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
+    paths = [
+        getattr(section, name, None)
+        for section in sections
+        for name in ("ca_file", "cert_file", "key_file")
+    ]
+    return [_content(path) for path in (*paths, config.admin.token_file) if path is not None]
 
 
 def _content(path: Path) -> bytes | None:

@@ -1,6 +1,7 @@
 """The admin HTTP server: opens the port and puts the paths together."""
 
 import ipaddress
+import logging
 from collections.abc import Callable
 
 from aiohttp import web
@@ -20,6 +21,12 @@ from proxy.quota.rulebook import RuleBook
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
+
+
+_quiet = logging.getLogger("proxy.admin.http")
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+"""For what aiohttp says of bytes that are no HTTP: the answer is 400, and the log stays ours."""
 
 
 class AdminError(Exception):
@@ -93,7 +100,11 @@ class AdminServer:
         )
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, auto_decompress=False
+            app,
+            access_log=None,
+            logger=_quiet,
+            shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            auto_decompress=False,
         )
         await self._runner.setup()
         try:

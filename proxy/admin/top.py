@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
@@ -125,12 +126,21 @@ def _watch(url: str, status: dict[str, Any], console: Console) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Take single keys from the terminal: give a function that waits so many seconds for one."""
+    """Take single keys from the terminal: give a function that waits so many seconds for one.
+
+    Ctrl-C is a key too, the one to quit: an exception could strike in the middle of drawing.
+    """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    woken_before = signal.set_wakeup_fd(wake)
+    handler_before = signal.signal(signal.SIGINT, lambda *_: None)
 
     def key_within(seconds: float) -> str:
-        readable, _, _ = select.select([descriptor], [], [], seconds)
+        readable, _, _ = select.select([descriptor, woken], [], [], seconds)
+        if woken in readable:
+            return QUIT_KEYS[0]
         return os.read(descriptor, 1).decode("ascii", "replace") if readable else ""
 
     try:
@@ -138,3 +148,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
         yield key_within
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGINT, handler_before)
+        signal.set_wakeup_fd(woken_before)
+        os.close(woken)
+        os.close(wake)

@@ -92,9 +92,11 @@ class ClientQuotas:
         if kind is QuotaKind.REQUEST_PERCENTAGE:
             value /= BUSY_MS_PER_PERCENT
         delay_ms = meter.hold_ms(value, now_ms)
+        if meter.violated:
+            meter.violated = False
+            self._manager._count_violation(meter)
         if not delay_ms:
             return None
-        self._manager._count_violation(meter)
         return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class Meter:
 
     __slots__ = (
         *("entity", "generation", "holds", "is_clients", "kind", "max_delay_ms"),
-        *("metric", "pacer", "rate", "rule", "sensor", "violations"),
+        *("metric", "pacer", "rate", "rule", "sensor", "violated", "violations"),
     )
 
     def __init__(self, kind: QuotaKind, entity: str, sensor: Sensor, rule: Rule) -> None:
@@ -65,6 +65,8 @@ class Meter:
         self.generation = -1
         """The update of the manager's rules that it follows."""
         self.max_delay_ms = 0.0
+        self.violated = False
+        """Whether the sensor was above its bound since this was last set back."""
         self.violations: prometheus_client.Counter | None = None
         self.holds: Holds | None = None
         """None until a response is held: most clients never are."""
@@ -95,6 +97,7 @@ class Meter:
         try:
             self.sensor.record(value, now_ms)
         except QuotaViolation as violation:
+            self.violated = True
             window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
             throttle_ms = throttle_time_ms(violation.value, violation.bound, window_ms)
         return self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)

@@ -40,6 +40,7 @@ class Cluster:
     brokers: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Real address by node id."""
     _next_bootstrap: int = 0
+    _probed: bool = False
     _may_ask_metadata: bool = True
 
     def learn(self, node_id: int, host: str, port: int) -> None:
@@ -85,10 +86,11 @@ class Cluster:
     def _now_reachable(self, error: str | None) -> None:
         if error is None and not self.reachable:
             _log.info("cluster reachable", brokers=len(self.brokers))
-        elif error is not None and self.reachable:
+        elif error is not None and (self.reachable or not self._probed):
             _log.warning("cluster not reachable", error=error)
             self._may_ask_metadata = True  # what is there next may let us
         self.reachable = error is None
+        self._probed = True
 
     async def _connect(self, address: tuple[str, int]) -> Channel:
         host, port = address

@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum, Flag, auto
+from zlib import crc32
 
 from structlog import get_logger
 
@@ -29,6 +30,9 @@ from proxy.wire.sasl import SaslExchange
 
 LINGER_S = 1.0
 """How long a drained connection waits for the client to close its side."""
+
+MAX_CLIENT_ID_CHARS = 255
+"""A longer client id is known by its start and a checksum: it goes into labels and log lines."""
 
 MAX_SESSIONS = 64
 """Client ids remembered per connection; clients use one."""
@@ -258,7 +262,7 @@ class Connection:
         if session is None:
             if len(self._sessions) >= MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions))).close()
-            identity = ClientIdentity(self.listener, self._user, client_id)
+            identity = ClientIdentity(self.listener, self._user, _shortened(client_id))
             session = self._sessions[client_id] = ClientSession(self.services, identity)
         return session
 
@@ -354,3 +358,9 @@ class Connection:
             got = 0
         if got != BLOCKED and not got:
             self.close("drained")
+
+
+def _shortened(client_id: str | None) -> str | None:
+    if client_id is None or len(client_id) <= MAX_CLIENT_ID_CHARS:
+        return client_id
+    return f"{client_id[:MAX_CLIENT_ID_CHARS]}~{crc32(client_id.encode()):08x}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from structlog import get_logger
 
-from proxy.relay.ports import open_port
+from proxy.relay.ports import BACKLOG, open_port
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 64
@@ -88,7 +88,7 @@ class Listener:
             node_id, sock = self._sockets.popitem()
             self.loop.remove_reader(sock.fileno())
             if self._accepting:
-                self._accept(node_id, sock)
+                self._accept(node_id, sock, at_most=BACKLOG)
             sock.close()
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
@@ -136,8 +136,10 @@ class Listener:
             self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
         return bound
 
-    def _accept(self, node_id: int | None, sock: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+    def _accept(
+        self, node_id: int | None, sock: socket.socket, at_most: int = ACCEPTS_PER_TURN
+    ) -> None:
+        for _ in range(at_most):
             try:
                 client, address = sock.accept()
             except (BlockingIOError, ConnectionError):

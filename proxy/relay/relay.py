@@ -19,6 +19,9 @@ from proxy.relay.upstream import tune
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
 
+MAX_IDLE_CHECK_S = 15.0
+"""And a shorter timeout is noticed after this long."""
+
 _log = get_logger(__name__)
 
 
@@ -109,9 +112,9 @@ class Relay:
 
     async def watch_idle(self) -> None:
         """Close idle connections, until cancelled."""
-        timeout_s = self._services.limits.idle_timeout_s
         while True:
-            await asyncio.sleep(timeout_s / IDLE_CHECKS_PER_TIMEOUT)
+            timeout_s = self._services.limits.idle_timeout_s
+            await asyncio.sleep(min(timeout_s / IDLE_CHECKS_PER_TIMEOUT, MAX_IDLE_CHECK_S))
             now_s = self._services.loop.time()
             for connection in tuple(self._connections):
                 connection.check_idle(now_s, timeout_s)
@@ -210,9 +213,13 @@ class Relay:
         self, listener: Listener, sock: socket.socket, ip: str, task: asyncio.Task[None]
     ) -> None:
         self._tasks.discard(task)
-        if task.cancelled():  # perhaps before its first step
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:  # perhaps before its first step
             sock.close()
             self._forget(listener, ip)
+        if error is not None:
+            self._count_rejected("internal_error")
+            _log.error("unexpected error", exc_info=error, peer=ip)
 
     def _begin(
         self, listener: Listener, channel: Channel, ip: str, node_id: int | None, user: str | None

@@ -60,7 +60,7 @@ class ThrottleMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the relay; durations in seconds. See docs/operations or the example file."""
+    """Bounds of the relay; durations in seconds. docs/limits.md says what happens at each."""
 
     max_connections: int = 10_000
     max_connections_per_ip: int = 1_000

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from support.proxy_process import ProxyProcess
 
@@ -20,6 +21,7 @@ LARGEST_RESPONSE_BYTES = 3 << 20
 LOWEST_SHARE = 0.6
 """Of the bound. A client that waits in addition to being held gets half of it."""
 
+END_TIMEOUT_S = 30
 PARTITIONS = 3
 RECORD_BYTES = 10_000
 COUNT = 1200
@@ -40,6 +42,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """End the JVM too: its clients would look for their broker, and say so, until the end."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(END_TIMEOUT_S)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def source(reader: Any, bootstrap: str, topic: str, client_id: str) -> DataFrame:

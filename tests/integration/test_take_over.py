@@ -122,3 +122,11 @@ def test_nobody_to_replace(proxy: Callable[..., ProxyProcess]) -> None:
 def run_beside(first: ProxyProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "proxy", "run", "-c", str(first.config_file), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("pid", ["0", "-1", "1x", "99999999999"])
+def test_what_is_no_process(proxy: Callable[..., ProxyProcess], pid: str) -> None:
+    """0 and below would signal many processes."""
+    second = run_beside(proxy(), f"--take-over={pid}")
+    assert second.returncode == 2
+    assert "Traceback" not in second.stderr
