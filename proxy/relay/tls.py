@@ -86,14 +86,16 @@ def sni_of(channel: TlsChannel) -> str | None:
 
 
 def principal_of(channel: TlsChannel) -> str | None:
-    """Return the client certificate's distinguished name as Kafka writes it (RFC 2253).
+    """Return the distinguished name of the client's certificate, None without one."""
+    certificate = channel.sock.getpeercert()
+    return distinguished_name(certificate.get("subject", ())) if certificate else None  # type: ignore[arg-type]
+
+
+def distinguished_name(subject: tuple[tuple[tuple[str, str], ...], ...]) -> str | None:
+    """Write a certificate's subject, which comes root first, as Kafka does (RFC 2253).
 
     Attributes that the RFC does not name keep OpenSSL's long name, `emailAddress` for one.
     """
-    certificate = channel.sock.getpeercert()
-    if not certificate:
-        return None
-    subject: tuple[tuple[tuple[str, str], ...], ...] = certificate.get("subject", ())  # type: ignore[assignment]
     return ",".join("+".join(map(_attribute, names)) for names in reversed(subject)) or None
 
 
