@@ -11,6 +11,7 @@ from kafka.protocol.api_key import ApiKey
 
 PRODUCE = 0
 FETCH = 1
+LIST_OFFSETS = 2
 METADATA = 3
 CONTROLLED_SHUTDOWN = 7
 FIND_COORDINATOR = 10

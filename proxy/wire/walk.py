@@ -2,27 +2,16 @@
 
 Only lengths and counts are read; everything between them is skipped, so that record data can go
 from socket to socket unseen. What is looked for is the tag section at the end of the body: from
-version 16 on it may carry broker addresses (KIP-951).
+version 16 on it may carry broker addresses (KIP-951). An observer is also told what the response
+says of each partition.
 """
-
-from dataclasses import dataclass
-from functools import cache
-from struct import Struct
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.errors import MalformedResponse
-from proxy.wire.layout import (
-    Array,
-    Fixed,
-    Node,
-    Record,
-    Sized,
-    TagSection,
-    response_layout,
-)
+from proxy.wire.steps import NULL, FetchObserver, Step, Telling, body_program
 from proxy.wire.varint import MAX_UVARINT_BYTES, Buffer, read_tags, read_uvarint, write_uvarint
 
-__all__ = ["FILLER_TAGS", "FetchWalker", "MalformedResponse", "neutral_tail"]
+__all__ = ["FILLER_TAGS", "FetchObserver", "FetchWalker", "MalformedResponse", "neutral_tail"]
 
 FILLER_TAGS = (2**14 - 1, 2**21 - 1)
 """Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
@@ -30,50 +19,32 @@ do not know (KIP-482). Kafka counts up from 0, so these are far off. The first t
 second three: where one cannot make up a length in shortest form, the other can."""
 
 _NODE_ENDPOINTS_TAG = 0
-_NULL = -1
-_ONE_BYTE_VARINT = 0x80
-_INT32 = Struct(">i")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Either skip some bytes, or read a number and do something as many times."""
-
-    skip_bytes: int = 0
-    """0: read a number instead."""
-
-    form: Struct | None = None
-    """Of the number; None for a varint."""
-
-    bias: int = 0
-    """Added to the number read: -1 in the compact forms."""
-
-    program: tuple["_Step", ...] | None = None
-    """To be repeated; None: skip as many bytes. Empty: the number does not matter."""
-
-
-_TAG_FIELD = (_Step(program=()), _Step())
-"""The field's number, then its size and value."""
 
 
 class FetchWalker:
-    """Reads a Fetch response's body piece by piece, holding a few bytes and one entry per level."""
+    """Reads a Fetch response's body piece by piece, holding a few bytes and one entry per level.
 
-    __slots__ = ("_partial", "_skip", "_stack", "_tagged", "remaining_bytes")
+    With an observer it also holds one topic's name, and copies of the fields that are told.
+    """
+
+    __slots__ = ("_partial", "_skip", "_stack", "_tagged", "_telling", "remaining_bytes")
 
     remaining_bytes: int
     """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
 
-    def __init__(self, version: int, body_bytes: int) -> None:
+    def __init__(
+        self, version: int, body_bytes: int, observer: FetchObserver | None = None
+    ) -> None:
         """Start at a body of this length: what the frame has behind its header.
 
         Raises ValueError for a version that the schemas do not know.
         """
         if not 0 <= version <= APIS[FETCH].max_version:
             raise ValueError(f"no schema for Fetch version {version}")
-        program, self._tagged = _body_program(version)
+        program, self._tagged = body_program(version, observer is not None)
         self.remaining_bytes = body_bytes
-        self._stack: list[tuple[tuple[_Step, ...], int, int]] = [(program, 0, 1)]
+        self._telling = Telling(observer) if observer is not None else None
+        self._stack: list[tuple[tuple[Step, ...], int, int]] = [(program, 0, 1)]
         self._skip = 0
         self._partial = b""
 
@@ -120,6 +91,7 @@ class FetchWalker:
         skip = self._skip
         stack = self._stack
         left = self.remaining_bytes
+        telling = self._telling
         while True:
             pos += skip
             if pos > end:
@@ -134,13 +106,12 @@ class FetchWalker:
             skip = step.skip_bytes
             inner = None
             if not skip:
-                found = _read_number(step.form, data, pos, end)
+                found = step.read(telling, data, pos, end, left)
                 if found is None:
                     return self._keep(data, pos, end)
                 number, pos = found
-                number += step.bias
                 inner = step.program
-                if number < _NULL or (number > left - pos and inner != ()):
+                if number < NULL or (number > left - pos and inner != ()):
                     raise MalformedResponse(f"a length of {number} with {left - pos} bytes left")
                 if inner is None:
                     skip = max(number, 0)
@@ -156,9 +127,9 @@ class FetchWalker:
                 stack.append((inner, 0, number))
 
     def _keep(self, data: Buffer, pos: int, end: int) -> int:
-        """Hold the start of a number until the rest comes."""
+        """Hold the start of a field until the rest comes."""
         if end == self.remaining_bytes:
-            raise MalformedResponse("the response ends inside a length")
+            raise MalformedResponse("the response ends inside a field")
         self._skip = 0
         self._partial = bytes(data[pos:end])
         return end
@@ -208,42 +179,3 @@ def _filler(size: int) -> bytes:
             if len(prefix) == size_bytes:
                 return number + prefix + bytes(value_bytes)
     raise MalformedResponse(f"node endpoints in {size} bytes")
-
-
-def _read_number(form: Struct | None, data: Buffer, pos: int, end: int) -> tuple[int, int] | None:
-    """Return the number at `pos` and the position behind it, None when it is not all there."""
-    if form is not None:
-        after = pos + form.size
-        return (form.unpack_from(data, pos)[0], after) if after <= end else None
-    if pos < end and data[pos] < _ONE_BYTE_VARINT:
-        return data[pos], pos + 1
-    try:
-        number, size = read_uvarint(data[pos : min(end, pos + MAX_UVARINT_BYTES)], 0)
-    except IndexError:
-        return None
-    except ValueError as error:
-        raise MalformedResponse(str(error)) from None
-    return number, pos + size
-
-
-@cache
-def _body_program(version: int) -> tuple[tuple[_Step, ...], bool]:
-    """Return the steps through a body up to its own tag section, and whether it has one."""
-    layout = response_layout(FETCH, version)
-    tagged = layout.tags is not None
-    return tuple(map(_compile, layout.program[:-1] if tagged else layout.program)), tagged
-
-
-def _compile(node: Node) -> _Step:
-    match node:
-        case Fixed(size):
-            return _Step(skip_bytes=size)
-        case Sized(form):
-            return _Step(form=form, bias=0 if form else _NULL)
-        case TagSection():
-            return _Step(program=_TAG_FIELD)
-        case Array(compact, element):
-            inner = element.program if isinstance(element, Record) else (element,)
-            program = tuple(map(_compile, inner))
-            return _Step(form=None if compact else _INT32, bias=-int(compact), program=program)
-    raise TypeError(f"no way to walk through {node}")

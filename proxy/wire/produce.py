@@ -1,0 +1,141 @@
+"""What a Produce request appends to each partition, and where the response says it went."""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple, TypeAlias
+
+from proxy.wire.apis import PRODUCE, is_known
+from proxy.wire.batches import end_of_batches
+from proxy.wire.errors import MalformedFrame, MalformedResponse
+from proxy.wire.fetch import TopicKey
+from proxy.wire.frames import response_body
+from proxy.wire.layout import (
+    Array,
+    Cursor,
+    Node,
+    Record,
+    Sized,
+    read_string,
+    request_layout,
+    response_layout,
+)
+from proxy.wire.varint import Buffer, read_uvarint
+
+_FIRST_VERSION = 3
+"""Kafka 4.0 has none below; the schemas begin here, too."""
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_INT64 = Struct(">q")
+
+_Spans: TypeAlias = dict[str, tuple[int, int]]
+
+
+class Appended(NamedTuple):
+    """What a request appends to one partition."""
+
+    topic: TopicKey
+    partition: int
+    offsets: int
+    """How many offsets its record batches take: its records, and gaps if there are any."""
+
+
+class Appending(NamedTuple):
+    """What became of it."""
+
+    topic: TopicKey
+    partition: int
+    error_code: int
+    """0: none."""
+    base_offset: int
+    """Of the first record; -1 when nothing was appended, or it had been before (a duplicate)."""
+
+
+def read_produce_request(version: int, body: Buffer) -> tuple[Appended, ...]:
+    """Return what a request appends; `body` is whole and starts behind the request's header.
+
+    Partitions whose records can't be read as record batches are left out: the broker refuses them.
+    Nothing for versions that no schema here knows. Raises MalformedFrame.
+    """
+    if not _is_read(version):
+        return ()
+    layout = request_layout(PRODUCE, version)
+    found = []
+    try:
+        for topic, spans in _partitions(layout, Cursor(body, 0), "topic_data", "partition_data"):
+            start, end = spans["records"]
+            form = _element(_inner(layout, "topic_data", "partition_data")).fields["records"]
+            assert isinstance(form, Sized)
+            start = read_uvarint(body, start)[1] if form.length is None else start + _INT32.size
+            offsets = end_of_batches(body, start, end)
+            if offsets is not None:
+                found.append(Appended(topic, _read(_INT32, body, spans["index"]), offsets))
+    except MalformedResponse as error:
+        raise MalformedFrame("bad_body", f"a Produce request: {error}") from None
+    return tuple(found)
+
+
+def read_produce_response(version: int, frame: Buffer) -> tuple[Appending, ...]:
+    """Return what a response says of each partition; `frame` is whole, length included.
+
+    Nothing for versions that no schema here knows. Raises MalformedResponse.
+    """
+    if not _is_read(version):
+        return ()
+    cursor = Cursor(frame, response_body(PRODUCE, version, frame))
+    layout = response_layout(PRODUCE, version)
+    return tuple(
+        Appending(
+            topic,
+            _read(_INT32, frame, spans["index"]),
+            _read(_INT16, frame, spans["error_code"]),
+            _read(_INT64, frame, spans["base_offset"]),
+        )
+        for topic, spans in _partitions(layout, cursor, "responses", "partition_responses")
+    )
+
+
+def _is_read(version: int) -> bool:
+    return version >= _FIRST_VERSION and is_known(PRODUCE, version)
+
+
+def _partitions(
+    layout: Record, cursor: Cursor, outer: str, inner: str
+) -> Iterator[tuple[TopicKey, _Spans]]:
+    """Walk topics and their partitions, which requests and responses hold in the same form."""
+    cursor.seek(layout, outer)
+    topics = layout.fields[outer]
+    topic = _element(topics)
+    partitions = topic.fields[inner]
+    assert isinstance(topics, Array)
+    assert isinstance(partitions, Array)
+    partition = _element(partitions)
+    for _ in range(cursor.enter(topics)):
+        spans = cursor.spans(topic)
+        key = _key(topic, cursor.data, spans)
+        within = Cursor(cursor.data, spans[inner][0])
+        for _ in range(within.enter(partitions)):
+            yield key, within.spans(partition)
+
+
+def _key(topic: Record, data: Buffer, spans: _Spans) -> TopicKey:
+    if "topic_id" in spans:
+        start, end = spans["topic_id"]
+        return bytes(data[start:end])
+    form = topic.fields["name"]
+    assert isinstance(form, Sized)
+    return read_string(form, data, spans["name"])
+
+
+def _inner(layout: Record, outer: str, inner: str) -> Node:
+    return _element(layout.fields[outer]).fields[inner]
+
+
+def _element(array: Node) -> Record:
+    assert isinstance(array, Array)
+    assert isinstance(array.element, Record)
+    return array.element
+
+
+def _read(form: Struct, data: Buffer, span: tuple[int, int]) -> int:
+    return int(form.unpack_from(data, span[0])[0])
