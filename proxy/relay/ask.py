@@ -6,6 +6,7 @@ from typing import Any
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.tls import ready
 from proxy.relay.upstream import UpstreamError
+from proxy.wire.varint import read_tags
 
 CLIENT_ID = "kafka-quota-proxy"
 """As which the brokers know the proxy itself."""
@@ -16,13 +17,16 @@ _LENGTH = Struct(">i")
 _CORRELATION_ID_BYTES = 4
 
 
-async def ask(channel: Channel, request: Any, correlation_id: int = 0) -> bytes:
+async def ask(
+    channel: Channel, request: Any, correlation_id: int = 0, *, tagged: bool = False
+) -> bytes:
     """Send one request and return the body of its response. The caller sets the time limit.
 
     Args:
         channel: to a broker, with nothing unanswered on it.
-        request: of kafka-python's codec, in a version whose response header has no tags.
+        request: of kafka-python's codec.
         correlation_id: goes with the request.
+        tagged: whether the response header of this version has tags.
 
     Raises UpstreamError (bad_response, closed) or OSError.
     """
@@ -37,7 +41,12 @@ async def ask(channel: Channel, request: Any, correlation_id: int = 0) -> bytes:
     (length,) = _LENGTH.unpack(await _receive(channel, _LENGTH.size))
     if not _CORRELATION_ID_BYTES <= length <= MAX_RESPONSE_BYTES:
         raise UpstreamError("bad_response", f"a response of {length} bytes")
-    return (await _receive(channel, length))[_CORRELATION_ID_BYTES:]
+    response = await _receive(channel, length)
+    try:
+        start = read_tags(response, _CORRELATION_ID_BYTES)[1] if tagged else _CORRELATION_ID_BYTES
+    except (IndexError, ValueError) as error:
+        raise UpstreamError("bad_response", f"no tags in the header: {error}") from error
+    return response[start:]
 
 
 async def _receive(channel: Channel, count: int) -> bytes:

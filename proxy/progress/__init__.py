@@ -1,0 +1,8 @@
+"""What each query has read and completed.
+
+- From the wire: `tracker`, `topics`, `reader`.
+- From the driver: `report`, `intake`, `senders`.
+- What is known: `ranges`, `log`, `lag`, `partition`, `query`, `roster`, `book`.
+- Kept and shown: `records`, `loading`, `notes`, `documents`, `exposition`.
+- To and from the cluster: `log_ends`, `commits`, `committer`, `group_offsets`, `link`.
+"""

@@ -1,0 +1,199 @@
+"""The progress of all followed queries: the one part of this room that the others talk to.
+
+Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on the wall clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from proxy.state import Record
+
+from .commits import Commits
+from .documents import Document, Times, query_document
+from .intake import Accepted, Intake, KnowsClient
+from .loading import load_records
+from .notes import Note, OnNote
+from .partition import PartitionProgress
+from .query import QueryProgress
+from .records import Journal
+from .report import Report, ReportRefused
+from .roster import Roster
+from .settings import STUCK_AFTER_MS, ProgressSettings
+from .spans import PartitionKey
+
+__all__ = ["Accepted", "ProgressBook"]
+
+
+class ProgressBook:
+    """Who is followed, what they were given and have completed, and what is to be kept of it.
+
+    Args:
+        settings: the configured queries, and how many there may be.
+        knows_client: says whether a client id has ever connected through the proxy.
+        on_note: is told what somebody should know; each query keeps its latest notes as well.
+
+    """
+
+    def __init__(
+        self, settings: ProgressSettings, knows_client: KnowsClient, on_note: OnNote
+    ) -> None:
+        self._on_note = on_note
+        self._journal = Journal()
+        self._commits = Commits()
+        self._roster = Roster(self, self._journal)
+        self._intake = Intake(self._roster, knows_client)
+        self.update(settings)
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever the set of followed client ids does."""
+        return self._roster.generation
+
+    @property
+    def queries(self) -> list[QueryProgress]:
+        """All followed queries."""
+        return list(self._roster)
+
+    @property
+    def report_results(self) -> Mapping[str, int]:
+        """How many reports there were, by what became of them: see Intake.results."""
+        return self._intake.results
+
+    def update(self, settings: ProgressSettings) -> None:
+        """Take over the configuration's queries."""
+        groups = {query: query.commit_group for query in self._roster}
+        self._roster.update(settings)
+        for query in self._roster:
+            if query.commit_group != groups.get(query):
+                self._commits.regroup(query)
+        self._commits.keep_only(
+            each.commit_group for each in settings.queries if each.commit_group is not None
+        )
+
+    def follow(self, client_id: str) -> bool:
+        """Follow a client although nothing but a rule names it; say whether there was room."""
+        return self._roster.add(client_id) is not None
+
+    def query_of(self, client_id: str | None) -> QueryProgress | None:
+        """Return the query that reads with this client id; None when it is not followed."""
+        return self._roster.get(client_id) if client_id is not None else None
+
+    def doubtful(self, report: Report) -> set[PartitionKey]:
+        """Return the partitions of which a report says more than is known of the log.
+
+        Ask the cluster for their ends, and pass them on to `report`.
+        """
+        return self._intake.doubtful(report)
+
+    def report(
+        self,
+        report: Report,
+        now_ms: float,
+        now_s: float,
+        ends: Mapping[PartitionKey, int] = MappingProxyType({}),
+    ) -> Accepted:
+        """Take in a report. Raises ReportRefused, and then nothing but counts has changed."""
+        return self._intake.accept(report, ends, now_ms, now_s)
+
+    def report_unread(self, error: ReportRefused) -> None:
+        """Count a report that `parse_report` refused."""
+        self._intake.refused(error)
+
+    def sweep(self, now_ms: float, now_s: float) -> None:  # noqa: ARG002 - as its fellows
+        """Raise alarms for stuck partitions, and forget what is long gone; every second or so."""
+        self._roster.sweep(now_ms)
+        for query in self._roster:
+            settings = query.settings
+            stuck_after_ms = settings.stuck_after_ms if settings is not None else STUCK_AFTER_MS
+            query.sweep(now_ms, stuck_after_ms)
+
+    def documents(self, now_ms: float, now_s: float) -> list[Document]:
+        """Return each query as JSON, sorted by name."""
+        times = Times(now_ms, now_s)
+        return [
+            query_document(
+                query,
+                self._commits.state(query.commit_group) if query.commit_group else None,
+                times,
+            )
+            for query in sorted(self._roster, key=lambda query: query.name)
+        ]
+
+    def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
+        """Yield each partition with its query's label: those of one query together."""
+        for query in self._roster:
+            for partition in query.partitions.values():
+                yield query.name, partition
+
+    def partitions(self) -> set[PartitionKey]:
+        """Return the partitions whose log ends are worth asking for."""
+        return {key for query in self._roster for key in query.partitions}
+
+    def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        """Learn a log end (read_uncommitted) that no client was told."""
+        for kept in self._each(topic, partition):
+            kept.looked_up_end(offset, now_ms, told=False)
+
+    def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        """Learn a log start that no client was told."""
+        for kept in self._each(topic, partition):
+            kept.saw_start(offset, now_ms)
+
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call; O(changed).
+
+        A partition has a record once a batch has completed something of it. What is delivered
+        alone makes no record due: it is written with what is completed.
+        """
+        return self._journal.take()
+
+    def changes_failed(self) -> None:
+        """Let the next `changes` return what the last one did as well: it was not written."""
+        self._journal.give_back()
+
+    def load(self, records: Iterable[Record]) -> list[str]:
+        """Take up what an earlier process kept; return which records were not, and why.
+
+        Call it once, before anything is reported. Refused ones stay in the state, untouched.
+        """
+        return load_records(records, self._roster, self._journal, self._commits)
+
+    def commits(self) -> dict[str, dict[PartitionKey, int]]:
+        """Return what is due by group: the offset of the first record that is not complete."""
+        return self._commits.due()
+
+    def group_has(self, group: str, offsets: Mapping[PartitionKey, int]) -> None:
+        """Learn what a group had before the first commit to it. It is not moved back by that."""
+        for query in self._of_group(group):
+            self._commits.group_has(query, offsets)
+
+    def committed(self, group: str, offsets: Mapping[PartitionKey, int], now_ms: float) -> None:
+        """Learn that these offsets are in the group: they are due no more."""
+        for query in self._of_group(group):
+            self._commits.committed(query, offsets, now_ms)
+
+    def commit_failed(self, group: str, message: str) -> None:
+        """Learn that what is due could not be committed, all or some of it, and why."""
+        for query in self._of_group(group):
+            self._commits.failed(query, message)
+
+    def note(self, note: Note) -> None:
+        """Pass a note on; for the queries of this book."""
+        self._on_note(note)
+
+    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Take note that a partition's record is out of date; for the queries of this book."""
+        self._journal.changed(query, partition)
+        self._commits.changed(query, partition)
+
+    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Take note that a partition is let go; for the queries of this book."""
+        self._journal.removed(query, partition)
+        self._commits.removed(query, partition)
+
+    def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
+        key = (topic, partition)
+        return [query.partitions[key] for query in self._roster if key in query.partitions]
+
+    def _of_group(self, group: str) -> list[QueryProgress]:
+        return [query for query in self._roster if query.commit_group == group]

@@ -1,0 +1,116 @@
+"""Which completed offsets are due to be committed to consumer groups, and what became of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .notes import NoteKind
+from .partition import PartitionProgress
+from .query import QueryProgress
+from .spans import PartitionKey
+
+MAX_MESSAGE_CHARS = 1000
+"""Of a failure."""
+
+
+@dataclass(slots=True)
+class GroupState:
+    """How committing to one group goes."""
+
+    last_ms: float | None = None
+    """When offsets were committed last."""
+    error: str | None = None
+    """Why the latest try failed; None when it did not."""
+    backwards: int = 0
+    """How many partitions were moved back, each for a reset of its query or a topic made anew."""
+
+
+class Commits:
+    """What is due. A group is moved back only where the query itself went back."""
+
+    def __init__(self) -> None:
+        self._due: dict[QueryProgress, dict[PartitionKey, PartitionProgress]] = {}
+        self._states: dict[str, GroupState] = {}
+
+    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Take note that the completed offset of a partition may have changed."""
+        if query.commit_group is not None:
+            self._due.setdefault(query, {})[partition.key] = partition
+
+    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Take note that a partition is not followed any more."""
+        due = self._due.get(query, {})
+        due.pop(partition.key, None)
+        if not due:
+            self._due.pop(query, None)
+
+    def regroup(self, query: QueryProgress) -> None:
+        """Take note that a query has another group: nothing is known of what that has."""
+        self._due.pop(query, None)
+        for partition in query.partitions.values():
+            partition.committed = None
+            self.changed(query, partition)
+
+    def keep_only(self, groups: Iterable[str]) -> None:
+        """Forget how it went with all other groups."""
+        kept = set(groups)
+        self._states = {group: state for group, state in self._states.items() if group in kept}
+
+    def due(self) -> dict[str, dict[PartitionKey, int]]:
+        """Return by group the offset of the first record that is not complete. O(due)."""
+        by_group: dict[str, dict[PartitionKey, int]] = {}
+        for query, partitions in list(self._due.items()):
+            offsets: dict[PartitionKey, int] = {}
+            for key, partition in list(partitions.items()):
+                if _is_due(partition):
+                    assert partition.completed_to is not None
+                    offsets[key] = partition.completed_to
+                else:
+                    del partitions[key]
+            if not partitions:
+                del self._due[query]
+            elif query.commit_group is not None:
+                by_group.setdefault(query.commit_group, {}).update(offsets)
+        return by_group
+
+    def group_has(self, query: QueryProgress, offsets: Mapping[PartitionKey, int]) -> None:
+        """Learn what the query's group had before the first commit."""
+        for key, offset in offsets.items():
+            partition = query.partitions.get(key)
+            if partition is not None:
+                partition.committed = offset
+
+    def committed(
+        self, query: QueryProgress, offsets: Mapping[PartitionKey, int], now_ms: float
+    ) -> None:
+        """Learn that these offsets are in the query's group."""
+        state = self.state(query.commit_group)
+        state.last_ms, state.error = now_ms, None
+        for key, offset in offsets.items():
+            partition = query.partitions.get(key)
+            if partition is None:
+                continue
+            before, partition.committed = partition.committed, offset
+            if before is not None and offset < before:
+                state.backwards += 1
+                text = f"group {query.commit_group} was moved back from {before} to {offset}"
+                query.note(NoteKind.COMMITTED_BACKWARDS, partition, text, now_ms)
+            if partition.may_go_back and offset == partition.completed_to:
+                partition.may_go_back = False
+                query.changed(partition)  # its record says so
+
+    def failed(self, query: QueryProgress, message: str) -> None:
+        """Learn that what is due could not be committed, all or some of it, and why."""
+        self.state(query.commit_group).error = message[:MAX_MESSAGE_CHARS]
+
+    def state(self, group: str | None) -> GroupState:
+        """Return how committing to a group goes."""
+        return self._states.setdefault(group, GroupState()) if group is not None else GroupState()
+
+
+def _is_due(partition: PartitionProgress) -> bool:
+    completed, committed = partition.completed_to, partition.committed
+    if completed is None:
+        return False
+    if committed is None or completed > committed:
+        return True
+    return completed < committed and partition.may_go_back

@@ -1,0 +1,264 @@
+"""Commits what queries have completed to their consumer groups, each group by itself."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from structlog import get_logger
+
+from proxy.progress.group_offsets import GroupOffsets, Refused
+from proxy.progress.link import ClusterAccess, Link, LinkError, Partition, named
+
+COMMIT_INTERVAL_S = 1.0
+"""What came due in this time goes out in one request per group."""
+
+MIN_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 30.0
+"""Between two tries of a group, or of a partition that Kafka refuses; doubled from try to try."""
+
+ROUND_TIMEOUT_S = 30.0
+"""For everything that one commit of a group takes."""
+
+FLUSH_RETRY_S = 0.2
+"""Between two tries when there is little time left."""
+
+_log = get_logger(__name__)
+
+
+class OffsetBook(Protocol):
+    """Who knows what is to be committed."""
+
+    def commits(self) -> Mapping[str, Mapping[Partition, int]]:
+        """Return what is due by group: the offset of the first record that is not complete."""
+
+    def group_has(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Learn what a group had before our first commit; partitions without are left out.
+
+        `commits` is asked anew afterwards, and may leave out what would move the group back.
+        """
+
+    def committed(self, group: str, offsets: Mapping[Partition, int], now_ms: float) -> None:
+        """Learn that these offsets are in the group: they are due no more."""
+
+    def commit_failed(self, group: str, message: str) -> None:
+        """Learn that what is due could not be committed, all or some of it, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Kafka does not take an offset for a partition."""
+
+    offset: int
+    reason: str
+    backoff_s: float
+    again_s: float
+    """When to try again, unless another offset is due by then."""
+
+
+class Committer:
+    """Keeps the consumer groups of queries where the queries are.
+
+    A group has its own connection, opened when something is due for the first time, and nothing
+    that happens to one group holds up another. What could not be committed stays due.
+
+    Args:
+        book: says what is due, and is told what became of it.
+        access: how to get to the cluster.
+        clock_ms: monotonic, for the book.
+
+    """
+
+    def __init__(
+        self, book: OffsetBook, access: ClusterAccess, clock_ms: Callable[[], float]
+    ) -> None:
+        self._book = book
+        self._access = access
+        self._clock_ms = clock_ms
+        self._groups: dict[str, _Group] = {}
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return sum(group.connections for group in self._groups.values())
+
+    async def run(self) -> None:
+        """Commit what is due again and again, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    for group, due in self._due():
+                        if group.may_try(due):
+                            tasks.create_task(group.commit())
+                    await asyncio.sleep(COMMIT_INTERVAL_S)
+        finally:
+            await self._close()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Commit what is due now, then close the connections; say whether all of it went out."""
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+                for group, _ in self._due():
+                    tasks.create_task(group.commit_all())
+        except TimeoutError:
+            return False
+        finally:
+            await self._close()
+        return not self._due()
+
+    def _due(self) -> list[tuple["_Group", Mapping[Partition, int]]]:
+        return [(self._group(name), due) for name, due in self._book.commits().items() if due]
+
+    def _group(self, name: str) -> "_Group":
+        if name not in self._groups:
+            self._groups[name] = _Group(name, self._book, self._access, self._clock_ms)
+        return self._groups[name]
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(group.close() for group in self._groups.values()))
+
+
+class _Group:
+    """One group: what of it was read, what is refused, and when to try again."""
+
+    def __init__(
+        self, name: str, book: OffsetBook, access: ClusterAccess, clock_ms: Callable[[], float]
+    ) -> None:
+        self._name = name
+        self._book = book
+        self._clock_ms = clock_ms
+        self._link = Link(access)
+        self._offsets = GroupOffsets(name, self._link)
+        self._known: set[Partition] = set()
+        """Where the group was before us has been told to the book."""
+        self._refused: dict[Partition, _Refusal] = {}
+        self._backoff_s = 0.0
+        self._again_s = 0.0
+        self._problem: str | None = None
+        """What was logged last; None when all is well."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._link.connections
+
+    def may_try(self, due: Mapping[Partition, int]) -> bool:
+        """Say whether there is something to do, and it is time for it."""
+        if self._lock.locked() or _now_s() < self._again_s:
+            return False
+        return bool(self._to_try(due))
+
+    async def commit(self) -> None:
+        """Try once to commit what is due; the book is told how it went."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(ROUND_TIMEOUT_S):
+                    tried = self._to_try(self._due())  # what was due before may be behind by now
+                    if tried.keys() - self._known:
+                        await self._introduce(tried)
+                        tried = self._to_try(self._due())
+                    await self._commit(tried)
+            except TimeoutError:
+                self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
+            except LinkError as error:
+                self._failed(str(error))
+            else:
+                self._backoff_s = self._again_s = 0.0
+                self._say_refused()
+
+    async def commit_all(self) -> None:
+        """Commit until nothing is due that Kafka would take. Without limit of time."""
+        self._refused.clear()
+        await self.commit()
+        while self._to_try(self._due()):
+            await asyncio.sleep(FLUSH_RETRY_S)
+            await self.commit()
+
+    async def close(self) -> None:
+        """Close the connections; the next commit opens them again."""
+        await self._link.drop()
+
+    def _due(self) -> Mapping[Partition, int]:
+        return self._book.commits().get(self._name, {})
+
+    def _to_try(self, due: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return what of it is not refused just now."""
+        now_s = _now_s()
+        return {
+            partition: offset
+            for partition, offset in due.items()
+            if (refusal := self._refused.get(partition)) is None
+            or refusal.offset != offset
+            or refusal.again_s <= now_s
+        }
+
+    async def _introduce(self, tried: Mapping[Partition, int]) -> None:
+        """Tell the book where the group was before our first commit of new partitions."""
+        new = tried.keys() - self._known
+        offsets, refused = await self._offsets.read(new)
+        self._refuse(tried, refused)
+        self._known |= new - refused.keys()
+        self._book.group_has(self._name, offsets)
+
+    async def _commit(self, offsets: Mapping[Partition, int]) -> None:
+        tried = {part: offset for part, offset in offsets.items() if part in self._known}
+        if not tried:
+            return
+        refused = await self._offsets.write(tried)
+        self._refuse(tried, refused)
+        taken = {part: offset for part, offset in tried.items() if part not in refused}
+        for partition in taken:
+            self._refused.pop(partition, None)
+        if taken:
+            self._book.committed(self._name, taken, self._clock_ms())
+
+    def _refuse(self, tried: Mapping[Partition, int], refused: Refused) -> None:
+        now_s = _now_s()
+        for partition, reason in refused.items():
+            before = self._refused.get(partition)
+            backoff_s = _longer(before.backoff_s if before else 0.0)
+            self._refused[partition] = _Refusal(
+                tried[partition], reason, backoff_s, now_s + backoff_s
+            )
+
+    def _failed(self, reason: str) -> None:
+        again = self._backoff_s > 0.0
+        self._backoff_s = _longer(self._backoff_s)
+        self._again_s = _now_s() + self._backoff_s
+        self._book.commit_failed(self._name, reason)
+        if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
+            self._say(reason)
+
+    def _say_refused(self) -> None:
+        """Report the partitions that are due and refused, which the others do not wait for."""
+        if self._refused:
+            due = self._due()
+            self._refused = {part: why for part, why in self._refused.items() if part in due}
+        if not self._refused:
+            self._say(None)
+            return
+        partitions: dict[str, list[Partition]] = {}
+        for partition, refusal in self._refused.items():
+            partitions.setdefault(refusal.reason, []).append(partition)
+        message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
+        self._book.commit_failed(self._name, message)
+        self._say(message)
+
+    def _say(self, problem: str | None) -> None:
+        """Log each problem once, and when it is over."""
+        if problem == self._problem:
+            return
+        if problem is None:
+            _log.info("offsets committed again", group=self._name)
+        else:
+            _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
+        self._problem = problem
+
+
+def _longer(backoff_s: float) -> float:
+    return min(max(MIN_BACKOFF_S, 2 * backoff_s), MAX_BACKOFF_S)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,148 @@
+"""The progress of a query as JSON, for people and scripts."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TypeAlias
+
+from .commits import GroupState
+from .notes import Note
+from .partition import PartitionProgress
+from .query import LastBatch, QueryProgress
+from .ranges import Range
+from .report import Refusal
+from .skips import Skip
+
+MAX_RANGES_SHOWN = 20
+"""Of one set of ranges; the records are those of all."""
+
+_MS_PER_SECOND = 1000.0
+
+Document: TypeAlias = dict[str, object]
+"""A JSON object."""
+
+
+class Times:
+    """Turns monotonic times into seconds of the Unix epoch."""
+
+    def __init__(self, now_ms: float, now_s: float) -> None:
+        self.now_ms = now_ms
+        self._now_s = now_s
+
+    def at_s(self, at_ms: float | None) -> float | None:
+        """Return a time in seconds of the Unix epoch, to the millisecond; None for None."""
+        if at_ms is None:
+            return None
+        return round(self._now_s - (self.now_ms - at_ms) / _MS_PER_SECOND, 3)
+
+
+def query_document(query: QueryProgress, commit: GroupState | None, times: Times) -> Document:
+    """Return all about a query; `commit` is of its group, None when it has none.
+
+    Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
+    What is not known is null.
+    """
+    return {
+        "name": query.name,
+        "query_id": query.query_id,
+        "run_id": query.run_id,
+        "client_id": query.client_id,
+        "state": str(query.state(times.now_ms)),
+        "ended": query.ended,
+        "error": query.error,
+        "last_report": times.at_s(query.last_report_ms),
+        "last_batch": query.last_batch_id,
+        "batch": _batch(query.last_batch, times),
+        "run_batches": query.run_batches,
+        "reports": {
+            "received": query.received,
+            "lost": query.lost_reports,
+            "repeated": query.refused_reports[Refusal.REPEATED],
+            "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
+        },
+        "commit": _commit(query, commit, times),
+        "notes": [_note(note, times) for note in reversed(query.notes)],
+        "partitions": [
+            _partition(query.partitions[key], times) for key in sorted(query.partitions)
+        ],
+    }
+
+
+def _batch(batch: LastBatch | None, times: Times) -> Document | None:
+    if batch is None:
+        return None
+    duration_ms = batch.duration_ms
+    return {
+        "id": batch.batch_id,
+        "rows": batch.rows,
+        "duration_s": duration_ms / _MS_PER_SECOND if duration_ms is not None else None,
+        "ended": times.at_s(batch.ended_ms),
+    }
+
+
+def _partition(partition: PartitionProgress, times: Times) -> Document:
+    lag_ms = partition.lag_ms(times.now_ms)
+    topic_id = partition.topic_id
+    refetched = partition.refetched
+    return {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "topic_id": topic_id.hex() if topic_id is not None else None,
+        "leader": partition.leader,
+        "delivered_to": partition.delivered_to,
+        "completed_to": partition.completed_to,
+        "completed_at": partition.completed_s,
+        "committed": partition.committed,
+        "high_watermark": partition.high_watermark,
+        "log_start": partition.log_start,
+        "lag_records": partition.lag_records(),
+        "lag_s": round(lag_ms / _MS_PER_SECOND, 3) if lag_ms is not None else None,
+        "in_flight": _ranges(partition.pending),
+        "failed": _ranges(partition.failed),
+        "refetched": {
+            "records": partition.refetched_records,
+            "latest": list(refetched) if refetched is not None else None,
+        },
+        "skipped": [_skip(skip, times) for skip in partition.skips.skips],
+        "skipped_records": partition.skips.records,
+        "stuck_since": times.at_s(partition.stall.since_ms) if partition.stall.stuck else None,
+    }
+
+
+def _ranges(ranges: Iterable[Range]) -> Document:
+    every = list(ranges)
+    return {
+        "records": sum(end - start for start, end in every),
+        "ranges": [list(each) for each in islice(every, MAX_RANGES_SHOWN)],
+        "ranges_left_off": max(len(every) - MAX_RANGES_SHOWN, 0),
+    }
+
+
+def _skip(skip: Skip, times: Times) -> Document:
+    return {
+        "from": skip.start,
+        "to": skip.end,
+        "records": skip.records,
+        "reason": str(skip.reason),
+        "at": times.at_s(skip.at_ms),
+    }
+
+
+def _commit(query: QueryProgress, state: GroupState | None, times: Times) -> Document | None:
+    if state is None:
+        return None
+    return {
+        "group": query.commit_group,
+        "last": times.at_s(state.last_ms),
+        "error": state.error,
+        "backwards": state.backwards,
+    }
+
+
+def _note(note: Note, times: Times) -> Document:
+    return {
+        "kind": str(note.kind),
+        "topic": note.topic,
+        "partition": note.partition,
+        "text": note.text,
+        "at": times.at_s(note.at_ms),
+    }

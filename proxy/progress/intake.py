@@ -1,0 +1,288 @@
+"""Takes in reports: each is checked completely before it changes anything."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .notes import NoteKind, SkipReason
+from .partition import PartitionProgress
+from .query import LIVE_MS, MAX_PARTITIONS, LastBatch, QueryProgress
+from .report import Refusal, Report, ReportRefused
+from .roster import Roster
+from .senders import Senders
+from .spans import PartitionKey, Span, spans_of
+
+EXECUTION = "triggerExecution"
+"""The duration of a whole batch."""
+
+MAX_ERROR_SHOWN = 500
+"""Characters of a failure that are kept."""
+
+TAKEOVER_MS = LIVE_MS
+"""A query that did not report for so long no longer has its client id to itself."""
+
+KnowsClient = Callable[[str], bool]
+"""Says whether a client id has ever connected."""
+
+_OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
+_IN_ORDER = "send each report once, in the order of the events"
+_THIS_PROXY = "let the query read through this proxy, and report what it read"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What became of a report."""
+
+    report: Report
+    query: QueryProgress
+    new_run: bool
+    """Whether it is the first of its run that was accepted."""
+    lost_reports: int
+    """How many reports of its sender, of this or another query, were lost just before it."""
+
+
+class Intake:
+    """Checks reports against what is known, and passes them on.
+
+    An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
+    that is known to be up to date: the cluster was just asked, or a client of the query was told
+    the end through this proxy in this run, from which the driver has its offsets then. Otherwise
+    nothing is known of it.
+    """
+
+    def __init__(self, roster: Roster, knows_client: KnowsClient) -> None:
+        self._roster = roster
+        self._knows_client = knows_client
+        self._senders = Senders()
+        self.results: Counter[str] = Counter()
+        """Reports by what became of them: `accepted`, `lost`, or why they were refused."""
+
+    def refused(self, error: ReportRefused) -> None:
+        """Count a report that could not even be read."""
+        self.results[error.reason] += 1
+
+    def doubtful(self, report: Report) -> set[PartitionKey]:
+        """Return the partitions of which the report says more than is known of the log."""
+        client_id = report.client_id or self._roster.client_of(report.name or "")
+        query = self._roster.get(client_id)
+        partitions = query.partitions if query is not None else {}
+        spans = spans_of(report.batch.sources) if report.batch is not None else {}
+        return {
+            key
+            for key, span in spans.items()
+            if (kept := partitions.get(key)) is None
+            or kept.high_watermark is None
+            or kept.high_watermark < span.end
+        }
+
+    def accept(
+        self, report: Report, ends: Mapping[PartitionKey, int], now_ms: float, now_s: float
+    ) -> Accepted:
+        """Take a report in. Raises ReportRefused, and then nothing but counts has changed.
+
+        `ends`: log ends that the cluster was just asked for.
+        """
+        query: QueryProgress | None = None
+        try:
+            client_id = self._client_of(report)
+            query = self._roster.get(client_id) or self._movable(report, now_ms)
+            spans = spans_of(report.batch.sources) if report.batch is not None else {}
+            self._check(report, client_id, query, spans, ends, now_ms)
+        except ReportRefused as error:
+            self.results[error.reason] += 1
+            self._senders.refused(report.sender, report.number)
+            if query is not None:
+                query.refused_reports[error.reason] += 1
+            raise
+        if query is None:
+            query = self._roster.add(client_id)
+            assert query is not None, "there was room"
+        elif query.client_id != client_id:
+            self._roster.move(query, client_id)
+        return self._apply(report, query, spans, now_ms, now_s)
+
+    def _client_of(self, report: Report) -> str:
+        if report.client_id is not None:
+            return report.client_id
+        if report.name is not None:
+            return self._roster.client_of(report.name)
+        raise ReportRefused(
+            Refusal.NO_CLIENT,
+            f"query {report.query_id} has neither a name nor a client id",
+            "name the query with queryName, or tell the listener its Kafka client id",
+        )
+
+    def _check(
+        self,
+        report: Report,
+        client_id: str,
+        query: QueryProgress | None,
+        spans: Mapping[PartitionKey, Span],
+        ends: Mapping[PartitionKey, int],
+        now_ms: float,
+    ) -> None:
+        if self._senders.is_repeated(report.sender, report.number):
+            text = f"number {report.number} of this sender, or a later one, was taken in before"
+            raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
+        if query is None or query.client_id != client_id:
+            self._check_unknown(report, client_id, query, now_ms)
+        if query is not None:
+            _check_run(report, query, now_ms)
+        partitions = query.partitions if query is not None else {}
+        if len(partitions.keys() | spans.keys()) > MAX_PARTITIONS:
+            text = f"with these the query has more than {MAX_PARTITIONS} partitions"
+            raise ReportRefused(Refusal.MALFORMED, text, "split the query")
+        for key, span in spans.items():
+            _check_end(key, span.end, partitions.get(key), ends.get(key))
+            _check_span(key, span, partitions.get(key), report.run_id)
+
+    def _check_unknown(
+        self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
+    ) -> None:
+        if report.event == "progress" and not self._knows_client(client_id):
+            raise ReportRefused(
+                Refusal.UNKNOWN_QUERY,
+                f"no client {client_id!r} has connected, and the configuration has none",
+                f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries",
+            )
+        self._roster.now_ms = now_ms
+        if query is None and not self._roster.has_room():
+            raise ReportRefused(
+                Refusal.UNKNOWN_QUERY,
+                f"{len(self._roster)} queries are followed already, and none of them is gone",
+                "raise limits.max_client_entities, or stop queries",
+            )
+
+    def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
+        """Return what is known of the query, if it read with another client id in another run."""
+        query = self._roster.of_query(report.query_id)
+        if query is None or query.settings is not None or query.reports_are_fresh(now_ms):
+            return None
+        return query
+
+    def _apply(
+        self,
+        report: Report,
+        query: QueryProgress,
+        spans: Mapping[PartitionKey, Span],
+        now_ms: float,
+        now_s: float,
+    ) -> Accepted:
+        sender, lost = self._senders.accepted(report.sender, report.number)
+        self.results["accepted"] += 1
+        self.results["lost"] += lost
+        query.received += 1
+        query.lost_reports += lost
+        query.last_report_ms = now_ms
+        began_ms = now_ms - report.age_ms
+        new_query = query.query_id not in (None, report.query_id)
+        new_run = new_query or query.run_id != report.run_id
+        if new_query:
+            text = f"query {report.query_id} takes over from {query.query_id}"
+            query.note(NoteKind.TAKEN_OVER, None, text, now_ms)
+        if new_run:
+            query.begin_run(report.run_id, began_ms, now_ms)
+        elif query.run_began_ms is None:  # it began before this proxy did
+            query.run_began_ms = began_ms
+        query.query_id = report.query_id
+        if report.name is not None:
+            query.reported_name = report.name
+        self._roster.relabel(query)
+        query.idle = report.event == "idle"
+        if report.batch is not None:
+            gap = _gap(query, report, sender.lost)
+            query.sender, query.sender_lost = report.sender, sender.lost
+            query.last_batch = LastBatch(
+                report.batch.batch_id,
+                report.batch.rows,
+                report.batch.durations_ms.get(EXECUTION),
+                began_ms,
+            )
+            query.completed(report.batch.batch_id, spans, gap, now_ms, now_s)
+        elif report.event == "terminated":
+            error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
+            query.end_run(error, now_ms)
+        return Accepted(report, query, new_run, lost)
+
+
+def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
+    """Return why a batch may begin behind the end of the one before; None: reports were lost."""
+    if query.progress_id not in (None, report.query_id):
+        return SkipReason.NEW_CHECKPOINT
+    # A run that ends in a crash reports its last batch no more, and this proxy may have been away.
+    began = query.run_batches == 0
+    if began or query.sender != report.sender or query.sender_lost != sender_lost:
+        return None
+    return SkipReason.UNEXPLAINED
+
+
+def _check_run(report: Report, query: QueryProgress, now_ms: float) -> None:
+    if report.run_id in query.former_runs:
+        text = f"run {report.run_id} is over: another one has begun"
+        raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
+    if query.query_id not in (None, report.query_id):
+        if report.run_id == query.run_id:
+            text = f"run {report.run_id} is one of query {query.query_id}"
+            raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
+        if report.event != "started" and query.reports_are_fresh(now_ms):
+            text = f"query {query.query_id} reads with the client id {query.client_id!r}"
+            raise ReportRefused(Refusal.CLIENT_TAKEN, text, _OWN_ID)
+    elif report.run_id == query.run_id:
+        _check_same_run(report, query)
+
+
+def _check_same_run(report: Report, query: QueryProgress) -> None:
+    if report.event == "started":
+        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
+    if query.ended:
+        again = report.event == "terminated"
+        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
+        raise ReportRefused(reason, "the run has ended before", _IN_ORDER)
+    last = query.last_batch_id
+    if report.batch is not None and last is not None and report.batch.batch_id <= last:
+        again = report.batch.batch_id == last
+        raise ReportRefused(
+            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
+            f"batch {report.batch.batch_id} after batch {last}",
+            _IN_ORDER,
+        )
+
+
+def _check_end(
+    key: PartitionKey, end: int, partition: PartitionProgress | None, asked_end: int | None
+) -> None:
+    """Raise ReportRefused when the log is known not to reach that far."""
+    seen = partition.high_watermark if partition is not None else None
+    is_fresh = asked_end is not None or (partition is not None and partition.told)
+    log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
+    if is_fresh and log_end is not None and end > log_end:
+        text = f"{key[0]}-{key[1]} ends at {end}, beyond the log's end {log_end}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, _THIS_PROXY)
+
+
+def _check_span(
+    key: PartitionKey, span: Span, partition: PartitionProgress | None, run_id: str
+) -> None:
+    """Raise ReportRefused when a batch cannot have completed this of a partition."""
+    where = f"{key[0]}-{key[1]}"
+    start, end = span.start, span.end
+    # Spark goes back with a log that is another one, if it is told not to fail on data loss.
+    another = partition is not None and partition.may_be_another_log(
+        end if start is None else start
+    )
+    if start is not None and end < start and not another:
+        text = f"{where} ends at {end}, below its start {start}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
+    if partition is None:
+        return
+    done = partition.completed_to
+    if done is None or partition.run_id != run_id or another:
+        return
+    low = end if start is None else min(start, end)
+    if low < done:
+        again = start is not None and start < end <= done
+        raise ReportRefused(
+            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
+            f"{where} begins at {low}, but this run has completed all below {done}",
+            _IN_ORDER,
+        )

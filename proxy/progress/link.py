@@ -1,0 +1,162 @@
+"""Asks the brokers of the real cluster, not through the proxy, over aiokafka's connections.
+
+Of aiokafka only connections and messages are used. Its consumer would read records as soon as it is
+assigned partitions, asks for metadata in a way that makes deleted topics anew where the brokers
+create topics by themselves, and repeats a commit for a topic that is gone without end.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
+
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.errors import for_code
+
+ANSWER_TIMEOUT_S = 5.0
+"""For each step: to connect, and to each answer."""
+
+IDLE_S = 60.0
+"""A connection that is not used for so long is closed; the next question opens another."""
+
+CLOSE_TIMEOUT_S = 1.0
+
+MAX_PARTITIONS = 1000
+"""In one request. Kafka writes a commit as one record batch of at most 1 MiB, and an offset takes
+600 bytes when group and topic have the longest names; nor may decoding hold up the event loop."""
+
+MAX_NAMED = 3
+"""So many partitions are named in a message."""
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
+
+Partition: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+Value = TypeVar("Value")
+
+# What aiokafka has to say is in our own messages. Without a handler it would go to standard error.
+logging.getLogger("aiokafka").addHandler(logging.NullHandler())
+
+
+class LinkError(Exception):
+    """The cluster could not be asked, or would not answer; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """How the proxy itself gets to the cluster."""
+
+    bootstrap_servers: tuple[Address, ...]
+    """At least one."""
+    tls: ssl.SSLContext | None
+    client_id: str
+    answer_timeout_s: float = ANSWER_TIMEOUT_S
+
+
+class Link:
+    """Connections to brokers, opened when they are needed; one question at a time at each."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._open: dict[Address, AIOKafkaConnection] = {}
+        self._next_bootstrap = 0
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return sum(connection.connected() for connection in self._open.values())
+
+    async def ask(self, request: Any, address: Address | None = None) -> Any:
+        """Send a request of aiokafka's and return its response.
+
+        Args:
+            request: in whatever version the broker and aiokafka both know.
+            address: of a broker; None: any bootstrap server that answers.
+
+        Raises LinkError.
+        """
+        if address is not None:
+            return await self._ask_at(address, request)
+        servers = self._access.bootstrap_servers
+        for attempt in range(len(servers)):
+            server = servers[self._next_bootstrap % len(servers)]
+            try:
+                return await self._ask_at(server, request)
+            except LinkError:
+                self._next_bootstrap += 1
+                if attempt == len(servers) - 1:
+                    raise
+        raise AssertionError("a cluster has at least one bootstrap server")
+
+    async def drop(self, address: Address | None = None) -> None:
+        """Close the connection to a broker; None: all."""
+        addresses = tuple(self._open) if address is None else (address,)
+        closed = [self._open.pop(each).close() for each in addresses if each in self._open]
+        if closed:
+            await asyncio.wait(closed, timeout=CLOSE_TIMEOUT_S)
+
+    async def _ask_at(self, address: Address, request: Any) -> Any:
+        host, port = address
+        try:
+            connection = self._open.get(address)
+            if connection is None or not connection.connected():
+                connection = self._open[address] = await self._connect(address)
+            return await connection.send(request)
+        except TimeoutError:
+            reason = f"no answer in {self._access.answer_timeout_s:g} s"
+        except Exception as error:  # who knows what answers at that address
+            reason = _reason(error)
+        await self.drop(address)
+        raise LinkError(f"{host}:{port}: {reason}")
+
+    async def _connect(self, address: Address) -> AIOKafkaConnection:
+        tls = self._access.tls
+        return await create_conn(
+            *address,
+            client_id=self._access.client_id,
+            request_timeout_ms=int(self._access.answer_timeout_s * 1000),
+            ssl_context=tls,
+            security_protocol="PLAINTEXT" if tls is None else "SSL",
+            max_idle_ms=int(IDLE_S * 1000),
+        )
+
+
+def name_of(error_code: int) -> str:
+    """Return Kafka's name of an error, such as NOT_COORDINATOR."""
+    error = for_code(error_code)
+    return str(error.message) if error.errno == error_code else f"error {error_code}"
+
+
+def by_topic(
+    partitions: Mapping[Partition, Value],
+) -> Iterator[dict[str, list[tuple[int, Value]]]]:
+    """Put partitions in the shape that requests have, at most MAX_PARTITIONS at a time."""
+    items = iter(partitions.items())
+    while part := tuple(islice(items, MAX_PARTITIONS)):
+        topics: dict[str, list[tuple[int, Value]]] = {}
+        for (topic, number), value in part:
+            topics.setdefault(topic, []).append((number, value))
+        yield topics
+
+
+def named(partitions: Iterable[Partition]) -> str:
+    """Name the first few of some partitions, and say how many more there are."""
+    ordered = sorted(partitions)
+    text = ", ".join(f"{topic}-{number}" for topic, number in ordered[:MAX_NAMED])
+    more = len(ordered) - MAX_NAMED
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _reason(error: Exception) -> str:
+    cause = error.__cause__ or error
+    if isinstance(cause, EOFError):
+        return (
+            "the broker closed the connection; so does a listener that wants a login, "
+            "which the proxy itself has not"
+        )
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,293 @@
+"""One query: its runs, its partitions, and what was noted of it."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from proxy.wire.fetch import FetchedPartition
+
+from .notes import Note, NoteKind, SkipReason
+from .partition import PartitionProgress
+from .reader import Reader
+from .report import Refusal
+from .settings import QuerySettings
+from .spans import PartitionKey, Span
+
+MAX_PARTITIONS = 10_000
+"""How many partitions of one query are followed."""
+
+MAX_NOTES = 50
+"""The latest notes of one query that are kept."""
+
+MAX_FORMER = 16
+"""How many runs that are over are remembered, so that late reports of them are told."""
+
+LIVE_MS = 60_000.0
+"""A query of which nothing was seen for so long is silent."""
+
+LEFT_AFTER_BATCHES = 3
+"""A partition that so many batches of a run did not name, and nobody asked for, is let go."""
+
+
+class RunState(StrEnum):
+    """What a query is doing."""
+
+    RUNNING = "running"
+    IDLE = "idle"
+    """Its last report said that there was nothing to do."""
+    ENDED = "ended"
+    FAILED = "failed"
+    SILENT = "silent"
+    """Neither ended nor heard of for LIVE_MS."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastBatch:
+    """The batch that was reported last."""
+
+    batch_id: int
+    rows: int
+    duration_ms: int | None
+    """From the trigger to the end of its work."""
+    ended_ms: float
+
+
+class QuerySink(Protocol):
+    """Who is told what happens to queries."""
+
+    def note(self, note: Note) -> None:
+        """Take note of what happened."""
+
+    def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
+        """Learn that a partition's record is out of date, and its offset may be to be committed."""
+
+    def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
+        """Learn that a partition's record is not wanted any more."""
+
+
+class QueryProgress:
+    """What the client of one query was given and has completed; a FetchFollower.
+
+    Times are monotonic milliseconds.
+    """
+
+    def __init__(self, client_id: str, name: str, sink: QuerySink) -> None:
+        self.name = name
+        """The label: the query's name, or its id, or the client id while neither is known."""
+        self.client_id = client_id
+        self.settings: QuerySettings | None = None
+        """When the configuration has it."""
+        self.reported_name: str | None = None
+        self.query_id: str | None = None
+        """Of the checkpoint: who reads with the client id."""
+        self.progress_id: str | None = None
+        """Of the query whose batches completed what the partitions say: another one from when a
+        query takes over the client id until its first batch."""
+        self.run_id: str | None = None
+        self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
+        self.run_batches = 0
+        """How many progress reports of this run were accepted."""
+        self.last_batch_id: int | None = None
+        """Of this run."""
+        self.last_batch: LastBatch | None = None
+        """Of this run or one before."""
+        self.run_began_ms: float | None = None
+        self.last_report_ms: float | None = None
+        """When the last report of whatever event was accepted."""
+        self.touched_ms: float | None = None
+        """When it was last seen in any way, or taken up."""
+        self.ended = False
+        self.idle = False
+        """Whether the last report said that there was nothing to do."""
+        self.error: str | None = None
+        """What the run ended of."""
+        self.partitions: dict[PartitionKey, PartitionProgress] = {}
+        self.received = 0
+        """Reports accepted."""
+        self.lost_reports = 0
+        """Numbers that its sender left out, seen at its reports."""
+        self.refused_reports: Counter[Refusal] = Counter()
+        self.sender: str | None = None
+        self.sender_lost = 0
+        """How many reports its sender had lost at its last batch."""
+        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self._sink = sink
+        self._default_reader = Reader(self.open)
+        self._too_many = False
+
+    @property
+    def commit_group(self) -> str | None:
+        """The group that its offsets are committed to."""
+        return self.settings.commit_group if self.settings is not None else None
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether anything is known of it."""
+        return bool(self.partitions) or self.last_report_ms is not None
+
+    @property
+    def last_read_ms(self) -> float | None:
+        """When a partition was last asked for. Costs a walk over all of them."""
+        times = [p.read_ms for p in self.partitions.values() if p.read_ms is not None]
+        return max(times, default=None)
+
+    @property
+    def last_seen_ms(self) -> float | None:
+        """When it last read or reported, or was taken up."""
+        times = (self.last_read_ms, self.last_report_ms, self.touched_ms)
+        return max((time for time in times if time is not None), default=None)
+
+    def reports_are_fresh(self, now_ms: float) -> bool:
+        """Say whether its run has not ended and was reported on lately."""
+        last_ms = self.last_report_ms
+        return not self.ended and last_ms is not None and now_ms - last_ms < LIVE_MS
+
+    def is_live(self, now_ms: float) -> bool:
+        """Say whether it reported lately, its run not having ended, or reads."""
+        read_ms = self.last_read_ms
+        reads = read_ms is not None and now_ms - read_ms < LIVE_MS
+        return reads or self.reports_are_fresh(now_ms)
+
+    def state(self, now_ms: float) -> RunState:
+        """Return what it is doing."""
+        if self.ended:
+            return RunState.ENDED if self.error is None else RunState.FAILED
+        if not self.is_live(now_ms):
+            return RunState.SILENT
+        return RunState.IDLE if self.idle else RunState.RUNNING
+
+    def reader(self, node_id: int | None = None) -> Reader:
+        """Return a FetchFollower for one connection, to the broker with that id.
+
+        Positions are followed by connection: several executors may read one partition.
+        """
+        return Reader(self.open, node_id)
+
+    def fetch_asked(
+        self, topic: str, partition: int, topic_id: bytes | None, offset: int, now_ms: float
+    ) -> None:
+        """Take note of a position in a Fetch request, as if all came over one connection."""
+        self._default_reader.fetch_asked(topic, partition, topic_id, offset, now_ms)
+
+    def fetch_answered(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: bytes | None,
+        asked_offset: int | None,
+        answer: FetchedPartition,
+        now_ms: float,
+    ) -> None:
+        """Take note of a partition in a Fetch response, as if all came over one connection."""
+        self._default_reader.fetch_answered(
+            topic, partition, topic_id, asked_offset, answer, now_ms
+        )
+
+    def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        """Take note of a log end that a client of the query was told."""
+        kept = self.open(topic, partition)
+        if kept is not None:
+            kept.looked_up_end(offset, now_ms, told=True)
+
+    def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        """Take note of a log start that a client of the query was told."""
+        kept = self.open(topic, partition)
+        if kept is not None:
+            kept.saw_start(offset, now_ms)
+
+    def open(self, topic: str, partition: int) -> PartitionProgress | None:
+        """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
+        kept = self.partitions.get((topic, partition))
+        if kept is not None:
+            return kept
+        if len(self.partitions) >= MAX_PARTITIONS:
+            if not self._too_many:
+                self._too_many = True
+                text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
+                self.note(NoteKind.TOO_MANY, None, text, self.touched_ms or 0.0)
+            return None
+        kept = PartitionProgress(topic, partition, self)
+        self.partitions[topic, partition] = kept
+        return kept
+
+    def begin_run(self, run_id: str, began_ms: float, now_ms: float) -> None:
+        """Take over a new run, which began then. What was in flight will be delivered again."""
+        for partition in self.partitions.values():
+            if self.run_id is not None:
+                partition.fail()
+            partition.begin_run(began_ms, now_ms)
+        if self.run_id is not None:
+            self.former_runs.append(self.run_id)
+        self.run_id = run_id
+        self.run_began_ms = began_ms
+        self.run_batches = 0
+        self.last_batch_id = None
+        self.ended = self.idle = False
+        self.error = None
+
+    def completed(
+        self,
+        batch_id: int,
+        spans: Mapping[PartitionKey, Span],
+        gap: SkipReason | None,
+        now_ms: float,
+        now_s: float,
+    ) -> None:
+        """Take note of a batch of this run; see PartitionProgress.complete."""
+        assert self.run_id is not None, "reports begin a run"
+        if self.progress_id not in (None, self.query_id):
+            for partition in list(self.partitions.values()):
+                if partition.key not in spans and partition.completed_to is not None:
+                    self.let_go(partition, "the query that took over does not read it", now_ms)
+        self.progress_id = self.query_id
+        for key, span in spans.items():
+            kept = self.open(*key)
+            assert kept is not None, "there was room"
+            kept.complete(span, self.run_id, gap, now_ms, now_s)
+        self.run_batches += 1
+        self.last_batch_id = batch_id
+
+    def end_run(self, error: str | None, now_ms: float) -> None:
+        """Take note that the run has ended, and of what."""
+        self.ended, self.error = True, error
+        for partition in self.partitions.values():
+            partition.calm("the query has ended", now_ms)
+            if error is not None:
+                partition.fail()
+
+    def sweep(self, now_ms: float, stuck_after_ms: float) -> None:
+        """Raise alarms, and let partitions go that the run does not read."""
+        for partition in list(self.partitions.values()):
+            if self._has_left(partition):
+                self.let_go(partition, "the query reads it no more", now_ms)
+            elif not self.ended:
+                partition.check_stuck(now_ms, stuck_after_ms)
+
+    def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
+        """Forget a partition."""
+        partition.gone = True
+        del self.partitions[partition.key]
+        self._too_many = False
+        self.note(NoteKind.LEFT, partition, why, now_ms)
+        self._sink.removed(self, partition)
+
+    def note(
+        self, kind: NoteKind, partition: PartitionProgress | None, text: str, now_ms: float
+    ) -> None:
+        """Keep a note and pass it on."""
+        topic, number = (None, None) if partition is None else partition.key
+        note = Note(kind, self.name, topic, number, text, now_ms)
+        self.notes.append(note)
+        self._sink.note(note)
+
+    def changed(self, partition: PartitionProgress) -> None:
+        """Pass on that a partition's record is out of date."""
+        self._sink.changed(self, partition)
+
+    def _has_left(self, partition: PartitionProgress) -> bool:
+        if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:
+            return False
+        began_ms = self.run_began_ms
+        return partition.read_ms is None or began_ms is None or partition.read_ms < began_ms

@@ -1,0 +1,257 @@
+"""What a listener in the driver reports, checked field by field before anybody sees it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+MAX_REPORT_BYTES = 4 << 20
+"""Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
+
+MAX_PARTITIONS = 10_000
+"""In one report, all sources together."""
+
+MAX_SOURCES = 1000
+MAX_NAME_CHARS = 256
+MAX_DESCRIPTION_CHARS = 65_536
+MAX_ERROR_CHARS = 65_536
+MAX_DURATIONS = 100
+
+MAX_INT64 = 2**63 - 1
+"""The highest offset and count."""
+
+MAX_INT32 = 2**31 - 1
+"""The highest partition."""
+
+MAX_AGE_MS = 7 * 86_400_000.0
+"""The oldest event that is reported: a week."""
+
+MAX_CHARS_SHOWN = 60
+
+_EXAMPLE = "send one report of proxy.spark.QuotaListener, in JSON"
+
+
+class Refusal(StrEnum):
+    """Why a report is refused."""
+
+    MALFORMED = "malformed"
+    NO_CLIENT = "no_client"
+    UNKNOWN_QUERY = "unknown_query"
+    CLIENT_TAKEN = "client_taken"
+    REPEATED = "repeated"
+    OUT_OF_ORDER = "out_of_order"
+    IMPOSSIBLE = "impossible"
+
+
+STATUS: Mapping[Refusal, int] = {
+    Refusal.MALFORMED: 400,
+    Refusal.NO_CLIENT: 400,
+    Refusal.UNKNOWN_QUERY: 404,
+    Refusal.CLIENT_TAKEN: 409,
+    Refusal.REPEATED: 409,
+    Refusal.OUT_OF_ORDER: 409,
+    Refusal.IMPOSSIBLE: 422,
+}
+"""The HTTP status for each reason."""
+
+
+class ReportRefused(Exception):  # noqa: N818 - named for what happened
+    """A report that changes nothing: the reason, what is wrong, and how to mend it."""
+
+    def __init__(self, reason: Refusal, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.fix = fix
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return STATUS[self.reason]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+def _uuid(text: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise ValueError("is not a UUID") from None
+
+
+def _timestamp(value: object) -> object:
+    # Pydantic would take seconds as a number, or as the digits of one.
+    if isinstance(value, str):
+        return datetime.fromisoformat(value)
+    raise ValueError("is not a time such as 2026-01-02T03:04:05.678Z")
+
+
+def _partition(text: object) -> object:
+    # Any other spelling would name one partition twice.
+    if isinstance(text, str) and text.isascii() and text.isdigit() and str(int(text)) == text:
+        return int(text)
+    raise ValueError("is not the number of a partition")
+
+
+Uuid = Annotated[str, StringConstraints(max_length=36), AfterValidator(_uuid)]
+"""In its usual spelling, whichever it came in."""
+
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_printable)
+]
+Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
+Partition = Annotated[int, BeforeValidator(_partition), Field(le=MAX_INT32)]
+Int64 = Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
+Offsets = dict[Topic, dict[Partition, Int64]]
+"""Topic to partition to offset."""
+
+
+class _Part(BaseModel):
+    # Keys that are not known are left out: a listener may be newer than the proxy.
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Source(_Part):
+    """What a batch read of one Kafka source."""
+
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)]
+    start: Offsets | None
+    """None for the first batch of a query."""
+    end: Offsets
+    latest: Offsets | None
+    """What the driver took for the log ends; nothing here relies on it."""
+    rows: Int64
+
+
+class Batch(_Part):
+    """One micro-batch that is done."""
+
+    batch_id: Int64
+    timestamp: Annotated[AwareDatetime, BeforeValidator(_timestamp)]
+    """When the trigger began, on the driver's clock."""
+    rows: Int64
+    durations_ms: Annotated[dict[Name, Int64], Field(max_length=MAX_DURATIONS)]
+    """Spark's durationMs: `triggerExecution` and others."""
+    sources: Annotated[tuple[Source, ...], Field(max_length=MAX_SOURCES, strict=False)]
+
+    @property
+    def timestamp_ms(self) -> float:
+        """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
+        return self.timestamp.timestamp() * 1000
+
+
+class Report(_Part):
+    """One event of a query; `parse_report` makes it."""
+
+    sender: Uuid
+    """Of the listener."""
+    number: Annotated[int, Field(ge=1, le=MAX_INT64)]
+    """Counts the sender's events."""
+    event: Literal["started", "progress", "idle", "terminated"]
+    query_id: Uuid
+    """Of the checkpoint."""
+    run_id: Uuid
+    name: Name | None = None
+    client_id: Name | None = None
+    """None: the name."""
+    age_ms: Annotated[float, Field(ge=0, le=MAX_AGE_MS)]
+    """How long ago the driver saw the event."""
+    batch: Batch | None = None
+    """With `progress` and never else."""
+    error: Annotated[str, Field(max_length=MAX_ERROR_CHARS)] | None = None
+    """With `terminated`, when the query failed."""
+
+    @model_validator(mode="after")
+    def _check_event(self) -> Self:
+        if (self.event == "progress") != (self.batch is not None):
+            raise ValueError("a batch comes with the event progress and with no other")
+        if self.error is not None and self.event != "terminated":
+            raise ValueError("an error comes with the event terminated and with no other")
+        if self.batch is not None and _size(self.batch) > MAX_PARTITIONS:
+            raise ValueError(f"the batch has more than {MAX_PARTITIONS} partitions")
+        return self
+
+
+def parse_report(raw: bytes) -> Report:
+    """Read a report.
+
+    Nothing is converted: a number that is written as text or as `true`, NaN and what does not fit
+    64 bits are refused, keys that are not known are left out.
+
+    Raises ReportRefused: malformed when it is none, impossible for figures that no batch can have:
+    negative rows, offsets or times. Whether offsets agree with each other and the log is checked
+    by the book.
+    """
+    if len(raw) > MAX_REPORT_BYTES:
+        raise _malformed(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
+    try:
+        report = Report.model_validate_json(raw)
+    except ValidationError as error:
+        raise _malformed(_in_words(error)) from None
+    if report.batch is not None:
+        for what, value in _figures(report.batch):
+            if value < 0:
+                raise ReportRefused(
+                    Refusal.IMPOSSIBLE, f"{what} is {value}", "report figures of 0 or more"
+                )
+    return report
+
+
+def _size(batch: Batch) -> int:
+    return sum(
+        max(map(_partitions, (source.end, source.start or {}, source.latest or {})))
+        for source in batch.sources
+    )
+
+
+def _partitions(offsets: Mapping[str, Mapping[int, int]]) -> int:
+    return sum(map(len, offsets.values()))
+
+
+def _figures(batch: Batch) -> Iterator[tuple[str, int]]:
+    yield "batch_id", batch.batch_id
+    yield "rows", batch.rows
+    for name, value in batch.durations_ms.items():
+        yield f"durations_ms.{name}", value
+    for number, source in enumerate(batch.sources):
+        yield f"sources.{number}.rows", source.rows
+        for what in ("start", "end", "latest"):
+            for topic, offsets in (getattr(source, what) or {}).items():
+                for partition, offset in offsets.items():
+                    yield f"sources.{number}.{what}.{topic}.{partition}", offset
+
+
+def _malformed(message: str) -> ReportRefused:
+    return ReportRefused(Refusal.MALFORMED, message, _EXAMPLE)
+
+
+def _in_words(error: ValidationError) -> str:
+    """Name the first thing that is wrong and where, and quote little of it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return message
+    # Keys are the sender's: no control characters in a log.
+    where = ".".join(ascii(str(part)[:MAX_CHARS_SHOWN])[1:-1] for part in first["loc"])
+    given = json.dumps(first["input"], default=str)
+    if len(given) > MAX_CHARS_SHOWN:
+        given = f"{given[:MAX_CHARS_SHOWN]}..."
+    return f"{where}: {message}, given {given}"

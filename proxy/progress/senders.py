@@ -1,0 +1,54 @@
+"""Tells from the numbers of reports whether some were lost or came twice."""
+
+from dataclasses import dataclass, field
+
+from .ranges import Ranges
+
+MAX_SENDERS = 1000
+"""How many listeners are remembered; the one that reported longest ago is forgotten first."""
+
+MAX_REFUSED_RANGES = 16
+
+
+@dataclass(slots=True)
+class Sender:
+    """One listener."""
+
+    last: int
+    """The highest number that was accepted."""
+    lost: int = 0
+    """How many numbers below it never came."""
+    refused: Ranges = field(default_factory=lambda: Ranges(MAX_REFUSED_RANGES))
+    """Higher numbers that came and were refused: not lost."""
+
+
+class Senders:
+    """The listeners that reported, by id. One that is not known may start at any number."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, Sender] = {}
+
+    def is_repeated(self, sender_id: str, number: int) -> bool:
+        """Say whether this number, or a higher one, was accepted already."""
+        sender = self._senders.get(sender_id)
+        return sender is not None and number <= sender.last
+
+    def accepted(self, sender_id: str, number: int) -> tuple[Sender, int]:
+        """Take note of a number; return its sender, and how many were lost just before it."""
+        sender = self._senders.pop(sender_id, None)
+        if sender is None:
+            sender = Sender(number - 1)
+            if len(self._senders) >= MAX_SENDERS:
+                del self._senders[next(iter(self._senders))]
+        self._senders[sender_id] = sender
+        lost = sum(high - low for low, high in sender.refused.missing(sender.last + 1, number))
+        sender.refused.remove_below(number + 1)
+        sender.last = number
+        sender.lost += lost
+        return sender, lost
+
+    def refused(self, sender_id: str, number: int) -> None:
+        """Take note of a number that came but was not accepted."""
+        sender = self._senders.get(sender_id)
+        if sender is not None and number > sender.last:
+            sender.refused.add(number, number + 1)

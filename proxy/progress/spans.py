@@ -1,0 +1,43 @@
+"""What a batch completed, by partition, whatever number of sources it read."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .report import Source
+
+PartitionKey = tuple[str, int]
+"""Topic and partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a batch completed of a partition."""
+
+    start: int | None
+    """None when the batch says nothing of it: the first one of a query, or a new partition."""
+    end: int
+    """The offset behind the last one."""
+
+
+def spans_of(sources: Iterable[Source]) -> dict[PartitionKey, Span]:
+    """Return what a batch completed of each partition that it read to somewhere.
+
+    A query may read one topic by several sources, each at its own offsets. What all of them have
+    read counts: the lowest start (None when one has none) and the lowest end.
+    """
+    spans: dict[PartitionKey, Span] = {}
+    for source in sources:
+        starts: Mapping[str, Mapping[int, int]] = source.start or {}
+        for topic, ends in source.end.items():
+            of_topic = starts.get(topic, {})
+            for partition, end in ends.items():
+                key, span = (topic, partition), Span(of_topic.get(partition), end)
+                other = spans.get(key)
+                spans[key] = span if other is None else _both(span, other)
+    return spans
+
+
+def _both(one: Span, other: Span) -> Span:
+    known = one.start is not None and other.start is not None
+    start = min(one.start, other.start) if known else None  # type: ignore[type-var]
+    return Span(start, min(one.end, other.end))

@@ -1,0 +1,101 @@
+"""Names of topics that clients only name by their ids, and what waits for a name."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+MAX_NAMES = 10_000
+"""Known names; beyond, the one learned first is forgotten and has to be asked for again."""
+
+MAX_QUEUED = 20_000
+"""Replays that wait, for all ids; beyond, the oldest is lost and counted."""
+
+Replay: TypeAlias = Callable[[str], None]
+"""Called with the topic's name."""
+
+
+def _nothing() -> None:
+    """Nobody is told."""
+
+
+class TopicNames:
+    """Topic id to name, for the whole proxy.
+
+    What is seen of a topic before its name is known waits here as a replay, so that nothing is lost
+    meanwhile: a client in a fetch session does not say it again. Somebody has to look the `wanted`
+    ids up, and tell `resolved` or, when the cluster does not know an id either, `unresolvable`. An
+    id that is given up may be named again later; then it is wanted again. Who looks up sets the
+    pace. Ids are 16 bytes.
+    """
+
+    def __init__(self, *, max_names: int = MAX_NAMES, max_queued: int = MAX_QUEUED) -> None:
+        self.on_wanted: Callable[[], None] = _nothing
+        """Called when an id becomes wanted."""
+        self.given_up = 0
+        """Ids that could not be resolved, each time counted."""
+        self.lost = 0
+        """Replays that were dropped: of ids given up, or because too many waited."""
+        self._max_names = max_names
+        self._max_queued = max_queued
+        self._names: dict[bytes, str] = {}
+        self._queue: deque[tuple[bytes, Replay]] = deque()
+        self._waiting: Counter[bytes] = Counter()
+        """How many replays wait for each wanted id, never 0."""
+
+    @property
+    def queued(self) -> int:
+        """How many replays wait."""
+        return len(self._queue)
+
+    def name(self, topic_id: bytes) -> str | None:
+        """Return the topic's name, None while it is not known."""
+        return self._names.get(topic_id)
+
+    def when_known(self, topic_id: bytes, replay: Replay) -> None:
+        """Call `replay` with the name: now, or when it becomes known, in the order of the calls."""
+        name = self._names.get(topic_id)
+        if name is not None:
+            replay(name)
+            return
+        if len(self._queue) >= self._max_queued:
+            self._lose_oldest()
+        self._queue.append((topic_id, replay))
+        self._waiting[topic_id] += 1
+        if self._waiting[topic_id] == 1:
+            self.on_wanted()
+
+    def wanted(self) -> tuple[bytes, ...]:
+        """Return the ids that something waits for."""
+        return tuple(self._waiting)
+
+    def resolved(self, names: Mapping[bytes, str]) -> None:
+        """Learn names, also of ids that nobody asked for, and replay what waited for them."""
+        for topic_id, name in names.items():
+            self._names.pop(topic_id, None)
+            self._names[topic_id] = name
+            if len(self._names) > self._max_names:
+                del self._names[next(iter(self._names))]
+        for topic_id, replay in self._take(names):
+            replay(names[topic_id])
+
+    def unresolvable(self, ids: Iterable[bytes]) -> None:
+        """Give up these ids, if they are still wanted, and what waits for them."""
+        gone = {topic_id for topic_id in ids if topic_id in self._waiting}
+        self.given_up += len(gone)
+        self.lost += len(self._take(gone))
+
+    def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Replay]]:
+        """Remove and return what waits for these ids, in order."""
+        gone = {topic_id for topic_id in ids if self._waiting.pop(topic_id, 0)}
+        if not gone:
+            return []
+        taken = [entry for entry in self._queue if entry[0] in gone]
+        self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
+        return taken
+
+    def _lose_oldest(self) -> None:
+        topic_id, _ = self._queue.popleft()
+        self.lost += 1
+        self._waiting[topic_id] -= 1
+        if not self._waiting[topic_id]:
+            del self._waiting[topic_id]

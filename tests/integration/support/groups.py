@@ -1,0 +1,73 @@
+"""Consumer groups as their operators see them: Kafka's own tool, and the admin client."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+from support.kafka_configs import QUIET, TIMEOUT_S
+
+from proxy.devkit.broker import QUICK_START
+from proxy.devkit.ivy import Module
+from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
+from proxy.devkit.java import find_java
+
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A line of `kafka-consumer-groups.sh --describe`."""
+
+    current: int
+    log_end: int
+    lag: int
+
+
+def describe(bootstrap: str, group: str) -> dict[tuple[str, int], Position]:
+    """Run `kafka-consumer-groups.sh --describe` and read its table."""
+    class_path = os.pathsep.join(map(str, (*kafka_jars(), *_tools())))
+    java = [str(find_java()), *QUICK_START, QUIET, "-cp", class_path, TOOL]
+    done = subprocess.run(
+        [*java, "--bootstrap-server", bootstrap, "--describe", "--group", group],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    head = next(number for number, line in enumerate(lines) if line[0] == "GROUP")
+    rows = [dict(zip(lines[head], line, strict=False)) for line in lines[head + 1 :]]
+    return {
+        (row["TOPIC"], int(row["PARTITION"])): Position(
+            *(int(row[key]) for key in ("CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"))
+        )
+        for row in rows
+    }
+
+
+def _tools() -> tuple[Path, ...]:
+    """Give what the tool needs beside the jars of the broker."""
+    present = frozenset(re.sub(r"-\d.*", "", jar.name) for jar in kafka_jars())
+    module = Module("org.apache.kafka", "kafka-tools", KAFKA_VERSION)
+    return fetch(JarSet(f"kafka-tools-{KAFKA_VERSION}", (module,), present))
+
+
+def offsets_of(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
+    """Give what a group has committed."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    found = asked[group].result(TIMEOUT_S).topic_partitions
+    return {(each.topic, each.partition): each.offset for each in found}
+
+
+def set_offsets(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
+    """Move a group, as `kafka-consumer-groups.sh --reset-offsets` does."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    parts = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+    wanted = ConsumerGroupTopicPartitions(group, parts)
+    admin.alter_consumer_group_offsets([wanted])[group].result(TIMEOUT_S)

@@ -1,0 +1,162 @@
+"""The ends of followed logs are known, whatever happens to topics and brokers."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from structlog.testing import capture_logs
+from support.detour import detour
+from support.proxy_process import HOST
+from support.waiting import at_work, eventually
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.cluster import EmbeddedCluster
+from proxy.progress import log_ends as module
+from proxy.progress.link import ClusterAccess, LinkError
+from proxy.progress.log_ends import LogEnds
+
+Partition = tuple[str, int]
+
+
+class Book:
+    """What is followed, and what was told of it."""
+
+    def __init__(self, *followed: Partition) -> None:
+        self.followed = list(followed)
+        self.ends: dict[Partition, int] = {}
+        self.starts: dict[Partition, int] = {}
+        self.asked = 0
+
+    def partitions(self) -> list[Partition]:
+        self.asked += 1
+        return self.followed
+
+    def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        assert abs(now_ms - time.monotonic() * 1000) < 1000
+        self.ends[topic, partition] = offset
+
+    def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
+        assert abs(now_ms - time.monotonic() * 1000) < 1000
+        self.starts[topic, partition] = offset
+
+
+def asking(book: Book, *addresses: tuple[str, int], answer_timeout_s: float = 5.0) -> LogEnds:
+    way = ClusterAccess(addresses, None, "kafka-quota-proxy", answer_timeout_s)
+    return LogEnds(book, way, lambda: time.monotonic() * 1000)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 0.02)
+
+
+async def test_ends_and_starts(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    name, other = topic(3), topic()
+    fill(name, 30, 20, partitions=2)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    cut = TopicPartition(name, 0, 4)
+    admin.delete_records([cut])[cut].result(30)
+    book = Book((name, 0), (name, 1), (other, 0))
+    ends = asking(book, (HOST, kafka.port))
+    async with at_work(ends.run()):
+        await eventually(lambda: len(book.ends) == 3, "told")
+        assert book.ends == {(name, 0): 15, (name, 1): 15, (other, 0): 0}
+        assert book.starts == {(name, 0): 4, (name, 1): 0, (other, 0): 0}
+        assert ends.connections == 1
+    assert ends.connections == 0
+
+
+async def test_without_anything_followed_nothing_is_opened(
+    kafka: EmbeddedBroker, quick: None
+) -> None:
+    book = Book()
+    async with detour(kafka.bootstrap) as way:
+        async with at_work(asking(book, way.address).run()):
+            await eventually(lambda: book.asked > 10, "polled")
+        assert way.opened == 0
+
+
+async def test_a_topic_is_deleted_and_made_anew(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None], quick: None
+) -> None:
+    """The others go on, it is not made by our asking, and it is found when it is back."""
+    gone, stays = topic(), topic()
+    fill(gone, 3, 20)
+    book = Book((gone, 0), (stays, 0), (stays, 7))
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    with capture_logs() as logs:
+        async with at_work(asking(book, (HOST, kafka.port)).run()):
+            await eventually(lambda: book.ends == {(gone, 0): 3, (stays, 0): 0}, "told")
+            admin.delete_topics([gone])[gone].result(30)
+            await eventually(lambda: len(logs) > 1, "noticed")
+            fill(stays, 2, 20)
+            await eventually(lambda: book.ends[stays, 0] == 2, "the other goes on")
+            asked = book.asked
+            await eventually(lambda: book.asked > asked + 10, "looked for")
+            assert gone not in admin.list_topics(timeout=10).topics
+            fill(gone, 1, 20)  # which makes it, as brokers do by default
+            await eventually(lambda: book.ends[gone, 0] == 1, "found again")
+    missing = "followed partitions have no leader or are gone"
+    assert [(line["event"], line["partitions"]) for line in logs] == [
+        (missing, f"{stays}-7"),
+        (missing, f"{gone}-0, {stays}-7"),
+    ]
+
+
+async def test_a_cluster_that_does_not_answer_is_logged_once(
+    kafka: EmbeddedBroker, topic: Callable[..., str], quick: None
+) -> None:
+    book = Book((topic(), 0))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)
+    address = server.sockets[0].getsockname()[:2]
+    ends = asking(book, address)
+    async with server:
+        with pytest.raises(LinkError, match="closed the connection"):
+            await ends.poll()
+        with capture_logs() as logs:
+            async with at_work(ends.run()):
+                asked = book.asked
+                await eventually(lambda: book.asked > asked + 5, "tried again")
+    assert [line["event"] for line in logs if "leader" not in line["event"]] == [
+        "log ends not read, lag may be out of date"
+    ]
+    assert book.ends == {}
+
+
+@pytest.mark.slow
+async def test_leaders_are_asked_side_by_side_and_one_that_is_down_holds_up_no_other(
+    tmp_path: Path, quick: None
+) -> None:
+    with EmbeddedCluster(tmp_path, 2) as cluster:
+        names = _one_topic_per_broker(cluster)
+        book = Book(*((name, 0) for name in names.values()))
+        ends = asking(book, *((HOST, broker.port) for broker in cluster.brokers))
+        with capture_logs() as logs:
+            async with at_work(ends.run()):
+                await eventually(lambda: len(book.ends) == 2, "both told")
+                controller, other = cluster.brokers
+                other.kill()
+                await eventually(lambda: logs, "noticed")
+                book.ends.clear()
+                await eventually(lambda: book.ends, "the other is still asked")
+                assert set(book.ends) == {(names[controller.settings.node_id], 0)}
+                await asyncio.to_thread(other.start)
+                await eventually(lambda: len(book.ends) == 2, "both told again")
+
+
+def _one_topic_per_broker(cluster: EmbeddedCluster) -> dict[int, str]:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    names = {broker.settings.node_id: f"on-{broker.settings.node_id}" for broker in cluster.brokers}
+    new = [
+        NewTopic(name, num_partitions=1, replica_assignment=[[node]])
+        for node, name in names.items()
+    ]
+    for made in admin.create_topics(new).values():
+        made.result(30)
+    return names

@@ -1,0 +1,125 @@
+"""Progress as JSON, and the alarms that it shows."""
+
+import json
+
+import pytest
+from progress_world import Client, World, uuid
+
+from proxy.progress.intake import TAKEOVER_MS
+from proxy.progress.query import MAX_NOTES
+from proxy.progress.settings import STUCK_AFTER_MS
+
+FOREIGN = uuid("other query")
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def driver(world):
+    """A driver whose first batch completed all below 10."""
+    driver = world.driver()
+    driver.send("started")
+    driver.batch(0, 10)
+    world.notes.clear()
+    return driver
+
+
+def test_a_stuck_partition_is_noted_and_the_document_says_since_when(world, driver):
+    world.query().log_end("t", 0, 50, world.now_ms)
+    since_s = world.now_s
+    world.wait(0)
+    world.wait(STUCK_AFTER_MS)
+    assert world.kinds() == ["stuck"]
+    assert world.document()["partitions"][0]["stuck_since"] == since_s
+    driver.batch(10, 20)
+    assert world.kinds() == ["stuck", "unstuck"]
+    assert world.document()["partitions"][0]["stuck_since"] is None
+
+
+def test_a_query_that_ended_is_not_stuck(world, driver):
+    world.query().log_end("t", 0, 50, world.now_ms)
+    driver.send("terminated")
+    world.wait(STUCK_AFTER_MS)
+    world.wait(STUCK_AFTER_MS)
+    assert world.kinds() == []
+
+
+def test_the_state_of_a_query(world):
+    assert world.document()["state"] == "silent"
+    client = Client(world)
+    client.read(0)
+    assert world.document()["state"] == "running"
+    world.wait(TAKEOVER_MS)
+    assert world.document()["state"] == "silent"
+
+
+def test_the_document_of_a_query(world):
+    driver = world.driver()
+    driver.send("started")
+    client = Client(world, node_id=4, topic_id=b"i" * 16)
+    client.read(5, end=20, hw=100)
+    driver.batch(None, 15)
+    world.wait(2500)
+    document = world.document()
+    json.dumps(document, allow_nan=False)
+    (partition,) = document.pop("partitions")
+    assert document == {
+        "name": "orders",
+        "batch": {"id": 0, "rows": 0, "duration_s": 0.001, "ended": 1700001000.0},
+        "query_id": driver.query_id,
+        "run_id": driver.run_id,
+        "client_id": "orders",
+        "state": "running",
+        "ended": False,
+        "error": None,
+        "last_report": world.now_s - 2.5,
+        "last_batch": 0,
+        "run_batches": 1,
+        "reports": {"received": 2, "lost": 0, "repeated": 0, "refused": {}},
+        "commit": {"group": "orders-progress", "last": None, "error": None, "backwards": 0},
+        "notes": [],
+    }
+    assert partition == {
+        "topic": "t",
+        "partition": 0,
+        "topic_id": "69" * 16,
+        "leader": 4,
+        "delivered_to": 20,
+        "completed_to": 15,
+        "completed_at": world.now_s - 2.5,
+        "committed": None,
+        "high_watermark": 100,
+        "log_start": 0,
+        "lag_records": 85,
+        "lag_s": 2.5,
+        "in_flight": {"records": 5, "ranges": [[15, 20]], "ranges_left_off": 0},
+        "failed": {"records": 0, "ranges": [], "ranges_left_off": 0},
+        "refetched": {"records": 0, "latest": None},
+        "skipped": [],
+        "skipped_records": 0,
+        "stuck_since": None,
+    }
+
+
+def test_the_document_has_the_latest_notes_first(world, driver):
+    for number in range(MAX_NOTES + 10):
+        driver.batch(20 + number * 10, 20 + number * 10)
+    notes = world.document()["notes"]
+    assert len(notes) == MAX_NOTES
+    assert notes[0]["text"].endswith("offsets 600 to before 610: unexplained")
+    assert notes[0]["at"] == world.now_s
+
+
+def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
+    world.known.add("late")
+    world.driver(name="late", query_id=FOREIGN, sender=uuid("s2")).batch(None, 5)
+    assert world.book.partitions() == {("t", 0)}
+    world.book.log_end("t", 0, 50, world.now_ms)
+    world.book.log_start("t", 0, 3, world.now_ms)
+    world.book.log_end("nobody", 0, 50, world.now_ms)
+    for client_id in ("orders", "late"):
+        part = world.part(client_id=client_id)
+        assert (part.high_watermark, part.log_start) == (50, 3)
