@@ -20,6 +20,7 @@ OTHER = "other"
 """Value of an open label once there are too many sets."""
 
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 LAG_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -122,6 +123,40 @@ class Instruments:
             ("quota_entity", "quota"),
             open_labels=("quota_entity",),
         )
+        self.pid_bound_bytes = self._bounded_gauge(
+            "pid_bound_bytes", "Adaptive bound of a query, in bytes per second.", ("query",)
+        )
+        self.stage_state = self._bounded_gauge(
+            "stage_state",
+            "1 while a node of a pipeline is held to a lower rate.",
+            ("pipeline", "stage"),
+        )
+        self.stage_rate = self._bounded_gauge(
+            "stage_rate",
+            "Rate in force of a node of a pipeline, in records per second.",
+            ("pipeline", "stage"),
+        )
+        self.ledger_pending = self._bounded_gauge(
+            "ledger_pending", "Source batches that are not finished.", ("pipeline",)
+        )
+        self.ledger_completion_seconds = BoundedLabels(
+            Histogram(
+                PREFIX + "ledger_completion_seconds",
+                "Time from the start of a source batch until all that came of it is done.",
+                ["pipeline"],
+                buckets=COMPLETION_BUCKETS_S,
+                registry=registry,
+            ),
+            ("pipeline",),
+            ("pipeline",),
+            max_label_sets,
+        )
+        self.ledger_failed_total = self._bounded_counter(
+            "ledger_failed_total",
+            "Source batches that were not finished, by reason.",
+            ("pipeline", "reason"),
+            open_labels=("pipeline",),
+        )
         self.throttle_seconds = Histogram(
             PREFIX + "throttle_seconds",
             "Time for which a response was held back.",
@@ -162,6 +197,12 @@ class Instruments:
 
     def _counter(self, name: str, description: str, label_names: tuple[str, ...]) -> Counter:
         return Counter(PREFIX + name, description, label_names, registry=self._registry)
+
+    def _bounded_gauge(
+        self, name: str, description: str, label_names: tuple[str, ...]
+    ) -> BoundedLabels[Gauge]:
+        gauge = Gauge(PREFIX + name, description, label_names, registry=self._registry)
+        return BoundedLabels(gauge, label_names, label_names, self._max_label_sets)
 
     def _bounded_counter(
         self,

@@ -89,3 +89,42 @@ class Pacer:
         elif rate > bound:
             self.due_ms = now_ms
         self.bound = bound
+
+
+class Brake:
+    """Slows the reading of a query that is given more than it can process, a little at a time.
+
+    A consumer reads ahead: one response may hold the records of many batches, and each wait makes
+    a batch longer. So what goes over the bound passes, what follows waits until that is worked off,
+    and no response waits for longer than a share of a batch interval. The size of batches is
+    shaped where they are planned; this only keeps reading in step.
+
+    Args:
+        bound: per second; above 0.
+        memory_ms: for how much time that was not used a client may read at once.
+        longest_ms: of a single hold.
+
+    """
+
+    __slots__ = ("bound", "due_ms", "longest_ms", "memory_ms")
+
+    def __init__(self, bound: float, memory_ms: float, longest_ms: float) -> None:
+        self.bound = bound
+        self.memory_ms = memory_ms
+        self.longest_ms = longest_ms
+        self.due_ms = -math.inf
+        """When all that was read before is worked off."""
+
+    def hold_ms(self, size: float, now_ms: float) -> int:
+        """Add a response; return for how many whole milliseconds to hold it."""
+        before_ms = max(self.due_ms, now_ms - self.memory_ms)
+        due_ms = before_ms + size / self.bound * MS_PER_SECOND
+        self.due_ms = min(due_ms, now_ms + MAX_CARRY_MS)
+        return round(min(max(before_ms - now_ms, 0.0), self.longest_ms))
+
+    def change_bound(self, bound: float, now_ms: float) -> None:
+        """Follow another bound; what is to be worked off is a number of bytes."""
+        owed_ms = self.due_ms - now_ms
+        if owed_ms > 0:
+            self.due_ms = now_ms + min(owed_ms * self.bound / bound, MAX_CARRY_MS)
+        self.bound = bound

@@ -3,6 +3,7 @@
 Sans-I/O: the time is an argument and nothing here waits. One thread.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from metrics import Instruments, Registry, Sensor
 
 from .entities import ClientIdentity, QuotaKind
-from .meter import Meter, QuotaRow, sensor_name
+from .meter import Adapted, Meter, QuotaRow, sensor_name
 from .rules import Considered, Match, Rule, RuleTable
 from .settings import QuotaSettings
 
@@ -147,6 +148,8 @@ class QuotaManager:
         self._throttled: dict[str, Meter] = {}
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         self._meters: dict[str, Meter] = {}
+        # By sensor name; kept apart from the meters, which come and go.
+        self._adapted: dict[str, Adapted] = {}
         self._client_sensors: Counter[QuotaKind] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
@@ -168,6 +171,45 @@ class QuotaManager:
             quotas = self._clients[identity] = ClientQuotas(self, identity)
         quotas._users += 1
         return quotas
+
+    def adapt(
+        self,
+        kind: QuotaKind,
+        entity: str,
+        bound: float | None,
+        reason: str | None,
+        now_ms: float,
+    ) -> None:
+        """Lower the bound of a query whose rule is adaptive, or of a producer, from now on.
+
+        It stays until the next call, also when the sensor expires and is made anew, and through
+        updates: the bound in force is the lower one of this and the rule's own, for a query as long
+        as its rule is adaptive. Who adapts an entity must also forget it.
+
+        Args:
+            kind: CONSUMER_BYTE_RATE or PRODUCER_BYTE_RATE.
+            entity: as in the rule's `Rule.entity`; a client that shares a sensor is not adapted.
+            bound: bytes per second, above 0; None for the rule's own bound.
+            reason: why, for people. None, together with no bound, forgets the entity.
+            now_ms: the monotonic time.
+
+        Raises:
+            ValueError: the bound is not a finite number above 0, or has no reason.
+
+        """
+        name = sensor_name(kind, entity)
+        adapted: Adapted | None = None
+        if bound is not None and not (math.isfinite(bound) and bound > 0):
+            raise ValueError(f"the bound of {entity} must be above 0, not {bound!r}")
+        if reason is not None:
+            adapted = self._adapted[name] = Adapted(bound, reason)
+        elif bound is not None:
+            raise ValueError(f"the bound of {entity} is {bound!r} without a reason")
+        else:
+            self._adapted.pop(name, None)
+        meter = self._meters.get(name)
+        if meter is not None:
+            meter.adapt(adapted, now_ms)
 
     def clients(self) -> list[ClientIdentity]:
         """Return all connected clients, also those that no rule bounds."""
@@ -273,6 +315,7 @@ class QuotaManager:
         name = sensor_name(kind, entity)
         sensor = self._registry.get_or_create(name, lambda: Sensor(name), now_ms)
         meter = self._meters[name] = Meter(kind, entity, sensor, rule)
+        meter.adapted = self._adapted.get(name)
         return meter
 
     def _expire_idle(self, now_ms: float) -> None:
@@ -294,7 +337,7 @@ class QuotaManager:
 
     def _tell(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         if self._on_state is not None:
-            rate, bound = meter.metric.measure(now_ms), meter.pacer.bound
+            rate, bound = meter.metric.measure(now_ms), meter.bound
             self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, bound)
 
     def _count_violation(self, meter: Meter) -> None:

@@ -1,13 +1,13 @@
 """One sensor with its rule, its schedule and its holds, and the row that shows them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import prometheus_client
 
 from metrics import Metric, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
 
-from .control import Pacer, throttle_time_ms
+from .control import Brake, Pacer, throttle_time_ms
 from .entities import ClientIdentity, QuotaKind
 from .holds import Holds
 from .rules import Rule
@@ -15,6 +15,13 @@ from .settings import QuotaSettings
 
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
+
+SAVED_INTERVALS = 2
+"""How many batches an adaptive query may read at once. It reads each batch as fast as it can and
+then nothing until the next one: to hold it within that time would only make its batches longer."""
+
+LONGEST_BRAKE = 0.25
+"""Batch intervals that a response is held at most because of an adapted bound."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
@@ -46,13 +53,28 @@ class QuotaRow:
     """The connected clients whose latest traffic was charged here; at most SHOWN_CLIENTS."""
     client_count: int
     """How many of them there are."""
+    static_bound: float | None = None
+    """The rule's own bound when the rule is adaptive: `bound` is this or less; else None."""
+    reason: str | None = None
+    """Why an adaptive bound is what it is; None when it is not adaptive or nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What an adaptive rule makes of its bound at the moment."""
+
+    bound: float | None
+    """In force when it is below the rule's own; None: the rule's own is."""
+    reason: str
+    """For people: the figures behind it."""
 
 
 class Meter:
     """One sensor with its rule, its schedule and its holds."""
 
     __slots__ = (
-        *("entity", "generation", "holds", "is_clients", "kind", "max_delay_ms"),
+        *("adapted", "brake", "entity", "generation", "holds", "is_clients", "kind"),
+        "max_delay_ms",
         *("metric", "pacer", "rate", "rule", "sensor", "violated", "violations"),
     )
 
@@ -60,6 +82,10 @@ class Meter:
         self.kind = kind
         self.entity = entity
         self.rule = rule
+        self.adapted: Adapted | None = None
+        """Counts only under an adaptive rule."""
+        self.brake: Brake | None = None
+        """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
         self.is_clients = False
         """Whether it takes one of the places for clients."""
         self.generation = -1
@@ -80,16 +106,20 @@ class Meter:
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
         """Take over the bound and the windows of these settings; the history stays."""
-        bound = rule.bounds[self.kind]
         self.rule = rule
         self.generation = generation
         self.max_delay_ms = settings.max_delay_ms
         self.pacer.memory_ms = settings.memory_ms
         self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(bound)
+            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)
         )
-        if bound != self.pacer.bound:
-            self.pacer.change_bound(bound, self.metric.measure(now_ms), now_ms)
+        self._press(now_ms)
+
+    def adapt(self, adapted: Adapted | None, now_ms: float) -> None:
+        """Put another adapted bound in force, or with None the rule's own; the history stays."""
+        self.adapted = adapted
+        self.metric.config = replace(self.metric.config, quota=Quota.upper(self.bound))
+        self._press(now_ms)
 
     def hold_ms(self, value: float, now_ms: float) -> int:
         """Record a value; return for how many milliseconds to hold what it stands for."""
@@ -99,8 +129,11 @@ class Meter:
         except QuotaViolation as violation:
             self.violated = True
             window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-            throttle_ms = throttle_time_ms(violation.value, violation.bound, window_ms)
-        return self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)
+            throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
+        hold_ms = self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)
+        if self.brake is None:
+            return hold_ms
+        return max(hold_ms, min(self.brake.hold_ms(value, now_ms), round(self.max_delay_ms)))
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Take note of a hold; return whether throttling begins with it."""
@@ -116,20 +149,58 @@ class Meter:
             kind=self.kind,
             rule=self.rule,
             rate=self.metric.measure(now_ms),
-            bound=self.pacer.bound,
+            bound=self.bound,
             window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
-            owed_ms=max(0.0, self.pacer.due_ms - now_ms),
+            owed_ms=max(0.0, self.pacer.due_ms - now_ms, self._braked_ms(now_ms)),
             holds=holds.count(now_ms) if holds else 0,
             held_ms=holds.total_ms(now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
             throttled=holds is not None and holds.throttled,
             clients=tuple(clients[:SHOWN_CLIENTS]),
             client_count=len(clients),
+            static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,
+            reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
         )
 
     def has_history(self, now_ms: float) -> bool:
         """Return whether the sensor or the schedule still knows anything."""
         return self.pacer.due_ms > now_ms or self.metric.measure(now_ms) > 0
+
+    @property
+    def _is_adaptive(self) -> bool:
+        """Whether the bound may be adapted: a query's by its rule, a producer's by a pipeline."""
+        if self.kind is QuotaKind.CONSUMER_BYTE_RATE:
+            return self.rule.adaptive is not None
+        return self.kind is QuotaKind.PRODUCER_BYTE_RATE and self.adapted is not None
+
+    @property
+    def bound(self) -> float:
+        """The bound in force: the adapted one, but never more than the rule's own."""
+        bound = self.rule.bounds[self.kind]
+        adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
+        return bound if adapted is None else min(bound, adapted)
+
+    def _braked_ms(self, now_ms: float) -> float:
+        if self.brake is None:
+            return 0.0
+        return min(self.brake.due_ms - now_ms, self.brake.longest_ms)
+
+    def _press(self, now_ms: float) -> None:
+        """Keep the bound in force: a query's adapted one with the brake, all else by schedule."""
+        bound, adaptive = self.bound, self.rule.adaptive
+        static = self.rule.bounds[self.kind]
+        kept = bound if self.kind is QuotaKind.PRODUCER_BYTE_RATE else static
+        if kept != self.pacer.bound:
+            self.pacer.change_bound(kept, self.metric.measure(now_ms), now_ms)
+        if adaptive is None or kept == bound:
+            self.brake = None
+            return
+        interval_ms = adaptive.batch_interval_ms
+        if self.brake is None:
+            self.brake = Brake(bound, 0.0, 0.0)
+        self.brake.memory_ms = SAVED_INTERVALS * interval_ms
+        self.brake.longest_ms = LONGEST_BRAKE * interval_ms
+        self.brake.change_bound(bound, now_ms)
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:

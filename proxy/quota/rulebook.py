@@ -10,7 +10,7 @@ from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
-from .rules import Rule
+from .rules import Adaptive, Rule
 from .selector import parse_selector, selector
 from .settings import QuotaSettings
 
@@ -53,7 +53,8 @@ class RuleBook:
 
     A rule takes the place of one with the same keys in a weaker source, with all its bounds: what
     the stronger one does not bound is then left to the next rule that matches. When it goes, the
-    weaker one is back.
+    weaker one is back. Only whether the bound is adaptive is left to the file: what takes the place
+    of an adaptive rule is adaptive too, if it bounds what each consumer reads.
 
     Args:
         manager: is given the rules at once and after each change.
@@ -156,8 +157,11 @@ class RuleBook:
             (self._overrides[name] for name in sorted(self._overrides)),
             (RuleEntry(rule, RuleSource.KAFKA) for rule in self._kafka),
         )
+        adaptive = {
+            selector(rule.keys): rule.adaptive for rule in self._settings.rules if rule.adaptive
+        }
         numbered = (
-            replace(entry, rule=replace(entry.rule, number=number))
+            replace(entry, rule=replace(_adapted(entry.rule, adaptive), number=number))
             for number, entry in enumerate(strongest_first, len(self._settings.rules))
         )
         of_file = (RuleEntry(rule, RuleSource.FILE) for rule in self._settings.rules)
@@ -169,6 +173,13 @@ class RuleBook:
         self._entries = [entry for _, same in in_order for entry in same]
         rules = tuple(entry.rule for entry in self._entries if entry.in_force)
         self._manager.update(replace(self._settings, rules=rules))
+
+
+def _adapted(rule: Rule, adaptive: Mapping[str, Adaptive]) -> Rule:
+    """Return a rule with what the file's rule for the same keys says of an adaptive bound."""
+    if rule.scope != "each" or QuotaKind.CONSUMER_BYTE_RATE not in rule.bounds:
+        return rule
+    return replace(rule, adaptive=adaptive.get(selector(rule.keys)))
 
 
 def _override(

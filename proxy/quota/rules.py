@@ -31,12 +31,67 @@ EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptive:
+    """How the bound of a Structured Streaming query follows what its batches can take.
+
+    The estimator is Spark Streaming's PIDRateEstimator. Raises ValueError for a number that is
+    NaN, infinite or out of its range, and for rates that contradict each other.
+    """
+
+    batch_interval_ms: float
+    """The query's processing-time trigger; above 0."""
+    min_rate: float = 100.0
+    """The rate never falls below this many records per second; above 0."""
+    max_rate: float | None = None
+    """Nor does it rise above this many, if set; at least `min_rate`."""
+    proportional: float = 1.0
+    """Gain for the error; 0 or more."""
+    integral: float = 0.2
+    """Gain for the scheduling delay, the error added up; 0 or more."""
+    derivative: float = 0.0
+    """Gain for the change of the error; 0 or more."""
+    initial_rate: float | None = None
+    """Records per second before the first rate is known, from `min_rate` to `max_rate`. None: the
+    first batches are what the query makes of them."""
+    hold_ms: float = 30_000.0
+    """How long the bound stays when reports stop; above 0."""
+
+    def __post_init__(self) -> None:
+        above_0 = {
+            "batch_interval_ms": self.batch_interval_ms,
+            "hold_ms": self.hold_ms,
+            "min_rate": self.min_rate,
+            "max_rate": self.max_rate,
+            "initial_rate": self.initial_rate,
+        }
+        for name, value in above_0.items():
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be above 0, not {value!r}")
+        gains = {
+            "proportional": self.proportional,
+            "integral": self.integral,
+            "derivative": self.derivative,
+        }
+        for name, value in gains.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be 0 or more, not {value!r}")
+        highest = math.inf if self.max_rate is None else self.max_rate
+        if highest < self.min_rate:
+            raise ValueError(f"max_rate {self.max_rate!r} is below min_rate {self.min_rate!r}")
+        if self.initial_rate is not None and not self.min_rate <= self.initial_rate <= highest:
+            raise ValueError(
+                f"initial_rate {self.initial_rate!r} is not between min_rate and max_rate"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Bounds for the clients that have all the keys which the rule names.
 
     An anonymous client only matches rules without a user key: DEFAULT stands for any user that
     has authenticated. Raises ValueError for a rule that names no key, names both `client_id` and
-    `client_id_prefix`, or has no bound or one that is not a finite number above 0.
+    `client_id_prefix`, or has no bound or one that is not a finite number above 0; and for an
+    adaptive one that has no consumer byte rate, is shared, or names no client id or prefix.
     """
 
     user: str | None = None
@@ -51,6 +106,8 @@ class Rule:
     """Where the rule stands, such as `quota-proxy.yaml:12`."""
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
+    adaptive: Adaptive | None = None
+    """Set when the consumer byte rate may be lowered to what a query can take."""
 
     def __post_init__(self) -> None:
         if self.client_id is not None and self.client_id_prefix is not None:
@@ -62,7 +119,18 @@ class Rule:
         for kind, bound in self.bounds.items():
             if not (math.isfinite(bound) and bound > 0):
                 raise ValueError(f"{self.title}: {kind} must be above 0, not {bound!r}")
+        if self.adaptive is not None:
+            self._check_adaptive()
         object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
+
+    def _check_adaptive(self) -> None:
+        """One query, one client id, one sensor: nobody else may be slowed down with it."""
+        if QuotaKind.CONSUMER_BYTE_RATE not in self.bounds:
+            raise ValueError(f"{self.title} is adaptive without a consumer_byte_rate to start from")
+        if self.scope != "each":
+            raise ValueError(f"{self.title} is adaptive but shared: its scope must be each")
+        if self.client_id is None and self.client_id_prefix is None:
+            raise ValueError(f"{self.title} is adaptive but names no client-id or client-id-prefix")
 
     @property
     def title(self) -> str:

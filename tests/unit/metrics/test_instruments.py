@@ -22,6 +22,12 @@ LABELS = {
     "connections_rejected_total": ("reason",),
     "upstream_errors_total": ("reason",),
     "config_reloads_total": ("result",),
+    "pid_bound_bytes": ("query",),
+    "stage_state": ("pipeline", "stage"),
+    "stage_rate": ("pipeline", "stage"),
+    "ledger_pending": ("pipeline",),
+    "ledger_completion_seconds": ("pipeline",),
+    "ledger_failed_total": ("pipeline", "reason"),
 }
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 

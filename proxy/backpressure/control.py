@@ -1,0 +1,99 @@
+"""All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
+
+from collections.abc import Iterator
+
+from proxy.progress.book import Accepted
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.state import Json
+
+from .pressure import KIND, Gauges, QueryPressure
+
+__all__ = ["Backpressure", "QueryPressure"]
+
+MAX_QUERIES = 10_000
+"""Further queries keep the bounds of their rules."""
+
+FORGET_MS = 3_600_000.0
+"""A query is forgotten an hour after its last report and the last connection of its client."""
+
+
+class Backpressure:
+    """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
+
+    Args:
+        quotas: says which rule applies to a client, and puts the bounds in force.
+        gauges: the metric pid_bound_bytes, labelled by query.
+
+    """
+
+    def __init__(self, quotas: QuotaManager, gauges: Gauges) -> None:
+        self._quotas = quotas
+        self._gauges = gauges
+        self._by_client: dict[str, dict[str, QueryPressure]] = {}
+        self._count = 0
+        self._generation = quotas.generation
+
+    def pressure(self, identity: ClientIdentity, now_ms: float) -> QueryPressure | None:
+        """Return what becomes of a client's reading; None when its rule is not adaptive."""
+        self._follow_rules(now_ms)
+        match = self._quotas.table.match(KIND, identity)
+        client_id = identity.client_id
+        if match is None or match.rule.adaptive is None or client_id is None:
+            return None
+        queries = self._by_client.get(client_id, {})
+        if match.entity not in queries:
+            if self._count >= MAX_QUERIES:
+                return None
+            self._by_client[client_id] = queries
+            self._count += 1
+            queries[match.entity] = QueryPressure(
+                identity, match.entity, match.rule, self._quotas, self._gauges, now_ms
+            )
+        return queries[match.entity]
+
+    def of_client(self, client_id: str) -> list[QueryPressure]:
+        """Return what is adaptive for a client: one, unless rules tell its users apart."""
+        return list(self._by_client.get(client_id, {}).values())
+
+    def reported(self, accepted: Accepted, now_ms: float) -> None:
+        """Take in a report that the book has accepted."""
+        self._follow_rules(now_ms)
+        for query in self.of_client(accepted.query.client_id):
+            query.reported(accepted, now_ms)
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due."""
+        self._follow_rules(now_ms)
+        for query in list(self._all()):
+            query.tick(now_ms)
+            if now_ms - query.used_ms > FORGET_MS:
+                self._drop(query, now_ms)
+
+    def documents(self, now_ms: float) -> list[dict[str, Json]]:
+        """Return for each query what there is to show; see `QueryPressure.document`."""
+        return [query.document(now_ms) for query in self._all()]
+
+    def _all(self) -> Iterator[QueryPressure]:
+        for queries in self._by_client.values():
+            yield from queries.values()
+
+    def _follow_rules(self, now_ms: float) -> None:
+        """After a change of the rules, see which queries they still make adaptive, and how."""
+        if self._generation == self._quotas.generation:
+            return
+        self._generation = self._quotas.generation
+        for query in list(self._all()):
+            match = self._quotas.table.match(KIND, query.identity)
+            if match is None or match.rule.adaptive is None or match.entity != query.entity:
+                self._drop(query, now_ms)
+            else:
+                query.follow(match.rule, now_ms)
+
+    def _drop(self, query: QueryPressure, now_ms: float) -> None:
+        query.detach(now_ms)
+        client_id = query.identity.client_id or ""
+        del self._by_client[client_id][query.entity]
+        if not self._by_client[client_id]:
+            del self._by_client[client_id]
+        self._count -= 1

@@ -1,0 +1,187 @@
+"""What an estimator needs to know of a batch, from what the proxy saw and the driver reported."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from proxy.progress.report import Batch
+
+from .estimator import MS_PER_SECOND
+
+MAX_HOLDS = 512
+"""How many separate times of holding are kept; beyond it the closest ones count as one."""
+
+MAX_WAITING_INTERVALS = 1.0
+"""How many batch intervals at most count as waiting: triggers that are missed are skipped, so that
+never more than one is late. A queue that grew with each long batch, as that of Spark Streaming,
+would keep the rate at its lowest long after."""
+
+HELD_SHARE = 0.1
+"""A batch that was held for more than this part of its time was held back."""
+
+REACH_GROWTH = 1.5
+"""From one batch that is not held back to the next."""
+
+DECAY = 0.8
+"""Weight of the earlier batches in a ratio, each time that one is added."""
+
+
+class HeldTime:
+    """When responses were held, as times that do not overlap. Holds may be side by side."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def add(self, start_ms: float, end_ms: float) -> None:
+        """Take a hold in; it may reach into the future. Nothing when it does not last."""
+        if not end_ms > start_ms:
+            return
+        first = bisect_left(self._ends, start_ms)
+        last = first
+        while last < len(self._starts) and self._starts[last] <= end_ms:
+            start_ms = min(start_ms, self._starts[last])
+            end_ms = max(end_ms, self._ends[last])
+            last += 1
+        self._starts[first:last] = [start_ms]
+        self._ends[first:last] = [end_ms]
+        if len(self._starts) > MAX_HOLDS:
+            self._close_gaps()
+
+    def within(self, start_ms: float, end_ms: float) -> float:
+        """Return for how long of this time anything was held."""
+        return sum(
+            max(0.0, min(end, end_ms) - max(start, start_ms))
+            for start, end in zip(self._starts, self._ends, strict=True)
+        )
+
+    def forget(self, before_ms: float) -> None:
+        """Drop what ended before this time."""
+        gone = bisect_left(self._ends, before_ms)
+        del self._starts[:gone]
+        del self._ends[:gone]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def _close_gaps(self) -> None:
+        """Halve the list: the shorter gaps count as held."""
+        gaps = [start - end for end, start in zip(self._ends, self._starts[1:], strict=False)]
+        by_length = sorted(range(len(gaps)), key=gaps.__getitem__)
+        kept = sorted(by_length[len(gaps) // 2 :])
+        self._starts = [self._starts[0]] + [self._starts[index + 1] for index in kept]
+        self._ends = [self._ends[index] for index in kept] + [self._ends[-1]]
+
+
+class WaitingTime:
+    """How long the next batch would have waited, had the batches been queued.
+
+    Lindley's recursion: W' = max(0, W + processing delay - batch interval). Spark Streaming has
+    this queue; Structured Streaming skips triggers instead, so it is kept here, and not beyond
+    MAX_WAITING_INTERVALS.
+    """
+
+    __slots__ = ("ms",)
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+        """0 at the start of a run, and again when the query is idle."""
+
+    def add(self, processing_delay_ms: float, batch_interval_ms: float) -> float:
+        """Take a batch in; return for how long itself would have waited."""
+        waited_ms = self.ms
+        longest_ms = MAX_WAITING_INTERVALS * batch_interval_ms
+        self.ms = min(max(0.0, self.ms + processing_delay_ms - batch_interval_ms), longest_ms)
+        return waited_ms
+
+
+class Reach:
+    """How fast a query could read of late where a bound held it.
+
+    A batch that is held for much of its time is not to be followed by a longer one, whatever its
+    processing alone could take: it would be held for longer still. Each batch that is not held
+    lets the next one be larger.
+    """
+
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate: float | None = None
+        """Records per second; None: it was not held."""
+
+    def add(self, records: int, execution_ms: float, held_ms: float) -> None:
+        """Take a batch in: how long it took in all, and for how much of that it was held."""
+        if held_ms > HELD_SHARE * execution_ms:
+            self.rate = records / execution_ms * MS_PER_SECOND
+        elif self.rate is not None:
+            self.rate *= REACH_GROWTH
+
+    def limit(self, rate: float, min_rate: float) -> float:
+        """Return the rate to plan with, instead of this one; no more is known once it is reached.
+
+        It is never below the lowest rate: one long hold must not end in the smallest batches.
+        """
+        if self.rate is None or self.rate >= rate:
+            self.rate = None
+            return rate
+        return max(self.rate, min_rate)
+
+
+class PerRecord:
+    """How much of something goes with a record, with DECAY from batch to batch.
+
+    Batches with nothing of it count together with the one before: they had it then, as when a
+    consumer has read ahead. Until what was read ahead is used up the figure is too high, never too
+    low.
+    """
+
+    __slots__ = ("_amount", "_records", "_without")
+
+    def __init__(self) -> None:
+        self._amount = 0.0
+        self._records = 0.0
+        self._without = 0.0
+
+    def add(self, amount: float, records: float) -> None:
+        """Take a batch in."""
+        if amount <= 0:
+            self._without += records
+            return
+        self._amount = self._amount * DECAY + amount
+        self._records = (self._records + self._without) * DECAY + records
+        self._without = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """None as long as it is not known."""
+        if self._amount <= 0:
+            return None
+        return self._amount / (self._records + self._without)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a batch took from its Kafka sources."""
+
+    records: int
+    """As Spark counts them: twice where a query reads a source twice."""
+    offsets: int | None
+    """How far it went on, over all partitions; None when it does not say where it began in each:
+    in a first batch, and where a partition is new."""
+
+
+def reading(batch: Batch) -> Reading:
+    """Return what a batch read; a partition that several sources read goes on once."""
+    records = sum(source.rows for source in batch.sources)
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
+    for source in batch.sources:
+        for topic, ends in source.end.items():
+            starts = (source.start or {}).get(topic, {})
+            for partition, end in ends.items():
+                start = starts.get(partition)
+                if start is None:
+                    return Reading(records, None)
+                low, high = spans.get((topic, partition), (start, end))
+                spans[topic, partition] = min(low, start), max(high, end)
+    return Reading(records, sum(high - low for low, high in spans.values()))

@@ -1,0 +1,147 @@
+"""Look after the offset look-ups on a connection: wait for a report, tell the driver less."""
+
+import math
+from collections import deque
+from typing import Protocol
+
+from proxy.progress.query import QueryProgress
+from proxy.wire.offsets import (
+    EARLIEST,
+    LATEST,
+    READ_UNCOMMITTED,
+    OffsetsAsk,
+    TopicPartition,
+    change_offsets,
+    read_list_offsets_response,
+)
+
+from .clamp import Clamp
+
+REPORT_WAIT_MS = 300.0
+"""How long an answer waits for the report on the batch before; the two race."""
+
+MISSED_ANSWERS = 3
+"""A partition that a driver did not ask for in so many answers is read no more."""
+
+
+class Pressing(Protocol):
+    """Who has a clamp: control.QueryPressure."""
+
+    @property
+    def clamp(self) -> Clamp:
+        """What its drivers are told."""
+
+
+class DriverLookups:
+    """The ListOffsets look-ups on one connection of a followed client.
+
+    Executors look up offsets too; they are known by their fetching and are told the truth. A
+    connection counts as that of the present run's driver when it was open before the latest report
+    of the run, or was opened while such a one was open.
+
+    Args:
+        query: takes note of the log ends.
+        pressure: on the client's query; None when its rule is not adaptive.
+        opened_ms: the monotonic time.
+
+    """
+
+    __slots__ = (
+        *("_answers_ms", "_clamp", "_fetched", "_inherits_trust", "_opened_ms", "_query"),
+        *("_vain", "_waits_since_ms"),
+    )
+
+    def __init__(self, query: QueryProgress, pressure: Pressing | None, opened_ms: float) -> None:
+        self._query = query
+        self._opened_ms = opened_ms
+        self._fetched = False
+        self._clamp: Clamp | None = None
+        self._inherits_trust = False
+        self._answers_ms: deque[float] = deque(maxlen=MISSED_ANSWERS)
+        self._waits_since_ms: float | None = None
+        self._vain = False
+        self.follow(pressure)
+
+    def follow(self, pressure: Pressing | None) -> None:
+        """Go on under the rule that applies now; None: it is not adaptive."""
+        clamp = pressure.clamp if pressure is not None else None
+        if clamp is self._clamp:
+            return
+        if self._clamp is not None:
+            self._clamp.leave(self)
+        self._clamp = clamp
+        self._waits_since_ms = None
+        self._inherits_trust = clamp.join(self) if clamp is not None else False
+
+    def fetched(self) -> None:
+        """Take note that the connection fetches: it is an executor's, from now on."""
+        self._fetched = True
+
+    def closed(self) -> None:
+        """Let go; may be called twice."""
+        self.follow(None)
+
+    @property
+    def has_trust(self) -> bool:
+        """Whether this is a connection of the present run's driver, for certain."""
+        return (
+            not self._fetched
+            and self._clamp is not None
+            and (self._inherits_trust or self._clamp.opened_before_report(self._opened_ms))
+        )
+
+    @property
+    def oldest_answer_ms(self) -> float:
+        """When the first of the last MISSED_ANSWERS was given; long ago if there were fewer."""
+        is_full = len(self._answers_ms) == MISSED_ANSWERS
+        return self._answers_ms[0] if is_full else -math.inf
+
+    def wait_ms(self, ask: OffsetsAsk, now_ms: float) -> float:
+        """Return how long the answer should still wait for a report; 0: not at all.
+
+        Ask again after a while, until it is 0; then call `answered`.
+        """
+        clamp = self._clamp
+        if clamp is None or self._fetched or self._vain:
+            return 0.0
+        if not clamp.awaits_report(self._query, self, ask, now_ms):
+            return 0.0
+        if self._waits_since_ms is None:
+            self._waits_since_ms = now_ms
+        left_ms = self._waits_since_ms + REPORT_WAIT_MS - now_ms
+        # One wait in vain is enough until the reports are back.
+        self._vain = left_ms <= 0
+        return max(0.0, left_ms)
+
+    def answered(self, ask: OffsetsAsk, version: int, frame: bytes, now_ms: float) -> bytes:
+        """Return the response as the driver may see it; take note of what it says.
+
+        `frame` is whole, length included. Partitions with an error or without an offset, and other
+        timestamps than LATEST, stay as they are. Raises MalformedResponse.
+        """
+        latest: dict[TopicPartition, int] = {}
+        for key, answer in read_list_offsets_response(version, frame).items():
+            if answer.error_code or answer.offset < 0:
+                continue
+            timestamp = ask.timestamps.get(key)
+            if timestamp == EARLIEST:
+                self._query.log_start(*key, answer.offset, now_ms)
+                if self._clamp is not None and not self._fetched:
+                    self._clamp.tell_earliest(key, answer.offset)
+            elif timestamp == LATEST:
+                latest[key] = answer.offset
+                if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset
+                    self._query.log_end(*key, answer.offset, now_ms)
+        clamp = self._clamp
+        if clamp is None or self._fetched or not latest:
+            return frame
+        if self._waits_since_ms is not None:
+            clamp.on_wait(self._waits_since_ms, now_ms)
+            self._waits_since_ms = None
+        answers = clamp.tell(self._query, self, latest, now_ms)
+        self._answers_ms.append(now_ms)
+        return change_offsets(version, frame, answers)
+
+    def reported(self) -> None:
+        """Take note that reports come: waiting for one may be worth it again."""
+        self._vain = False

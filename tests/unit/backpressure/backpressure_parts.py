@@ -1,0 +1,231 @@
+"""Small real parts around the pressure on one query: its progress, its reports, its messages."""
+
+import json
+from datetime import UTC, datetime
+from itertools import count
+from struct import pack
+from uuid import UUID
+
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.backpressure.control import Backpressure, QueryPressure
+from proxy.backpressure.planner import DriverLookups
+from proxy.progress.book import ProgressBook
+from proxy.progress.query import QueryProgress
+from proxy.progress.report import Report, parse_report
+from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
+from proxy.quota.rules import Adaptive, Rule
+from proxy.wire.apis import APIS, LIST_OFFSETS
+from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
+
+CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
+CLIENT = "etl-orders"
+IDENTITY = ClientIdentity("default", None, CLIENT)
+ENTITY = f"client-id={CLIENT}"
+STATIC = 10_000_000.0
+INTERVAL_MS = 2000.0
+VERSION = 9
+NO_LEADER = 5
+LABEL = "orders"
+EPOCH_S = 1_767_323_045.0
+
+
+def adaptive(**settings) -> Adaptive:
+    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, **settings})
+
+
+def rule(static=STATIC, number=0, **settings) -> Rule:
+    return Rule(
+        client_id=CLIENT, bounds={CONSUMER: static}, adaptive=adaptive(**settings), number=number
+    )
+
+
+class World:
+    """One query under real quotas, with a clock that only the test moves."""
+
+    def __init__(self, *rules: Rule, **settings):
+        self.now_ms = 1_000_000.0
+        self.prometheus = CollectorRegistry()
+        instruments = Instruments(self.prometheus, max_label_sets=10)
+        made = QuotaSettings(rules=rules or (rule(**settings),))
+        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
+        self.client = self.quotas.client(IDENTITY)
+        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
+        self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
+        self.numbers = count(1)
+        self.batch_ids = count()
+        self.run = 0
+        self.checkpoint = 77
+        self.reported_at: dict[tuple[str, int], int] = {}
+
+    @property
+    def query(self) -> QueryProgress:
+        query = self.book.query_of(CLIENT)
+        assert query is not None
+        return query
+
+    @property
+    def run_id(self) -> str:
+        return str(UUID(int=self.run + 1))
+
+    @property
+    def pressure(self) -> QueryPressure:
+        made = self.backpressure.pressure(IDENTITY, self.now_ms)
+        assert made is not None
+        return made
+
+    @property
+    def document(self) -> dict:
+        (document,) = self.backpressure.documents(self.now_ms)
+        return document
+
+    @property
+    def gauge(self) -> float | None:
+        name = "kafka_quota_proxy_pid_bound_bytes"
+        return self.prometheus.get_sample_value(name, {"query": LABEL})
+
+    def pass_ms(self, ms: float) -> None:
+        self.now_ms += ms
+
+    def tick(self, ms: float = 0.0) -> None:
+        """Let time pass as an application does, with a tick each second."""
+        until_ms = self.now_ms + ms
+        while self.now_ms < until_ms:
+            self.now_ms = min(self.now_ms + 1000.0, until_ms)
+            self.backpressure.tick(self.now_ms)
+        self.backpressure.tick(self.now_ms)
+
+    def update(self, *rules: Rule) -> None:
+        self.quotas.update(QuotaSettings(rules=rules))
+
+    def lookups(self) -> DriverLookups:
+        return DriverLookups(self.query, self.pressure, self.now_ms)
+
+    def send(self, event: str, *, age_ms: float = 0.0, error=None, batch=None) -> None:
+        report = {
+            "sender": str(UUID(int=99)),
+            "number": next(self.numbers),
+            "event": event,
+            "query_id": str(UUID(int=self.checkpoint)),
+            "run_id": self.run_id,
+            "name": LABEL,
+            "age_ms": float(age_ms),
+            "batch": batch,
+            "error": error,
+        }
+        self.take(parse_report(json.dumps(report).encode()))
+
+    def take(self, report: Report) -> None:
+        """What the API does with a report."""
+        accepted = self.book.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
+        self.backpressure.reported(accepted, self.now_ms)
+
+    def start(self, *, age_ms: float = 0.0) -> None:
+        """A new run."""
+        self.run += 1
+        self.send("started", age_ms=age_ms)
+
+    def batch(
+        self,
+        ends: dict[int, int] | None = None,
+        *,
+        rows: int | None = None,
+        rate: float | None = None,
+        ms: float = 1000.0,
+        age_ms: float = 0.0,
+        bytes_read: int = 0,
+        topic: str = "t",
+        starts: dict[int, int] | None = None,
+    ) -> None:
+        """Report a batch that was done `age_ms` ago, from where the last ended.
+
+        It took `ms`, or what it took at `rate`; each offset is a record, if `rows` does not say
+        otherwise.
+        """
+        if bytes_read:
+            self.pressure.read(bytes_read)
+        ends = ends or {}
+        before = {
+            index: (starts or {}).get(index, self.reported_at.get((topic, index), 0))
+            for index in ends
+        }
+        taken = sum(ends[index] - before[index] for index in ends) if rows is None else rows
+        self.reported_at.update({(topic, index): end for index, end in ends.items()})
+        if rate is not None:
+            ms = max(1.0, taken / rate * 1000)
+        trigger_s = EPOCH_S + (self.now_ms - age_ms - ms) / 1000
+        self.send(
+            "progress",
+            age_ms=age_ms,
+            batch={
+                "batch_id": next(self.batch_ids),
+                "timestamp": stamp(trigger_s),
+                "rows": taken,
+                "durations_ms": {"triggerExecution": round(ms)},
+                "sources": [
+                    {
+                        "description": "KafkaV2[Subscribe[t]]",
+                        "start": {topic: {str(index): before[index] for index in ends}},
+                        "end": {topic: {str(index): end for index, end in ends.items()}},
+                        "latest": None,
+                        "rows": taken,
+                    }
+                ],
+            },
+        )
+
+    def rated(self, rate: float, ends: dict[int, int]) -> None:
+        """Two batches up to `ends`, after which `rate` is known, and the size of a record: 100."""
+        half = {index: end // 2 for index, end in ends.items()}
+        self.batch(half, rate=rate)
+        self.pass_ms(INTERVAL_MS)
+        self.batch(ends, rate=rate, bytes_read=100 * sum(ends[p] - half[p] for p in ends))
+
+
+def stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
+
+
+def ask(partitions, timestamp=LATEST, isolation=0, topic="t") -> OffsetsAsk:
+    return OffsetsAsk(isolation, {(topic, index): timestamp for index in partitions})
+
+
+def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
+    """A ListOffsets response frame as a broker makes it."""
+    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
+    partition_of = topic_of.ListOffsetsPartitionResponse
+    partitions = [
+        partition_of(
+            partition_index=index,
+            error_code=NO_LEADER if index in errors else 0,
+            timestamp=-1,
+            offset=offset,
+            leader_epoch=1,
+        )
+        for index, offset in offsets.items()
+    ]
+    message = APIS[LIST_OFFSETS].response(
+        throttle_time_ms=0, topics=[topic_of(name=topic, partitions=partitions)]
+    )
+    body = pack(">i", 1) + b"\0" + bytes(message.encode(version=VERSION))
+    return pack(">i", len(body)) + body
+
+
+def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) -> dict[int, int]:
+    """What a driver reads that asks for the latest offsets now."""
+    isolation = how.pop("isolation", 0)
+    topic = how.get("topic", "t")
+    asked = ask(latest, isolation=isolation, topic=topic)
+    frame = lookups.answered(asked, VERSION, answer(latest, **how), world.now_ms)
+    return {key[1]: found.offset for key, found in read(frame).items()}
+
+
+def tell_earliest(world: World, lookups: DriverLookups, offsets: dict[int, int]) -> None:
+    lookups.answered(ask(offsets, EARLIEST), VERSION, answer(offsets), world.now_ms)
+
+
+def read(frame: bytes):
+    return read_list_offsets_response(VERSION, frame)

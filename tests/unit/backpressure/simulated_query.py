@@ -1,0 +1,201 @@
+"""A Structured Streaming query, its driver and its executors, on a clock of events."""
+
+import heapq
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import count
+
+from backpressure_parts import (
+    CONSUMER,
+    INTERVAL_MS,
+    VERSION,
+    World,
+    answer,
+    ask,
+    read,
+    tell_earliest,
+)
+
+from proxy.quota.rules import Rule
+
+RECORD_BYTES = 200
+ROUND_TRIP_MS = 1.0
+TRANSIT_MS = 2.0
+"""Part of a report's way that its age leaves out."""
+BYTES_PER_MS = 100_000.0
+"""Of the network: 100 MB/s."""
+RECHECK_MS = 20.0
+"""How often the relay asks whether an answer may leave."""
+POLL_MS = 1.0
+"""Between two looks of a task for what it waits for."""
+
+Task = Generator[float, None, None]
+"""Yields the time at which it wants to go on."""
+
+
+@dataclass
+class BatchSeen:
+    """What happened to one batch; rate and bound are those that it was planned with."""
+
+    start_ms: float
+    end_ms: float
+    records: int
+    rate: float | None
+    bound: float
+
+    @property
+    def took_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+@dataclass
+class Load:
+    """What comes in and what it costs."""
+
+    per_s: float
+    """Records that arrive in a second, all partitions together."""
+    cost_ms: Callable[[float], float]
+    """Of a record in one task, at a time since the start in milliseconds."""
+    partitions: int = 2
+    overhead_ms: float = 100.0
+    """Of each batch, beside its records."""
+    fetch_bytes: int = 100_000
+    """The largest Fetch response."""
+    report_ms: float = 30.0
+    """How long a report is under way."""
+    backlog: int = 0
+    """Records that are there at the start."""
+    overlaps: bool = False
+    """Whether a task fetches on while it processes."""
+    clamps: bool = True
+    """Whether the driver is told the clamped ends; it is not when it looks up by another way."""
+
+
+class Simulation:
+    """Runs until a time; then look at `batches`."""
+
+    def __init__(self, load: Load, *rules: Rule):
+        self.load = load
+        self.world = World(*rules)
+        self.start_ms = self.world.now_ms
+        self.batches: list[BatchSeen] = []
+        self.read_ranges: dict[int, list[tuple[int, int]]] = {p: [] for p in range(load.partitions)}
+        self.completed = dict.fromkeys(range(load.partitions), 0)
+        self.fetched = dict.fromkeys(range(load.partitions), 0)
+        self.held_ms = 0.0
+        self._fetching: set[int] = set()
+        self._queue: list[tuple[float, int, Task]] = []
+        self._order = count()
+        for _ in range(load.partitions):
+            self.world.lookups().fetched()
+
+    def run(self, seconds: float) -> None:
+        self._spawn(self._driver())
+        self._spawn(self._ticks())
+        end_ms = self.start_ms + seconds * 1000
+        while self._queue and self._queue[0][0] <= end_ms:
+            self.world.now_ms, _, task = heapq.heappop(self._queue)
+            at_ms = next(task, None)
+            if at_ms is not None:
+                self._spawn(task, at_ms)
+
+    @property
+    def latest(self) -> int:
+        """The real log end of each partition."""
+        elapsed_s = (self.world.now_ms - self.start_ms) / 1000
+        return int((self.load.backlog + self.load.per_s * elapsed_s) / self.load.partitions)
+
+    @property
+    def lag(self) -> int:
+        return sum(self.latest - done for done in self.completed.values())
+
+    def _spawn(self, task: Task, at_ms: float = 0.0) -> None:
+        heapq.heappush(self._queue, (max(at_ms, self.world.now_ms), next(self._order), task))
+
+    def _ticks(self) -> Task:
+        while True:
+            self.world.backpressure.tick(self.world.now_ms)
+            yield self.world.now_ms + 1000
+
+    def _driver(self) -> Task:
+        """As ProcessingTimeExecutor: at each multiple of the interval, or at once when late."""
+        world = self.world
+        world.start()
+        lookups = world.lookups()
+        tell_earliest(world, lookups, dict(self.completed))
+        while True:
+            trigger_ms = world.now_ms
+            asked = ask(self.completed)
+            yield world.now_ms + ROUND_TRIP_MS
+            frame = answer(dict.fromkeys(self.completed, self.latest))
+            while (wait_ms := lookups.wait_ms(asked, world.now_ms)) > 0:
+                yield world.now_ms + min(wait_ms, RECHECK_MS)
+            seen = lookups.answered(asked, VERSION, frame, world.now_ms)
+            answers = read(seen if self.load.clamps else frame)
+            ends = {p: found.offset for (_, p), found in answers.items()}
+            assert all(ends[p] >= done for p, done in self.completed.items()), "a step back"
+            if ends != self.completed:
+                yield from self._batch(trigger_ms, ends)
+            next_ms = self.start_ms + INTERVAL_MS * (
+                math.floor((trigger_ms - self.start_ms) / INTERVAL_MS) + 1
+            )
+            yield next_ms
+
+    def _batch(self, trigger_ms: float, ends: dict[int, int]) -> Task:
+        world = self.world
+        planned = world.document
+        done = [False] * len(ends)
+        for p, end in ends.items():
+            self._spawn(self._executor(p, end, done))
+        yield world.now_ms + self.load.overhead_ms
+        while not all(done):
+            yield world.now_ms + POLL_MS
+        records = sum(end - self.completed[p] for p, end in ends.items())
+        seen = BatchSeen(trigger_ms, world.now_ms, records, planned["rate"], planned["bound"])
+        self.batches.append(seen)
+        starts, self.completed = self.completed, ends
+        self._spawn(self._report(starts, ends, seen))
+
+    def _report(self, starts: dict[int, int], ends: dict[int, int], seen: BatchSeen) -> Task:
+        yield seen.end_ms + self.load.report_ms
+        age_ms = max(0.0, self.load.report_ms - TRANSIT_MS)
+        self.world.batch(ends, ms=seen.took_ms, age_ms=age_ms, starts=starts)
+
+    def _executor(self, p: int, end: int, done: list[bool]) -> Task:
+        world, load = self.world, self.load
+        at = self.completed[p]
+        while at < end:
+            if self.fetched[p] <= at:
+                self._fetch(p)
+                yield world.now_ms + POLL_MS
+                continue
+            upto = min(end, self.fetched[p])
+            if load.overlaps and upto < end:
+                self._fetch(p)
+            self.read_ranges[p].append((at, upto))
+            yield world.now_ms + (upto - at) * load.cost_ms(world.now_ms - self.start_ms)
+            at = upto
+        done[p] = True
+
+    def _fetch(self, p: int) -> None:
+        if p not in self._fetching:
+            self._fetching.add(p)
+            self._spawn(self._response(p))
+
+    def _response(self, p: int) -> Task:
+        """One Fetch response; like a real one it does not end where the batch does."""
+        world = self.world
+        yield world.now_ms + ROUND_TRIP_MS
+        records = min(self.load.fetch_bytes // RECORD_BYTES, self.latest - self.fetched[p])
+        size = records * RECORD_BYTES
+        pressure = world.pressure
+        pressure.read(size)
+        charge = world.client.charge(CONSUMER, size, world.now_ms)
+        if charge is not None:
+            pressure.held(world.now_ms, charge.due_ms)
+            self.held_ms += charge.due_ms - world.now_ms
+            yield charge.due_ms
+        yield world.now_ms + size / BYTES_PER_MS
+        self.fetched[p] += records
+        self._fetching.discard(p)
