@@ -1,0 +1,276 @@
+"""The listener in a real Spark driver, on queries that read a real broker."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from listening.receiver import HOST, WAIT_S, Behaviour, Gate, Receiver, Report, fail, hang_up, take
+from listening.session import QUERY_TIMEOUT_S, TimedListener, finish, write
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.jars import connector_jars
+from proxy.spark import client_options, quota_listener
+
+pytestmark = pytest.mark.slow
+
+PARTITIONS = 3
+COUNT = 30
+BATCH_ROWS = 12
+BATCHES = 3
+RECORD_BYTES = 20
+SLOWEST_CALLBACK_S = 0.5
+"""Far above the microseconds that a callback takes, far below the time that the server hangs."""
+
+Read = Callable[..., DataFrame]
+Listen = Callable[..., TimedListener]
+
+
+@pytest.fixture
+def read(kafka: EmbeddedBroker, spark: SparkSession) -> Read:
+    """`read(topic, name)` begins a query of batches of at most `BATCH_ROWS` records."""
+
+    def begin(topic: str, name: str) -> DataFrame:
+        return (
+            spark.readStream.format("kafka")
+            .options(**client_options(name, kafka.bootstrap))
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", BATCH_ROWS)
+            .load()
+            .selectExpr("cast(value as string) value")
+        )
+
+    return begin
+
+
+@pytest.fixture
+def full(topic: Callable[..., str], fill: Callable[..., None]) -> str:
+    """Give a topic with `COUNT` records in `PARTITIONS` partitions, as many in each."""
+    name = topic(PARTITIONS)
+    fill(name, COUNT, RECORD_BYTES, partitions=PARTITIONS)
+    return name
+
+
+@pytest.fixture
+def attach(spark: SparkSession, receiver: Receiver) -> Iterator[Listen]:
+    """`attach(**arguments)` gives the session a listener; it is taken away after the test."""
+    listeners: list[TimedListener] = []
+
+    def add(**arguments: Any) -> TimedListener:
+        listener = TimedListener(receiver.url, **arguments)
+        listeners.append(listener)
+        spark.streams.addListener(listener)
+        return listener
+
+    yield add
+    for listener in listeners:
+        spark.streams.removeListener(listener)
+        listener.close(0)
+
+
+def offsets(topic: str, each: int) -> dict[str, dict[str, int]]:
+    return {topic: {str(partition): each for partition in range(PARTITIONS)}}
+
+
+def ranges(batches: list[Report]) -> list[tuple[Any, Any]]:
+    return [(part["start"], part["end"]) for b in batches for part in b["batch"]["sources"]]
+
+
+def wait_for_end(receiver: Receiver, name: str, runs: int = 1) -> None:
+    receiver.wait_for(lambda: len(receiver.of(name, "terminated")) == runs, f"the end of {name}")
+
+
+def test_query_and_its_restart(
+    attach: Listen,
+    read: Read,
+    full: str,
+    fill: Callable[..., None],
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    attach()
+    query = write(read(full, "orders"), "orders", tmp_path).trigger(availableNow=True).start()
+    finish(query)
+    wait_for_end(receiver, "orders")
+    events = [report["event"] for report in receiver.taken]
+    assert events == ["started", *["progress"] * BATCHES, "terminated"]
+    assert {report["query_id"] for report in receiver.taken} == {str(query.id)}
+    assert {report["run_id"] for report in receiver.taken} == {str(query.runId)}
+    assert [report["error"] for report in receiver.taken] == [None] * len(events)
+    batches = receiver.of("orders", "progress")
+    assert ranges(batches) == [
+        (None, offsets(full, 4)),  # at the start of a query Spark tells no start
+        (offsets(full, 4), offsets(full, 8)),
+        (offsets(full, 8), offsets(full, 10)),
+    ]
+    for number, report in enumerate(batches):
+        batch = report["batch"]
+        (source,) = batch["sources"]
+        assert batch["batch_id"] == number
+        assert batch["rows"] == source["rows"] == min(BATCH_ROWS, COUNT - number * BATCH_ROWS)
+        assert source["latest"] == offsets(full, 10)
+        assert source["description"] == f"KafkaV2[Subscribe[{full}]]"
+        assert batch["durations_ms"]["triggerExecution"] > 0
+        assert batch["timestamp"].endswith("Z")
+
+    fill(full, PARTITIONS, RECORD_BYTES, partitions=PARTITIONS)
+    again = write(read(full, "orders"), "orders", tmp_path).trigger(availableNow=True).start()
+    finish(again)
+    wait_for_end(receiver, "orders", runs=2)
+    assert receiver.numbers() == list(range(1, len(receiver.taken) + 1))
+    second = receiver.taken[len(events) :]
+    assert {report["query_id"] for report in second} == {str(query.id)}
+    assert {report["run_id"] for report in second} == {str(again.runId)}
+    assert again.runId != query.runId
+    assert ranges(receiver.of("orders", "progress")[BATCHES:]) == [
+        (offsets(full, 10), offsets(full, 11))
+    ]
+
+
+def test_two_queries_and_one_without_kafka(
+    attach: Listen,
+    read: Read,
+    full: str,
+    spark: SparkSession,
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    attach(clients={"left": "etl-left"})
+    names = ["left", "right"]
+    queries = [
+        write(read(full, name), name, tmp_path / name).trigger(availableNow=True).start()
+        for name in names
+    ]
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    other = write(rate, "rate", tmp_path / "rate").trigger(once=True).start()
+    for query in (*queries, other):
+        finish(query)
+    for name in names:
+        wait_for_end(receiver, name)
+        batches = receiver.of(name, "progress")
+        assert [report["batch"]["batch_id"] for report in batches] == list(range(BATCHES))
+        assert sum(report["batch"]["rows"] for report in batches) == COUNT
+    assert receiver.numbers() == list(range(1, len(receiver.taken) + 1))
+    assert {report["client_id"] for report in receiver.of("left")} == {"etl-left"}
+    assert {report["client_id"] for report in receiver.of("right")} == {None}
+    assert {report["event"] for report in receiver.of("rate")} == {"started"}
+
+
+def test_idle_query(
+    attach: Listen,
+    read: Read,
+    full: str,
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    attach()
+    trigger = {"processingTime": "100 milliseconds"}
+    query = write(read(full, "idler"), "idler", tmp_path).trigger(**trigger).start()
+    receiver.wait_for(lambda: receiver.of("idler", "idle"), "an idle event")
+    query.stop()
+    wait_for_end(receiver, "idler")
+    assert receiver.taken[-1]["error"] is None
+    assert receiver.numbers() == list(range(1, len(receiver.taken) + 1))
+
+
+def test_failing_query(
+    attach: Listen,
+    read: Read,
+    full: str,
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    attach()
+    frame = read(full, "broken").selectExpr("raise_error('no such order')")
+    query = write(frame, "broken", tmp_path).start()
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(QUERY_TIMEOUT_S)
+    wait_for_end(receiver, "broken")
+    last = receiver.taken[-1]
+    assert "no such order" in last["error"]
+    assert "\tat " not in last["error"]
+    assert receiver.of("broken", "progress") == []
+
+
+@pytest.mark.parametrize("away", ["faults", "hangs", "hangs up", "refuses connections"])
+def test_no_query_minds_a_proxy_that_is_away(
+    attach: Listen,
+    read: Read,
+    full: str,
+    receiver: Receiver,
+    tmp_path: Path,
+    away: str,
+) -> None:
+    gate = Gate()
+    behaviours: dict[str, Behaviour] = {"faults": fail, "hangs": gate, "hangs up": hang_up}
+    receiver.behaviour = behaviours.get(away, take)
+    if away == "refuses connections":
+        receiver.stop()
+    listener = attach(timeout_s=WAIT_S, max_retries=1000)
+    output = tmp_path / "output"
+    query = write(read(full, "orders"), "orders", tmp_path / "checkpoint", output)
+    finish(query.trigger(availableNow=True).start())
+    written = [json.loads(line)["value"] for file in output.glob("*.json") for line in file.open()]
+    assert sorted(int(value[:8]) for value in written) == list(range(COUNT))
+    assert receiver.taken == []
+    gate.open()
+    receiver.behaviour = take
+    if away == "refuses connections":
+        receiver.start()
+    wait_for_end(receiver, "orders")
+    assert receiver.numbers() == list(range(1, BATCHES + 3))
+    assert listener.dropped == 0
+    assert len(listener.took_s) > BATCHES
+    assert max(listener.took_s) < SLOWEST_CALLBACK_S
+
+
+SCRIPT = """
+import importlib.util, sys
+from pyspark.sql import SparkSession
+from quota_listener import QuotaListener, client_options
+assert importlib.util.find_spec("proxy") is None
+url, topic, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+spark.streams.addListener(QuotaListener(url))
+orders = spark.readStream.format("kafka").options(**client_options("orders"))
+frame = orders.option("subscribe", topic).option("startingOffsets", "earliest").load()
+writer = frame.writeStream.queryName("orders").option("checkpointLocation", checkpoint)
+query = writer.format("noop").trigger(availableNow=True).start()
+query.awaitTermination()
+"""
+
+
+def test_py_files(kafka: EmbeddedBroker, full: str, receiver: Receiver, tmp_path: Path) -> None:
+    """The file alone is enough: `-S` hides all that is installed, this project too."""
+    script, python = tmp_path / "job.py", tmp_path / "python"
+    script.write_text(SCRIPT)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    spark_home = Path(pyspark.__file__).parent
+    command = [str(spark_home / "bin" / "spark-submit"), "--master", "local[1]"]
+    command += ["--jars", ",".join(map(str, connector_jars()))]
+    command += ["--conf", f"spark.driver.host={HOST}", "--conf", "spark.ui.enabled=false"]
+    assert quota_listener.__file__ is not None
+    command += ["--py-files", quota_listener.__file__]
+    command += [str(script), receiver.url, full, str(tmp_path / "checkpoint")]
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        "SPARK_HOME": str(spark_home),
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "KAFKA_QUOTA_PROXY_BOOTSTRAP_SERVERS": kafka.bootstrap,
+    }
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert [report["event"] for report in receiver.taken] == ["started", "progress", "terminated"]
+    assert ranges(receiver.of("orders", "progress")) == [(None, offsets(full, 10))]
