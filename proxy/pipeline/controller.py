@@ -1,0 +1,290 @@
+"""The rate of one node: how requests change it, and how it is kept in the state.
+
+The arithmetic, in milliseconds of delay per record:
+
+- decrease: `t_delay = 1/tps_down - 1/tps_up`, plus `t_min_adjust` when the stage asks again
+  although the last decrease is in force, and `tps_up' = 1/(1/tps_up + t_delay)`;
+- increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
+
+`tps_up` is the rate in force: the one that the node is held to, else the one that was measured.
+Against it a first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay
+of 1.5 ms, and asking again makes it 285.7 with 2.5 ms in all. A stage that processes as much as it
+is sent has no delay to ask for (`1/tps_down - 1/tps_up` counts as 0, so that a decrease never
+raises a rate): the node is kept at what it sends, and asking again slows it by `t_min_adjust`.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+from proxy.state import Json, Record
+
+from .graph import MIN_RATE, Node
+from .trigger import MS_PER_SECOND, Direction
+
+NAMESPACE = "flow"
+RECORD_VERSION = 1
+
+IDLE_SHARE = 0.1
+"""Share of its normal rate that a node is taken to send at least while it is not held: what sends
+little at the moment must not be held to next to nothing when it begins."""
+
+MAX_NUMBER = 1e15
+"""No number in a record is larger; well within what a float holds exactly."""
+
+
+def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
+    """Return what a record of the node upstream is to be delayed more, in milliseconds.
+
+    Args:
+        tps_up: records/s of the node upstream, above 0.
+        tps_down: records/s that the stage processes. 0 or less: infinitely long.
+        adjust_ms: `t_min_adjust` when the stage asks again, else 0.
+
+    """
+    if tps_down <= 0:
+        return math.inf
+    return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
+
+
+def slowed(tps_up: float, t_delay_ms: float) -> float:
+    """Return the records/s of a node whose records are delayed so much more."""
+    return MS_PER_SECOND / (MS_PER_SECOND / tps_up + t_delay_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Whether a node is held, and since when and why."""
+
+    rate: float | None = None
+    """Records/s that it is held to: reduced. None: uncontrolled."""
+    t_delay_ms: float = 0.0
+    """Delay per record in force, against the normal rate."""
+    since_s: float = 0.0
+    """When the rate changed, wall clock."""
+    why: str = ""
+    by: str = ""
+    """The stage whose request was applied last; empty when none asked."""
+    direction: Direction | None = None
+    """Which way the rate went last."""
+    holders: tuple[str, ...] = ()
+    """Stages that asked to decrease since control began, sorted."""
+    revision: int = 0
+    """Counts the changes. Of two states of a node the one with more is the later one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a stage asks of one node upstream."""
+
+    stage: str
+    node: str
+    direction: Direction
+    processing_rate: float
+    """Records/s of the stage."""
+    rate: float
+    """The same in records/s of the node. To increase: no more than this, may be infinite."""
+    t_min_adjust_ms: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a request would make of a node."""
+
+    request: Request
+    rate: float
+    """Records/s, from MIN_RATE to the normal rate."""
+    t_delay_ms: float
+    """What a record is delayed more than now; negative when it is less."""
+
+
+class Controller:
+    """The state of one node."""
+
+    __slots__ = ("measured_rate", "node", "state")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.measured_rate: float | None = None
+        """Records/s that it takes (a stage) or sends (a source), over the last period."""
+        self.state = NodeState()
+
+    @property
+    def rate(self) -> float:
+        """Records/s in force: held to, else measured (IDLE_SHARE), else normal. Above 0."""
+        if self.state.rate is not None:
+            return self.state.rate
+        if self.measured_rate is None:
+            return self.node.normal_rate
+        return max(self.measured_rate, self.node.normal_rate * IDLE_SHARE)
+
+    def weigh(self, request: Request) -> Change:
+        """Say what a request would change, and change nothing."""
+        rate = self.rate
+        if request.direction is Direction.DECREASE:
+            is_again = (
+                self.state.direction is Direction.DECREASE and request.stage in self.state.holders
+            )
+            t_delay_ms = delay_ms(rate, request.rate, request.t_min_adjust_ms if is_again else 0.0)
+            return Change(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
+        raised = self._bounded(max(rate, min(rate + self.node.step, request.rate)))
+        return Change(request, raised, MS_PER_SECOND / raised - MS_PER_SECOND / rate)
+
+    def release(self, reason: str) -> Change:
+        """Say what a step up would change that no stage asks for."""
+        request = Request("", self.node.name, Direction.INCREASE, math.inf, math.inf, 0.0, reason)
+        return self.weigh(request)
+
+    def apply(self, change: Change, asking: frozenset[str], now_s: float) -> bool:
+        """Make the change; return whether anything is different now, so that it must be stored.
+
+        Args:
+            change: of `weigh` or `release`, for the state as it is.
+            asking: stages that ask to decrease now, also those whose request was dropped for this
+                one.
+            now_s: wall clock.
+
+        """
+        old, direction = self.state, change.request.direction
+        holders = tuple(sorted(asking.union(old.holders)))
+        if direction is Direction.INCREASE:
+            if old.rate is None:
+                return False
+            if change.rate >= self.node.normal_rate:
+                self._become(None, now_s, change.request, ())
+                return True
+            if change.rate == old.rate:
+                return False
+        elif (change.rate, holders, direction) == (old.rate, old.holders, old.direction):
+            return False
+        self._become(change.rate, now_s, change.request, holders)
+        return True
+
+    def adjust(self, node: Node, consumers: tuple[str, ...]) -> bool:
+        """Follow changed settings; return whether the state is different now."""
+        self.node = node
+        old = self.state
+        if old.rate is None:
+            return False
+        rate = min(old.rate, node.normal_rate)
+        new = replace(
+            old,
+            rate=rate,
+            t_delay_ms=self._delay_in_force(rate),
+            holders=tuple(name for name in old.holders if name in consumers),
+        )
+        if new == old:
+            return False
+        self.state = replace(new, revision=old.revision + 1)
+        return True
+
+    def document(self) -> dict[str, Json]:
+        """Return the node as the API shows it."""
+        state = self.state
+        change: dict[str, Json] = {
+            "at_s": state.since_s,
+            "direction": state.direction,
+            "by": state.by,
+            "reason": state.why,
+        }
+        return {
+            "name": self.node.name,
+            "state": "uncontrolled" if state.rate is None else "reduced",
+            "rate": state.rate,
+            "normal_rate": self.node.normal_rate,
+            "measured_rate": self.measured_rate,
+            "t_delay_ms": state.t_delay_ms,
+            "held_by": state.holders,
+            "last_change": change if state.revision else None,
+        }
+
+    def _bounded(self, rate: float) -> float:
+        return max(MIN_RATE, min(rate, self.node.normal_rate))
+
+    def _delay_in_force(self, rate: float) -> float:
+        return max(0.0, MS_PER_SECOND / rate - MS_PER_SECOND / self.node.normal_rate)
+
+    def _become(
+        self, rate: float | None, now_s: float, request: Request, holders: tuple[str, ...]
+    ) -> None:
+        t_delay_ms = 0.0 if rate is None else self._delay_in_force(rate)
+        self.state = NodeState(
+            rate,
+            t_delay_ms,
+            now_s,
+            request.reason,
+            request.stage,
+            request.direction,
+            holders,
+            self.state.revision + 1,
+        )
+
+
+def record_prefix(pipeline: str) -> str:
+    """Return what the keys of a pipeline's records begin with."""
+    return f"{NAMESPACE}/{quote(pipeline, safe='')}/"
+
+
+def record_key(pipeline: str, node: str) -> str:
+    """Return the key of a node's record: `flow/PIPELINE/NODE`, both quoted."""
+    return record_prefix(pipeline) + quote(node, safe="")
+
+
+def to_record(pipeline: str, node: str, state: NodeState) -> Record:
+    """Write down the state of a node that is reduced. One that is not has no record."""
+    value: dict[str, Json] = {
+        "pipeline": pipeline,
+        "node": node,
+        "rate": state.rate,
+        "t_delay_ms": state.t_delay_ms,
+        "since_s": state.since_s,
+        "why": state.why,
+        "by": state.by,
+        "direction": state.direction,
+        "holders": state.holders,
+        "revision": state.revision,
+    }
+    return Record.of(record_key(pipeline, node), value, RECORD_VERSION)
+
+
+def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
+    """Read what `to_record` wrote in RECORD_VERSION; a rate above the normal one becomes that.
+
+    Raises ValueError with what is wrong, for people, and StateError when the text is not JSON.
+    """
+    value = record.value
+    if not isinstance(value, dict):
+        raise ValueError("it is no mapping")
+    if (value.get("pipeline"), value.get("node")) != (pipeline, node.name):
+        raise ValueError("it belongs to another node than its key says")
+    rate = min(_number(value, "rate", MIN_RATE), node.normal_rate)
+    holders = value.get("holders")
+    if not isinstance(holders, list) or not all(isinstance(name, str) for name in holders):
+        raise ValueError("holders is no list of names")
+    return NodeState(
+        rate,
+        MS_PER_SECOND / rate - MS_PER_SECOND / node.normal_rate,
+        _number(value, "since_s", 0.0),
+        _text(value, "why"),
+        _text(value, "by"),
+        Direction(_text(value, "direction")),
+        tuple(sorted(holders)),
+        int(_number(value, "revision", 1)),
+    )
+
+
+def _number(value: dict[str, Json], key: str, low: float) -> float:
+    number = value.get(key)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(f"{key} is no number")
+    if not low <= number <= MAX_NUMBER:  # NaN is neither
+        raise ValueError(f"{key} is out of range")
+    return float(number)
+
+
+def _text(value: dict[str, Json], key: str) -> str:
+    text = value.get(key)
+    if not isinstance(text, str):
+        raise ValueError(f"{key} is no text")
+    return text

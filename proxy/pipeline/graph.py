@@ -1,0 +1,371 @@
+"""What a pipeline is: stages and sources joined by topics, and what can be wrong with that.
+
+A stage consumes topics and may produce topics. A source is a producer of a topic that no stage
+produces. The node before a topic is upstream of the stages that consume it. A topic has exactly
+one node that produces it: what arrives in the topic is then what this node sends, and a request
+to slow down has one address.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+MIN_RATE = 1.0
+"""Records/s: no node is ever held below this, so that a hold never becomes a standstill."""
+
+Path = tuple[str | int, ...]
+"""Where a value stands, from the pipeline down: `("stages", 2, "consumes", 0)`. Keys are the names
+of the fields, without the unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """A stage: a Structured Streaming query, or the clients that together do one step."""
+
+    name: str
+    queries: tuple[str, ...] = ()
+    """Names of the queries that are this stage."""
+    client_ids: tuple[str, ...] = ()
+    """Client ids that are this stage. Without these and `queries` it is the query of its name."""
+    consumes: tuple[str, ...]
+    produces: tuple[str, ...] = ()
+    band: tuple[float, float]
+    """From low to high: how many records/s it is to be sent at its normal rate."""
+    sampling_interval_ms: float
+    """Should cover a batch of the node upstream, or bursts are taken for rates."""
+    period_ms: float
+    """How often it is decided whether to ask; at least one sampling interval. Should cover the
+    time until a change upstream is seen here, or the stage asks again too early."""
+    ratio: float
+    """From 0 to below 1: a larger share of samples out of the band makes a request."""
+    normal_rate: float
+    """Records/s that it reads while nobody holds it, and the most that it is held to."""
+    step: float
+    """Records/s by which its rate is raised in one period."""
+    t_min_adjust_ms: float = 1.0
+    """What a record is delayed more when this stage asks again. It weighs the more the faster the
+    node upstream is: 1 ms turns 100 records/s into 91, and 10,000 into 909."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Queries and client ids that are this stage; its own name when it names none."""
+        return (*self.queries, *self.client_ids) or (self.name,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A producer of topics that no stage produces; its name is its client id."""
+
+    client_id: str
+    produces: tuple[str, ...]
+    normal_rate: float
+    """Records/s over all its topics while nobody holds it, and the most that it is held to."""
+    step: float
+    """Records/s by which its rate is raised in one period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """Stages and sources that belong together."""
+
+    name: str
+    stages: tuple[StageSettings, ...]
+    sources: tuple[Source, ...]
+    hold_producers: bool = False
+    """Whether sources are held as well; else the first stages can ask nobody."""
+    max_lag: int | None = None
+    """Records that may wait before a stage until it asks for less, whatever its band says."""
+    max_pending_batches: int | None = None
+    max_pending_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a pipeline."""
+
+    path: Path
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Something that can be held: a stage, or a source where producers are held."""
+
+    name: str
+    is_source: bool
+    normal_rate: float
+    step: float
+
+
+@dataclass(slots=True)
+class _Topics:
+    """Who produces and who consumes each topic; the first producer counts."""
+
+    producers: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    consumed: dict[str, list[str]] = field(default_factory=dict)
+
+
+def find_problems(settings: PipelineSettings) -> list[Problem]:
+    """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
+
+    Checked: values in range; names, and the queries and clients of stages, that occur twice; a
+    topic with two producers, or consumed without any; a source that nobody reads; cycles.
+    """
+    topics = _Topics()
+    problems = [*_pipeline_values(settings), *_names(settings)]
+    for index, source in enumerate(settings.sources):
+        path: Path = ("sources", index)
+        problems += _rate_values(path, source.normal_rate, source.step)
+        problems += _produced(topics, source.client_id, path, source.produces)
+        if not source.produces:
+            problems.append(
+                Problem((*path, "produces"), "is empty", "name the topics that it produces")
+            )
+    for index, stage in enumerate(settings.stages):
+        path = ("stages", index)
+        problems += _stage_values(stage, path)
+        problems += _produced(topics, stage.name, path, stage.produces)
+        for topic in stage.consumes:
+            topics.consumed.setdefault(topic, []).append(stage.name)
+    problems += _consumed(settings, topics)
+    cycle = _cycle(settings)
+    if cycle:
+        index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
+        problems.append(
+            Problem(
+                ("stages", index, "consumes"),
+                f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}",
+                "take one of the topics out of the circle",
+            )
+        )
+    return problems
+
+
+def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, Problem]]:
+    """Return what is wrong between pipelines, each with the position of the later one.
+
+    Two pipelines must not have the same name, nor hold the same query or client to two rates.
+    """
+    found: list[tuple[int, Problem]] = []
+    names: dict[str, int] = {}
+    members: dict[str, str] = {}
+    for position, pipeline in enumerate(pipelines):
+        if names.setdefault(pipeline.name, position) != position:
+            message = f'"{pipeline.name}" is also the name of pipeline {names[pipeline.name] + 1}'
+            fix = "give each pipeline a name of its own"
+            found.append((position, Problem(("name",), message, fix)))
+        for path, _, used in _members(pipeline):
+            if path[0] == "sources" and not pipeline.hold_producers:
+                continue
+            for member in used:
+                owner = members.setdefault(member, pipeline.name)
+                if owner != pipeline.name:
+                    message = f'"{member}" belongs to the pipeline "{owner}" already'
+                    fix = "let each query and client belong to one pipeline"
+                    found.append((position, Problem(path, message, fix)))
+    return found
+
+
+class PipelineGraph:
+    """A sound pipeline, and who is before whom. Raises ValueError with the first problem."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        problems = find_problems(settings)
+        if problems:
+            place = ".".join(str(part) for part in problems[0].path)
+            raise ValueError(f"pipeline {settings.name!r}: {place}: {problems[0].message}")
+        self.settings = settings
+        self.stages = {stage.name: stage for stage in settings.stages}
+        self.nodes = {
+            stage.name: Node(stage.name, False, stage.normal_rate, stage.step)
+            for stage in settings.stages
+        }
+        """What can be held, by name."""
+        if settings.hold_producers:
+            for source in settings.sources:
+                name = source.client_id
+                self.nodes[name] = Node(name, True, source.normal_rate, source.step)
+        self.producer_of = {
+            topic: source.client_id for source in settings.sources for topic in source.produces
+        } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
+        """The stage or source that produces a topic."""
+        self._upstream: dict[str, tuple[str, ...]] = {}
+        self._downstream: dict[str, list[str]] = {}
+        for stage in settings.stages:
+            owners = dict.fromkeys(self.producer_of[topic] for topic in stage.consumes)
+            self._upstream[stage.name] = tuple(owners)
+            for owner in owners:
+                self._downstream.setdefault(owner, []).append(stage.name)
+        self.order = tuple(_topological(settings))
+        """Names of the stages: each one after those that feed it."""
+        of_sources = {source.client_id for source in settings.sources}
+        self.first = tuple(
+            name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
+        )
+        """Stages that read a source: where its batches come in."""
+        self.last = tuple(name for name in self.order if name not in self._downstream)
+        """Stages whose products no stage consumes."""
+
+    def upstream_of(self, stage: str) -> tuple[str, ...]:
+        """Return the stages and sources whose topics a stage consumes. KeyError: no such stage."""
+        return self._upstream[stage]
+
+    def downstream_of(self, node: str) -> tuple[str, ...]:
+        """Return the stages that consume what a stage or source produces; empty when none."""
+        return tuple(self._downstream.get(node, ()))
+
+    def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
+        """Return the topics that the node produces and the stage consumes."""
+        consumed = self.stages[stage].consumes
+        return tuple(topic for topic in consumed if self.producer_of[topic] == node)
+
+
+def _number(path: Path, value: float, low: float, *, above: bool) -> Iterator[Problem]:
+    """Complain unless the value is finite and at least `low`, or above it."""
+    if math.isfinite(value) and (value > low if above else value >= low):
+        return
+    bound = f"{'above' if above else 'at least'} {low:g}"
+    yield Problem(path, f"must be {bound}, not {value:g}", f"write a number {bound}")
+
+
+def _rate_values(path: Path, normal_rate: float, step: float) -> Iterator[Problem]:
+    yield from _number((*path, "normal_rate"), normal_rate, MIN_RATE, above=False)
+    yield from _number((*path, "step"), step, 0, above=True)
+
+
+def _pipeline_values(settings: PipelineSettings) -> Iterator[Problem]:
+    if not settings.stages:
+        yield Problem(("stages",), "the pipeline has no stage", "write at least one stage")
+    for name in ("max_lag", "max_pending_batches", "max_pending_bytes"):
+        value = getattr(settings, name)
+        if value is not None:
+            yield from _number((name,), value, 1, above=False)
+
+
+def _stage_values(stage: StageSettings, path: Path) -> Iterator[Problem]:
+    low, high = stage.band
+    if not (0 <= low < high < math.inf):
+        yield Problem(
+            (*path, "band"),
+            f"{low:g} to {high:g} is no band",
+            "write [low, high] with 0 <= low < high",
+        )
+    yield from _number((*path, "sampling_interval"), stage.sampling_interval_ms, 0, above=True)
+    yield from _number((*path, "period"), stage.period_ms, stage.sampling_interval_ms, above=False)
+    if not 0 <= stage.ratio < 1:
+        yield Problem(
+            (*path, "ratio"),
+            f"must be from 0 to below 1, not {stage.ratio:g}",
+            "write the share of samples that may be out of the band, such as 0.5",
+        )
+    yield from _rate_values(path, stage.normal_rate, stage.step)
+    yield from _number((*path, "t_min_adjust"), stage.t_min_adjust_ms, 0, above=True)
+    if not stage.consumes:
+        yield Problem((*path, "consumes"), "is empty", "name the topics that it consumes")
+    for key in ("consumes", "produces"):
+        for topic, count in Counter(getattr(stage, key)).items():
+            if count > 1:
+                yield Problem((*path, key), f'"{topic}" is named twice', "name it once")
+
+
+def _members(settings: PipelineSettings) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+    for index, source in enumerate(settings.sources):
+        yield ("sources", index, "client_id"), source.client_id, (source.client_id,)
+    for index, stage in enumerate(settings.stages):
+        yield ("stages", index, "name"), stage.name, stage.members
+
+
+def _names(settings: PipelineSettings) -> Iterator[Problem]:
+    names: set[str] = set()
+    owners: dict[str, str] = {}
+    for path, name, members in _members(settings):
+        if not name:
+            yield Problem(path, "is empty", "write a name")
+        elif name in names:
+            yield Problem(
+                path, f'"{name}" is named twice', "give each stage and source a name of its own"
+            )
+        else:
+            for member in members:
+                owner = owners.setdefault(member, name)
+                if owner != name:
+                    fix = "let each query and client belong to one of them"
+                    yield Problem(path, f'"{member}" belongs to "{owner}" already', fix)
+        names.add(name)
+
+
+def _produced(
+    topics: _Topics, name: str, path: Path, produces: tuple[str, ...]
+) -> Iterator[Problem]:
+    for index, topic in enumerate(produces):
+        place: Path = (*path, "produces", index)
+        owner, first = topics.producers.setdefault(topic, (name, place))
+        if first != place and owner != name:
+            yield Problem(
+                place,
+                f'"{topic}" is produced by "{owner}" already',
+                "let each topic have one producer in the pipeline",
+            )
+
+
+def _consumed(settings: PipelineSettings, topics: _Topics) -> Iterator[Problem]:
+    for index, stage in enumerate(settings.stages):
+        for number, topic in enumerate(stage.consumes):
+            if topic not in topics.producers:
+                yield Problem(
+                    ("stages", index, "consumes", number),
+                    f'nobody produces "{topic}"',
+                    "name it in a stage's produces, or write a source that produces it",
+                )
+    for index, source in enumerate(settings.sources):
+        if source.produces and not any(topic in topics.consumed for topic in source.produces):
+            yield Problem(
+                ("sources", index, "produces"),
+                f'no stage consumes what "{source.client_id}" produces',
+                "name one of its topics in a stage's consumes, or remove the source",
+            )
+
+
+def _topological(settings: PipelineSettings) -> list[str]:
+    """Return stages, each after those that feed it; those on or behind a cycle are left out."""
+    producer = {topic: stage.name for stage in settings.stages for topic in stage.produces}
+    before = {
+        stage.name: {producer[topic] for topic in stage.consumes if topic in producer}
+        for stage in settings.stages
+    }
+    after: dict[str, list[str]] = {}
+    for name, feeders in before.items():
+        for feeder in feeders:
+            after.setdefault(feeder, []).append(name)
+    waiting = {name: len(feeders) for name, feeders in before.items()}
+    order = [name for name, count in waiting.items() if not count]
+    for name in order:  # grows meanwhile
+        for fed in after.get(name, ()):
+            waiting[fed] -= 1
+            if not waiting[fed]:
+                order.append(fed)
+    return order
+
+
+def _cycle(settings: PipelineSettings) -> list[str]:
+    """Return the stages of one cycle in the order of flow; empty when there is none."""
+    left = {stage.name for stage in settings.stages}.difference(_topological(settings))
+    producer = {topic: stage.name for stage in settings.stages for topic in stage.produces}
+    feeder = {
+        stage.name: owner
+        for stage in settings.stages
+        if stage.name in left
+        for topic in stage.consumes
+        if (owner := producer.get(topic)) in left
+    }
+    if not feeder:
+        return []
+    # Whoever is left has a feeder that is left: going back must come round.
+    seen: list[str] = []
+    name = next(iter(feeder))
+    while name not in seen:
+        seen.append(name)
+        name = feeder[name]
+    return seen[seen.index(name) :][::-1]

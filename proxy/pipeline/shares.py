@@ -1,0 +1,71 @@
+"""How the nodes that feed one stage share what it processes.
+
+By max-min fairness, weighted with their normal rates: nobody may send a larger part of its normal
+rate than the level at which all together send as much as the stage processes, and who sends less
+than that is left alone. In proportion to what they send now would be wrong: a node that another
+stage holds already would be held twice, and in a graph with many such joins the sources would end
+up with next to nothing.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+SAME_LEVEL = 1e-6
+"""Parts of the normal rate that differ by less than this share are the same."""
+
+ROOM_SHARE = 0.01
+"""Share of its rate by which what a held stage is sent must be less before it asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one node sends to one stage."""
+
+    node: str
+    rate: float
+    """The rate of the node in force, above 0."""
+    normal_rate: float
+    records: float
+    """How many records the stage is sent for one of the node, 0 or more."""
+
+    @property
+    def level(self) -> float:
+        """Which part of its normal rate the node has."""
+        return self.rate / self.normal_rate
+
+
+def fair_rates(feeds: Sequence[Feed], capacity: float) -> dict[str, float]:
+    """Return to which rates nodes are to slow down, so that the stage is sent `capacity`.
+
+    A single node that sends one record for one is asked for `capacity` itself. When all together
+    send less than that already, the ones at the highest level are asked for what they send. Rates
+    are in records/s of the node.
+    """
+    # Who sends nothing to the stage is to blame only when nobody is known to send anything.
+    sending = [feed for feed in feeds if feed.records > 0]
+    if not sending:
+        return {feed.node: capacity for feed in feeds}
+    sending.sort(key=lambda feed: feed.level)
+    weight = sum(feed.normal_rate * feed.records for feed in sending)
+    left = capacity
+    for index, feed in enumerate(sending):
+        level = left / weight
+        if feed.level > level * (1 - SAME_LEVEL):
+            return {item.node: item.normal_rate * level for item in sending[index:]}
+        left -= feed.rate * feed.records
+        weight -= feed.normal_rate * feed.records
+    highest = sending[-1].level * (1 - SAME_LEVEL)
+    return {feed.node: feed.rate for feed in sending if feed.level >= highest}
+
+
+def room_for(feeds: Sequence[Feed], capacity: float, held: Collection[str]) -> dict[str, float]:
+    """Return up to which rates the held nodes may speed up; empty when there is no room.
+
+    `capacity` is what the stage is held to; infinite when it is not.
+    """
+    sent = sum(feed.rate * feed.records for feed in feeds)
+    if sent >= capacity * (1 - ROOM_SHARE):
+        return {}
+    more = capacity / sent if sent else math.inf
+    return {feed.node: feed.rate * more for feed in feeds if feed.node in held}

@@ -1,0 +1,298 @@
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.pipeline.edges import FEW_ROOTS, EdgeTable
+from proxy.pipeline.lane import COMPACT_AT, MAX_DONE_RANGES, TopicRange, merged
+
+KEY = ("two", "B", 0)
+OTHER = ("two", "B", 1)
+
+
+def make(seed=1):
+    random = Random(seed)
+    return EdgeTable(lambda: random.getrandbits(64) | 1)
+
+
+def edges(table, key=KEY):
+    return [(start, end, group.roots) for start, end, _, group in table.lane(key).edges()]
+
+
+def size_of(table):
+    lanes = table.lanes.values()
+    counts = Counter(group for lane in lanes for *_, group in lane.edges())
+    assert all(group.edges == number for group, number in counts.items())
+    return counts.total() + sum(len(group.roots) for group in counts)
+
+
+def test_a_whole_range_is_acked_with_its_id():
+    table = make()
+    group = table.group((1,))
+    edge, replaced = table.produced(KEY, 0, 10, group)
+    covered = table.completed(KEY, 0, 10)
+    assert covered.acks == [(group, edge)]
+    assert (replaced, covered.records, covered.repeated, covered.foreign) == ([], 10, 0, 0)
+    assert edges(table) == []
+    assert table.size == 0
+
+
+PARTLY = [
+    # completed, what is left of [10, 20)
+    pytest.param((10, 13), [(13, 20)], id="its head"),
+    pytest.param((17, 20), [(10, 17)], id="its tail"),
+    pytest.param((12, 15), [(10, 12), (15, 20)], id="its middle"),
+    pytest.param((5, 15), [(15, 20)], id="from before it"),
+    pytest.param((15, 30), [(10, 15)], id="to behind it"),
+]
+
+
+@pytest.mark.parametrize(("done", "left"), PARTLY)
+def test_a_part_is_acked_with_the_ids_of_what_is_left(done, left):
+    table = make()
+    group = table.group((1,))
+    edge, _ = table.produced(KEY, 10, 20, group)
+    covered = table.completed(KEY, *done)
+    rests = list(table.lane(KEY).edges())
+    assert [(start, end) for start, end, *_ in rests] == left
+    value = edge
+    for _, _, rest, _ in rests:
+        assert rest != edge
+        value ^= rest
+    assert covered.acks == [(group, value)]
+    assert covered.records == 10 - sum(end - start for start, end in left)
+    assert covered.foreign == done[1] - done[0] - covered.records
+    assert table.size == size_of(table)
+
+
+def test_what_is_completed_twice_or_was_never_produced_is_told_apart():
+    table = make()
+    table.produced(KEY, 10, 20, table.group((1,)))
+    table.completed(KEY, 10, 20)
+    covered = table.completed(KEY, 5, 25)
+    assert (covered.acks, covered.records) == ([], 0)
+    assert (covered.repeated, covered.foreign) == (10, 10)
+
+
+def test_one_group_in_a_row_is_one_edge_and_another_one_is_not():
+    table = make()
+    one, two = table.group((1,)), table.group((2,))
+    first, _ = table.produced(KEY, 0, 5, one)
+    second, _ = table.produced(KEY, 5, 9, one)
+    table.produced(KEY, 9, 12, two)
+    table.produced(OTHER, 12, 15, two)
+    assert edges(table) == [(0, 9, (1,)), (9, 12, (2,))]
+    assert table.completed(KEY, 0, 9).acks == [(one, first ^ second)]
+
+
+def test_offsets_that_are_used_again_lose_their_edges_without_an_ack():
+    table = make()
+    old, new = table.group((1,)), table.group((2,))
+    table.produced(KEY, 0, 10, old)
+    _, replaced = table.produced(KEY, 4, 6, new)
+    assert replaced == [old]
+    assert edges(table) == [(0, 4, (1,)), (4, 6, (2,)), (6, 10, (1,))]
+
+
+def test_what_belongs_to_no_root_is_known_and_no_edge():
+    table = make()
+    assert table.produced(KEY, 0, 10, None) == (0, [])
+    assert (table.size, table.lane(KEY).known_to) == (0, 10)
+    assert table.completed(KEY, 0, 10).foreign == 10
+
+
+def test_removed_lanes_tell_who_waited_there():
+    table = make()
+    table.produced(KEY, 0, 10, table.group((1, 2)))
+    table.produced(OTHER, 0, 10, table.group((2, 3)))
+    assert table.remove([KEY]) == {1, 2}
+    assert list(table.lanes) == [OTHER]
+    assert table.size == size_of(table) == 3
+
+
+def test_a_sweep_removes_roots_that_have_ended_and_edges_of_nobody():
+    table = make()
+    table.produced(KEY, 0, 10, table.group((1, 2)))
+    table.produced(KEY, 10, 20, table.group((2,)))
+    table.produced(OTHER, 0, 10, table.group((3,)))
+    table.sweep({1, 3})
+    assert edges(table) == [(0, 10, (1,))]
+    assert edges(table, OTHER) == [(0, 10, (3,))]
+    assert table.size == size_of(table) == 4
+    assert table.completed(KEY, 10, 20).acks == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "going"),
+    [(7, []), (6, [5]), (5, [5, 6]), (4, [5, 6, 7]), (3, [5, 6, 7, 8]), (0, [5, 6, 7, 8])],
+)
+def test_says_which_roots_must_go_oldest_first(bound, going):
+    table = make()
+    table.produced(KEY, 0, 10, table.group((5, 6, 8)))
+    table.produced(KEY, 10, 20, table.group((7, 8)))
+    assert table.size == 7
+    waits_nowhere = 4
+    assert table.excess([waits_nowhere, 5, 6, 7, 8, 9], bound) == going
+
+
+def test_looks_at_more_roots_when_a_few_are_not_enough():
+    table = make()
+    total = 10 * FEW_ROOTS
+    for root in range(total):
+        table.produced(KEY, root, root + 1, table.group((root,)))
+    assert table.excess(range(total), 10) == list(range(total - 5))
+
+
+def test_completing_in_order_keeps_a_long_lane_short():
+    table = make()
+    lane = table.lane(KEY)
+    total = COMPACT_AT * 20
+    for number in range(total):
+        table.produced(KEY, number, number + 1, table.group((number,)))
+    for number in range(total):
+        (ack,) = table.completed(KEY, number, number + 1).acks
+        assert ack[0].roots == (number,)
+        assert len(lane) == total - number - 1
+        assert len(lane.starts) <= 2 * len(lane) + COMPACT_AT
+    assert lane.done == [(0, total)]
+
+
+def test_remembers_so_many_completed_ranges():
+    table = make()
+    for number in range(2 * MAX_DONE_RANGES):
+        table.completed(KEY, 3 * number, 3 * number + 1)
+    assert len(table.lane(KEY).done) == MAX_DONE_RANGES
+    assert table.completed(KEY, 0, 1).foreign == 1
+    last = 3 * (2 * MAX_DONE_RANGES - 1)
+    assert table.completed(KEY, last, last + 1).repeated == 1
+
+
+def test_refuses_an_edge_over_another_one():
+    table = make()
+    table.restore_edge(KEY, 5, 10, 77, table.restore_group(4, (1,)))
+    for start, end in ((0, 6), (9, 12), (5, 10), (6, 7), (0, 20)):
+        with pytest.raises(ValueError, match="another edge"):
+            table.restore_edge(KEY, start, end, 78, table.restore_group(5, (1,)))
+    table.restore_edge(KEY, 10, 12, 78, table.restore_group(6, (1,)))
+    assert table.group((2,)).number == 7
+
+
+@pytest.mark.parametrize(
+    "wrong", [("B", -1, 0, 1), ("B", 0, -1, 1), ("B", 0, 2, 1), ("B", 0, 0, 2**63)]
+)
+def test_refuses_ranges_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match="cannot be"):
+        TopicRange(*wrong)
+
+
+def test_ranges_are_merged_by_partition():
+    ranges = [("B", 0, 5, 7), ("B", 0, 0, 5), ("B", 1, 7, 9), ("A", 0, 3, 3), ("B", 0, 6, 6)]
+    assert merged(TopicRange(*each) for each in ranges) == [
+        TopicRange("B", 0, 0, 7),
+        TopicRange("B", 1, 7, 9),
+    ]
+
+
+@dataclass
+class Offset:
+    """One offset of the model."""
+
+    roots: tuple = ()
+    is_done: bool = False
+
+
+class Model:
+    """The table with every offset by itself."""
+
+    def __init__(self):
+        self.offsets = {}
+        self.broken = set()
+
+    def at(self, key, offset):
+        return self.offsets.setdefault((key, offset), Offset())
+
+    def produced(self, key, start, end, roots):
+        for offset in range(start, end):
+            self.broken.update(self.at(key, offset).roots)
+            self.offsets[key, offset] = Offset(roots)
+
+    def completed(self, key, start, end):
+        records = repeated = foreign = 0
+        for number in range(start, end):
+            offset = self.at(key, number)
+            records += bool(offset.roots)
+            repeated += offset.is_done
+            foreign += not offset.roots and not offset.is_done
+            self.offsets[key, number] = Offset((), is_done=True)
+        return records, repeated, foreign
+
+    def waiting(self):
+        return {root for offset in self.offsets.values() for root in offset.roots}
+
+
+def operation():
+    span = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda it: (it[0], sum(it)))
+    return st.one_of(
+        st.tuples(
+            st.just("produced"),
+            st.sampled_from([KEY, OTHER]),
+            span,
+            st.one_of(st.none(), st.sets(st.integers(1, 5), min_size=1, max_size=3)),
+        ),
+        st.tuples(st.just("completed"), st.sampled_from([KEY, OTHER]), span),
+        st.tuples(st.just("on"), st.sampled_from([KEY, OTHER]), st.integers(1, 5)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(operation(), max_size=40), st.integers(0, 1000))
+def test_does_the_same_as_a_model_of_every_offset(operations, seed):
+    table, model, values = make(seed), Model(), Counter()
+    ends, groups, numbers = Counter(), {}, count(100)
+    for kind, key, *rest in operations:
+        if kind == "completed":
+            ((start, end),) = rest
+            covered = table.completed(key, start, end)
+            for group, value in covered.acks:
+                for root in group.roots:
+                    values[root] ^= value
+            expected = model.completed(key, start, end)
+            assert (covered.records, covered.repeated, covered.foreign) == expected
+        else:
+            if kind == "on":  # appends to the group of before, as one batch does
+                start, end = ends[key], ends[key] + rest[0]
+                group = groups.get(key)
+                if group is None:
+                    group = groups[key] = table.group((next(numbers),))
+            else:
+                (start, end), roots = rest
+                group = table.group(tuple(sorted(roots))) if roots else None
+                groups.pop(key, None)
+            ends[key] = end
+            made, replaced = table.produced(key, start, end, group)
+            assert bool(made) is (group is not None)
+            broken = model.broken
+            model.broken = set()
+            model.produced(key, start, end, group.roots if group else ())
+            assert {root for old in replaced for root in old.roots} == model.broken
+            model.broken |= broken
+            for root in group.roots if group else ():
+                values[root] ^= made
+        assert table.size == size_of(table)
+        found = {
+            (each, offset): group.roots
+            for each, lane in table.lanes.items()
+            for start, end, _, group in lane.edges()
+            for offset in range(start, end)
+        }
+        assert found == {at: one.roots for at, one in model.offsets.items() if one.roots}
+        # A root's value is 0 when nothing waits, unless offsets of it were used again.
+        for root, value in values.items():
+            if root in model.waiting() or root in model.broken:
+                assert value != 0
+            else:
+                assert value == 0

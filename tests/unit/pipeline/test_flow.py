@@ -1,0 +1,403 @@
+"""One pipeline as its user sees it: readings in, rates, records and documents out."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.pipeline.controller import MIN_RATE
+from proxy.pipeline.flow import REAPPLY_MS, PipelineFlow, find_strays
+from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.pipeline.trigger import SILENT_MS
+from proxy.state import MemoryStore, Record
+
+SECOND_MS = 1_000.0
+START_S = 1_700_000_000.0
+
+
+def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSettings:
+    values = {
+        "band": (500.0, 1_200.0),
+        "sampling_interval_ms": SECOND_MS,
+        "period_ms": 4 * SECOND_MS,
+        "ratio": 0.5,
+        "normal_rate": 1_000.0,
+        "step": 100.0,
+    } | changes
+    topics = {"consumes": tuple(consumes.split()), "produces": tuple(produces.split())}
+    return StageSettings(name=name, **topics, **values)
+
+
+def source(client_id: str, topic: str) -> Source:
+    return Source(client_id=client_id, produces=(topic,), normal_rate=1_000.0, step=100.0)
+
+
+CHAIN = PipelineSettings(
+    name="p",
+    stages=(stage("one", "a", "b"), stage("two", "b", band=(100.0, 500.0))),
+    sources=(source("app", "a"),),
+    hold_producers=True,
+)
+
+
+class Run:
+    """A pipeline that is fed rates second by second."""
+
+    def __init__(self, pipeline: PipelineSettings = CHAIN) -> None:
+        self.flow = PipelineFlow(pipeline, 0.0, START_S)
+        self.now_ms = 0.0
+        self.totals: dict[str, float] = {}
+        self.processing = {"one": 2_000.0, "two": 400.0}
+        self.feed({})
+
+    def feed(self, rates: dict[str, float]) -> None:
+        for name in ("app", *(item.name for item in CHAIN.stages)):
+            total = self.totals[name] = self.totals.get(name, 0.0) + rates.get(name, 0.0)
+            if name == "app":
+                self.flow.arrived("a", total, self.now_ms)
+            else:
+                self.flow.sample(name, total, self.now_ms)
+
+    def period(self, lag: dict[str, int] | None = None, **rates: float):
+        for name, rate in self.processing.items():
+            self.flow.processing_rate(name, rate, self.now_ms)
+        changes = []
+        for _ in range(4):
+            self.now_ms += SECOND_MS
+            self.feed(rates)
+            for name, records in (lag or {}).items():
+                self.flow.lag(name, records)
+            changes += self.flow.tick(self.now_ms)
+        return {change.node: change.rate for change in changes}
+
+
+def test_a_stage_that_is_sent_too_much_holds_back_the_one_before_it():
+    run = Run()
+    assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(400)}
+    # Now `one` is held itself: its band is 200 to 480, and it takes no more than 400.
+    assert run.period(app=1_000, one=1_000, two=400) == {"app": pytest.approx(400)}
+    assert run.period(app=400, one=400, two=400) == {}
+
+
+def test_the_reason_has_the_figures():
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    (reason,) = {change.reason for change in run.flow.reapply(run.now_ms) if change.rate}
+    assert reason == (
+        "two asks for less: 4 of 4 samples are above its band, 1,000.0/s on average; "
+        "it processes 400.0/s"
+    )
+
+
+def test_asked_again_and_back_to_the_end_of_control():
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    assert run.period(app=300, one=300, two=1_000) == {"one": pytest.approx(1_000 / 3.5)}
+    run.processing["two"] = 2_000.0
+    rates = [run.period(app=300, one=300, two=50).get("one") for _ in range(8)]
+    assert rates == [*(pytest.approx(1_000 / 3.5 + 100 * n) for n in range(1, 8)), None]
+    assert run.period(app=300, one=300, two=50) == {}
+
+
+def test_a_stage_out_of_its_band_for_fewer_samples_than_the_ratio_asks_nothing():
+    assert Run().period(app=1_000, one=1_000, two=500) == {}
+
+
+def test_lag_above_its_bound_asks_within_the_band():
+    run = Run(replace(CHAIN, max_lag=2_000))
+    assert run.period({"two": 2_001}, app=450, one=450, two=450) == {"one": pytest.approx(400)}
+    assert run.period({"two": 1_900}, app=400, one=400, two=400) == {}
+    assert run.period({"two": 900}, app=400, one=400, two=400) == {"one": pytest.approx(500)}
+
+
+def test_without_a_batch_report_the_upper_edge_of_the_band_is_what_a_stage_processes():
+    run = Run()
+    run.processing = {}
+    run.flow.alive("two", 0.0)
+    assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(500)}
+
+
+def test_a_stage_that_was_never_seen_asks_nothing():
+    run = Run()
+    run.processing = {}
+    assert run.period(app=1_000, one=1_000, two=1_000) == {}
+
+
+def test_sources_are_left_alone_unless_producers_are_held():
+    run = Run(replace(CHAIN, hold_producers=False))
+    run.period(app=1_000, one=1_000, two=1_000)
+    assert run.period(app=1_000, one=1_000, two=400) == {}
+
+
+def test_nodes_that_feed_one_stage_share_what_it_processes():
+    stages = (stage("one", "a", "b"), stage("two", "b z", band=(100.0, 800.0)))
+    sources = (source("app", "a"), source("other", "z"))
+    run = Run(replace(CHAIN, stages=stages, sources=sources))
+    total = 0.0
+    run.processing["two"] = 500.0
+    for _ in range(4):
+        run.flow.processing_rate("two", 500.0, run.now_ms)
+        run.now_ms += SECOND_MS
+        run.feed({"app": 600, "one": 600, "two": 1_000})
+        run.flow.arrived("z", total, run.now_ms)
+        total += 400
+        changes = run.flow.tick(run.now_ms)
+    assert {item.node: item.rate for item in changes} == {
+        "one": pytest.approx(250),
+        "other": pytest.approx(250),
+    }
+
+
+def test_what_a_stage_writes_is_converted_to_what_it_reads():
+    run = Run()
+    run.flow.converted("one", 1_000, {"b": 2_000})
+    assert run.period(app=1_000, one=1_000, two=2_000) == {"one": pytest.approx(200)}
+
+
+@pytest.mark.parametrize("how", ["silent", "ended"])
+def test_what_a_dead_stage_holds_is_released_step_by_step(how):
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    del run.processing["two"]
+    if how == "ended":
+        run.flow.ended("two")
+    else:
+        last_ms = run.now_ms - 4 * SECOND_MS
+        while run.now_ms + 4 * SECOND_MS <= last_ms + SILENT_MS:
+            assert "one" not in run.period(app=400, one=400, two=400)
+    rates = [run.period(app=400, one=400, two=1_000)["one"] for _ in range(6)]
+    assert rates == [*(pytest.approx(rate) for rate in range(500, 1_000, 100)), None]
+    assert "one" not in run.period(app=1_000, one=1_000, two=1_000)
+    run.processing["two"] = 400.0
+    assert run.period(app=400, one=400, two=1_000)["one"] == pytest.approx(400)
+
+
+BAD_READINGS = {
+    "NaN": math.nan,
+    "infinite": math.inf,
+    "negative": -1.0,
+    "beyond an offset": 2.0**64,
+}
+
+
+@pytest.mark.parametrize("value", BAD_READINGS.values(), ids=BAD_READINGS.keys())
+def test_a_reading_that_cannot_be_is_counted_and_changes_nothing(value):
+    run, other = Run(), Run()
+    run.flow.sample("one", value, 0.0)
+    run.flow.arrived("a", value, 0.0)
+    run.flow.processing_rate("one", value, 0.0)
+    run.flow.lag("one", value)
+    run.flow.converted("one", value, {"b": 1})
+    run.flow.converted("one", 1, {"b": value})
+    document = run.flow.documents(0.0)
+    assert document["refused_readings"] == 6
+    assert document | {"refused_readings": 0} == other.flow.documents(0.0)
+
+
+def test_a_batch_without_rows_says_nothing_about_the_speed():
+    run = Run()
+    run.processing = {"two": 0.0}
+    run.flow.processing_rate("two", 250.0, 0.0)
+    assert run.period(app=1_000, one=1_000, two=1_000) == {"one": pytest.approx(250)}
+
+
+def test_reports_for_unknown_stages_and_topics_are_shown():
+    run = Run()
+    run.flow.sample("x", 1.0, 0.0)
+    run.flow.lag("x", 1)
+    run.flow.converted("x", 1, {})
+    run.flow.alive("x", 0.0)
+    run.flow.ended("x")
+    run.flow.processing_rate("x", 1.0, 0.0)
+    run.flow.arrived("z", 1.0, 0.0)
+    document = run.flow.documents(0.0)
+    assert document["unknown"] == ["stage x", "topic z"]
+    assert document["refused_readings"] == 7
+
+
+def write(flow: PipelineFlow, store: MemoryStore) -> None:
+    records, deletes = flow.changes()
+    store.put_many(records, delete=deletes)
+
+
+def test_after_a_restart_the_same_nodes_are_held():
+    run, store = Run(), MemoryStore()
+    run.period(app=1_000, one=1_000, two=1_000)
+    write(run.flow, store)
+    assert run.flow.changes() == ([], [])
+    again = Run()
+    assert again.flow.load(store.items(again.flow.prefix), 0.0) == []
+    assert {item.node: item.rate for item in again.flow.reapply(0.0)} == {
+        "one": 400.0,
+        "two": None,
+        "app": None,
+    }
+    assert again.period(app=300, one=300, two=1_000) == {"one": pytest.approx(1_000 / 3.5)}
+    for _ in range(8):
+        again.period(app=300, one=300, two=50)
+    write(again.flow, store)
+    assert store.items("flow/") == []
+
+
+def test_a_stage_that_does_not_come_back_after_a_restart_holds_nothing_for_ever():
+    run, store = Run(), MemoryStore()
+    run.period(app=1_000, one=1_000, two=1_000)
+    write(run.flow, store)
+    again = Run()
+    again.processing = {}
+    again.flow.load(store.items(again.flow.prefix), 0.0)
+    while again.now_ms + 4 * SECOND_MS <= SILENT_MS:
+        assert again.period() == {}
+    for _ in range(6):
+        changes = again.period()
+    assert changes == {"one": None}
+
+
+def test_the_state_is_read_again_at_a_period_and_keeps_what_is_in_force():
+    run, store = Run(), MemoryStore()
+    assert not run.flow.reapply_due(REAPPLY_MS - 1)
+    assert run.flow.reapply_due(REAPPLY_MS)
+    run.flow.reapply(REAPPLY_MS)
+    assert not run.flow.reapply_due(2 * REAPPLY_MS - 1)
+    run.period(app=1_000, one=1_000, two=1_000)
+    write(run.flow, store)
+    run.flow.load(store.items("flow/"), run.now_ms)
+    assert run.flow.changes() == ([], [])
+    run.flow.load([], run.now_ms)  # somebody removed it
+    assert [record.key for record in run.flow.changes()[0]] == ["flow/p/one"]
+
+
+def test_reading_again_does_not_interrupt_the_way_back():
+    run, store = Run(), MemoryStore()
+    run.period(app=1_000, one=1_000, two=1_000)
+    run.period(app=300, one=300, two=50)
+    write(run.flow, store)
+    run.flow.load(store.items("flow/"), run.now_ms)
+    assert run.period(app=300, one=300, two=300) == {"one": pytest.approx(600)}
+
+
+def test_records_of_what_is_gone_are_told_and_deleted():
+    run = Run()
+    records = [Record.of("flow/p/gone", 1), Record.of("flow/old/x", 1), Record.of("flow/p/one", 1)]
+    assert list(find_strays(records, ["p", "q"])) == ["flow/old/x"]
+    assert list(find_strays(records, [])) == [record.key for record in records]
+    refused = run.flow.load([records[0], records[2]], 0.0)
+    assert len(refused) == 2
+    assert run.flow.changes() == ([], ["flow/p/gone", "flow/p/one"])
+    assert [event["reason"] for event in run.flow.documents(0.0)["events"]] == refused
+
+
+def test_a_reload_keeps_what_remains_and_lets_go_what_is_gone():
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    run.period(app=1_000, one=1_000, two=400)
+    run.flow.changes()
+    slower = replace(CHAIN.stages[0], normal_rate=300.0)
+    changed = replace(CHAIN, stages=(slower, CHAIN.stages[1]), hold_producers=False)
+    changes = run.flow.update(changed, run.now_ms)
+    assert {item.node: item.rate for item in changes} == {"app": None, "one": 300.0}
+    records, deletes = run.flow.changes()
+    assert [record.key for record in records] == ["flow/p/one"]
+    assert deletes == ["flow/p/app"]
+
+
+def test_a_reload_that_takes_a_stage_away_releases_what_it_held():
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    run.flow.update(replace(CHAIN, stages=CHAIN.stages[:1]), run.now_ms)
+    del run.processing["two"]
+    assert run.period(app=300, one=300)["one"] == pytest.approx(500)
+    assert run.flow.documents(run.now_ms)["unknown"] == ["stage two"]
+
+
+@pytest.mark.parametrize("bad", [replace(CHAIN, stages=()), replace(CHAIN, name="q")])
+def test_a_reload_that_is_not_sound_changes_nothing(bad):
+    run = Run()
+    run.period(app=1_000, one=1_000, two=1_000)
+    before = run.flow.documents(run.now_ms)
+    with pytest.raises(ValueError, match="pipeline"):
+        run.flow.update(bad, run.now_ms)
+    assert run.flow.documents(run.now_ms) == before
+
+
+def test_the_document_tells_the_whole_story():
+    run = Run()
+    run.period({"two": 70}, app=1_000, one=1_000, two=1_000)
+    document = json.loads(json.dumps(run.flow.documents(run.now_ms), allow_nan=False))
+    one, two = document["stages"]
+    assert (one["state"], one["rate"], one["t_delay_ms"]) == ("reduced", 400, 1.5)
+    assert (one["held_by"], one["last_change"]["by"]) == (["two"], "two")
+    assert one["last_change"]["at_s"] == START_S + 4
+    assert (one["band"], one["band_in_force"]) == ([500, 1_200], [200, 480])
+    assert (two["state"], two["rate"], two["last_change"]) == ("uncontrolled", None, None)
+    assert (two["received_rate"], two["processing_rate"], two["lag"]) == (1_000, 400, 70)
+    assert two["samples"] == {"count": 4, "above": 4, "below": 0}
+    assert (two["last_request"]["direction"], two["last_request"]["asked"]) == ("decrease", ["one"])
+    assert [item["name"] for item in document["sources"]] == ["app"]
+    assert [event["node"] for event in document["events"]] == ["one"]
+
+
+DIAMOND = replace(
+    CHAIN,
+    stages=(
+        stage("left", "a", "b"),
+        stage("right", "a", "c", period_ms=2 * SECOND_MS),
+        stage("join", "b c", period_ms=3 * SECOND_MS),
+    ),
+    max_lag=1_000,
+)
+NAMES = st.sampled_from(["left", "right", "join", "gone"])
+NUMBERS = st.floats(allow_nan=True) | st.floats(0, 5_000) | st.integers(0, 10_000)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("sample"), NAMES, NUMBERS),
+        st.tuples(st.just("rate"), NAMES, NUMBERS),
+        st.tuples(st.just("lag"), NAMES, st.integers(0, 3_000)),
+        st.tuples(st.just("ended"), NAMES, st.none()),
+        st.tuples(st.just("pass"), st.none(), st.floats(0, 5_000)),
+        st.tuples(st.just("pass"), st.none(), st.just(SECOND_MS)),
+        st.tuples(st.just("load"), st.none(), st.none()),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_whatever_comes_rates_stay_in_range_and_a_node_changes_once_in_a_period(steps):
+    flow, store = PipelineFlow(DIAMOND, 0.0, START_S), MemoryStore()
+    longest = {"app": 4 * SECOND_MS, "left": 3 * SECOND_MS, "right": 3 * SECOND_MS}
+    changed: dict[tuple[str, float], int] = {}
+    now_ms = 0.0
+    for what, name, value in steps:
+        match what:
+            case "sample":
+                flow.sample(name, value, now_ms)
+            case "rate":
+                flow.processing_rate(name, value, now_ms)
+            case "lag":
+                flow.lag(name, value)
+            case "ended":
+                flow.ended(name)
+            case "load":
+                write(flow, store)
+                assert flow.load(store.items(flow.prefix), now_ms) == []
+                assert flow.changes() == ([], [])
+            case "pass":
+                now_ms += value
+                for change in flow.tick(now_ms):
+                    # What is applied now belongs to the period that ended last.
+                    window = now_ms // longest[change.node]
+                    key = (change.node, window)
+                    changed[key] = changed.get(key, 0) + 1
+                    assert change.rate is None or MIN_RATE <= change.rate <= 1_000
+        json.dumps(flow.documents(now_ms), allow_nan=False)
+    assert all(count == 1 for count in changed.values())
+    write(flow, store)
+    again = PipelineFlow(DIAMOND, 0.0, START_S)
+    assert again.load(store.items(again.prefix), 0.0) == []
+    in_force = {item.node: item.rate for item in flow.reapply(now_ms)}
+    assert {item.node: item.rate for item in again.reapply(0.0)} == in_force

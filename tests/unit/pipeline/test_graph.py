@@ -1,0 +1,208 @@
+"""What a pipeline may look like, and what is said of one that may not."""
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.pipeline.graph import (
+    PipelineGraph,
+    PipelineSettings,
+    Source,
+    StageSettings,
+    find_conflicts,
+    find_problems,
+)
+
+
+def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSettings:
+    values = {
+        "band": (50.0, 150.0),
+        "sampling_interval_ms": 1_000.0,
+        "period_ms": 5_000.0,
+        "ratio": 0.5,
+        "normal_rate": 100.0,
+        "step": 10.0,
+    }
+    return StageSettings(
+        name=name,
+        consumes=tuple(consumes.split()),
+        produces=tuple(produces.split()),
+        **(values | changes),
+    )
+
+
+def source(client_id: str, produces: str, **changes) -> Source:
+    values = {"normal_rate": 100.0, "step": 10.0} | changes
+    return Source(client_id=client_id, produces=tuple(produces.split()), **values)
+
+
+def pipeline(*stages: StageSettings, sources=None, **changes) -> PipelineSettings:
+    sources = (source("app", "a"),) if sources is None else sources
+    return PipelineSettings(name="p", stages=stages, sources=sources, **changes)
+
+
+DIAMOND = pipeline(
+    stage("join", "b c", "d"),
+    stage("right", "a", "c"),
+    stage("left", "a", "b"),
+    hold_producers=True,
+)
+
+
+def test_order_and_neighbours_of_a_diamond():
+    graph = PipelineGraph(DIAMOND)
+    assert graph.order == ("right", "left", "join")
+    assert graph.upstream_of("join") == ("left", "right")
+    assert graph.upstream_of("left") == ("app",)
+    assert set(graph.downstream_of("app")) == {"left", "right"}
+    assert graph.downstream_of("join") == ()
+    assert set(graph.first) == {"left", "right"}
+    assert graph.last == ("join",)
+    assert graph.topics_between("left", "join") == ("b",)
+    assert graph.nodes["app"].is_source
+
+
+def test_sources_are_no_nodes_unless_producers_are_held():
+    assert "app" not in PipelineGraph(replace(DIAMOND, hold_producers=False)).nodes
+
+
+def test_a_stage_that_reads_one_node_by_two_topics_has_it_upstream_once():
+    graph = PipelineGraph(pipeline(stage("one", "a", "b c"), stage("two", "b c")))
+    assert graph.upstream_of("two") == ("one",)
+
+
+BAD = {
+    "no stage": (pipeline(sources=()), ("stages",), "no stage"),
+    "topic without owner": (
+        pipeline(stage("one", "a x")),
+        ("stages", 0, "consumes", 1),
+        'nobody produces "x"',
+    ),
+    "two producers": (
+        pipeline(stage("one", "a", "b"), stage("two", "a", "b")),
+        ("stages", 1, "produces", 0),
+        '"b" is produced by "one" already',
+    ),
+    "a stage writes the topic of a source": (
+        pipeline(
+            stage("one", "z", "a"),
+            stage("two", "a"),
+            sources=(source("app", "a"), source("other", "z")),
+        ),
+        ("stages", 0, "produces", 0),
+        '"a" is produced by "app" already',
+    ),
+    "useless source": (
+        pipeline(stage("one", "a"), sources=(source("app", "a"), source("b", "z"))),
+        ("sources", 1, "produces"),
+        "no stage consumes",
+    ),
+    "source without topics": (
+        pipeline(stage("one", "a"), sources=(source("app", "a"), source("b", ""))),
+        ("sources", 1, "produces"),
+        "is empty",
+    ),
+    "same name": (
+        pipeline(stage("one", "a"), stage("one", "a")),
+        ("stages", 1, "name"),
+        '"one" is named twice',
+    ),
+    "same name as a source": (
+        pipeline(stage("app", "a")),
+        ("stages", 0, "name"),
+        '"app" is named twice',
+    ),
+    "same query": (
+        pipeline(stage("one", "a", queries=("q",)), stage("two", "a", queries=("q",))),
+        ("stages", 1, "name"),
+        '"q" belongs to "one" already',
+    ),
+    "no name": (pipeline(stage("", "a")), ("stages", 0, "name"), "is empty"),
+    "nothing consumed": (
+        pipeline(stage("one", "a"), stage("two", "")),
+        ("stages", 1, "consumes"),
+        "is empty",
+    ),
+    "topic twice": (pipeline(stage("one", "a a")), ("stages", 0, "consumes"), "twice"),
+    "band": (pipeline(stage("one", "a", band=(9, 9))), ("stages", 0, "band"), "no band"),
+    "band of NaN": (
+        pipeline(stage("one", "a", band=(0, float("nan")))),
+        ("stages", 0, "band"),
+        "no band",
+    ),
+    "interval": (
+        pipeline(stage("one", "a", sampling_interval_ms=0)),
+        ("stages", 0, "sampling_interval"),
+        "above 0",
+    ),
+    "period": (
+        pipeline(stage("one", "a", period_ms=999)),
+        ("stages", 0, "period"),
+        "at least 1000",
+    ),
+    "ratio": (pipeline(stage("one", "a", ratio=1.0)), ("stages", 0, "ratio"), "below 1"),
+    "normal rate": (
+        pipeline(stage("one", "a", normal_rate=0.5)),
+        ("stages", 0, "normal_rate"),
+        "at least 1",
+    ),
+    "step": (pipeline(stage("one", "a", step=float("inf"))), ("stages", 0, "step"), "not inf"),
+    "step of a source": (
+        pipeline(stage("one", "a"), sources=(source("app", "a", step=0),)),
+        ("sources", 0, "step"),
+        "above 0",
+    ),
+    "adjustment": (
+        pipeline(stage("one", "a", t_min_adjust_ms=0)),
+        ("stages", 0, "t_min_adjust"),
+        "above 0",
+    ),
+    "lag": (pipeline(stage("one", "a"), max_lag=0), ("max_lag",), "at least 1"),
+    "circle": (
+        pipeline(
+            stage("in", "a", "b"),
+            stage("one", "b d", "c"),
+            stage("two", "c", "d e"),
+            stage("out", "e"),
+        ),
+        ("stages", 2, "consumes"),
+        "two -> one -> two",
+    ),
+    "circle of one": (
+        pipeline(stage("one", "a b", "b")),
+        ("stages", 0, "consumes"),
+        "one -> one",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "path", "message"), BAD.values(), ids=BAD.keys())
+def test_a_mistake_is_told_with_its_place_and_a_fix(settings, path, message):
+    problems = find_problems(settings)
+    assert [problem.path for problem in problems] == [path]
+    assert message in problems[0].message
+    assert problems[0].fix
+    with pytest.raises(ValueError, match="pipeline 'p'"):
+        PipelineGraph(settings)
+
+
+def test_all_mistakes_are_told_at_once():
+    assert len(find_problems(pipeline(stage("one", "x", ratio=2, step=0)))) == 4
+
+
+def test_two_pipelines_share_neither_name_nor_members():
+    one = pipeline(stage("one", "a"))
+    same_name = pipeline(stage("two", "a"))
+    same_stage = replace(one, name="q")
+    assert [(at, item.path) for at, item in find_conflicts([one, same_name])] == [(1, ("name",))]
+    assert [(at, item.path) for at, item in find_conflicts([one, same_stage])] == [
+        (1, ("stages", 0, "name"))
+    ]
+
+
+def test_two_pipelines_may_read_one_source_unless_both_hold_it():
+    one = pipeline(stage("one", "a"), hold_producers=True)
+    two = replace(pipeline(stage("two", "a")), name="q")
+    assert find_conflicts([one, two]) == []
+    found = find_conflicts([one, replace(two, hold_producers=True)])
+    assert [item.path for _, item in found] == [("sources", 0, "client_id")]

@@ -1,0 +1,331 @@
+import math
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.pipeline.buckets import RotatingMap, WallTime
+from proxy.pipeline.ledger import BUCKETS, PIPELINE_CHANGED, Ledger, Outcome, Owner
+
+STAGES = ("one", "two", "three")
+TIMEOUT_MS = 1_000.0
+TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
+OWNER = Owner("one", 7, 100)
+
+
+def make(stages=STAGES, timeout_ms=TIMEOUT_MS, random=None, wall=None):
+    return Ledger(stages, timeout_ms, random or Random(1), wall or WallTime(0.0))
+
+
+def test_the_worked_example():
+    ledger = make(["all"])
+    assert ledger.init(9, 1 ^ 2, OWNER, 10.0, 20.0) is None
+    assert ledger.ack(9, 1 ^ 3, 21.0) is None
+    assert ledger.ack(9, 2 ^ 4, 22.0) is None
+    assert ledger.get(9).value == 3 ^ 4
+    assert ledger.ack(9, 3, 23.0) is None
+    ended = ledger.ack(9, 4, 24.0)
+    assert (ended.root, ended.owner, ended.outcome, ended.reason) == (
+        *(9, OWNER, Outcome.COMPLETED, ""),
+    )
+    assert (ended.started_ms, ended.ended_ms) == (10.0, 24.0)
+    assert len(ledger) == 0
+
+
+def test_the_worked_example_told_by_stage():
+    """The source sends edge 1 to one and 2 to two; both send on to three."""
+    ledger = make()
+    at = ledger.at
+    ledger.init(9, at("one", 1) ^ at("two", 2), OWNER, 0.0, 0.0)
+    assert ledger.holder(9) == "one"
+    ledger.ack(9, at("one", 1) ^ at("three", 3), 0.0)
+    assert ledger.holder(9) == "two"
+    ledger.ack(9, at("two", 2) ^ at("three", 4), 0.0)
+    assert ledger.holder(9) == "three"
+    ledger.ack(9, at("three", 3), 0.0)
+    assert ledger.ack(9, at("three", 4), 0.0).outcome is Outcome.COMPLETED
+    assert ledger.holder(9) is None
+
+
+def test_an_init_without_edges_completes_at_once():
+    assert make().init(9, 0, OWNER, 0.0, 0.0).outcome is Outcome.COMPLETED
+
+
+def test_acks_may_come_before_the_init():
+    ledger = make()
+    edge, onward = ledger.at("one", 5), ledger.at("two", 6)
+    assert ledger.ack(9, onward, 1.0) is None
+    assert ledger.ack(9, edge ^ onward, 1.0) is None
+    assert ledger.init(9, edge, OWNER, 0.0, 2.0).outcome is Outcome.COMPLETED
+
+
+def test_a_fail_before_the_init_is_told_with_it():
+    ledger = make()
+    ledger.ack(9, 5, 0.0)
+    assert ledger.fail(9, "first", 0.0) is None
+    assert ledger.fail(9, "second", 0.0) is None
+    ended = ledger.init(9, 5, OWNER, 0.0, 3.0)
+    assert (ended.outcome, ended.reason) == (Outcome.FAILED, "first")
+
+
+def test_a_fail_of_an_unknown_root_is_ignored_and_counted():
+    ledger = make()
+    assert ledger.fail(9, "why", 0.0) is None
+    assert 9 not in ledger
+    assert ledger.counts.unknown_fails == 1
+
+
+def test_a_second_init_changes_nothing_and_is_counted():
+    ledger = make()
+    ledger.init(9, 5, OWNER, 0.0, 0.0)
+    assert ledger.init(9, 5, Owner("two", 1), 9.0, 9.0) is None
+    assert ledger.counts.repeated_inits == 1
+    assert ledger.ack(9, 5, 10.0).owner == OWNER
+
+
+def test_late_acks_fall_out_and_are_counted():
+    ledger = make()
+    ledger.init(9, 5, OWNER, 0.0, 0.0)
+    ledger.fail(9, "why", 0.0)
+    ledger.ack(9, 5, 1.0)
+    assert len(ledger) == 1
+    assert ledger.tick(1.0 + TIMEOUT_MS + TURN_MS) == []
+    assert len(ledger) == 0
+    assert ledger.counts.ownerless == 1
+
+
+@settings(deadline=None)
+@given(
+    heard_ms=st.floats(0, 10_000),
+    steps=st.lists(st.floats(1, TURN_MS), min_size=20, max_size=60),
+    offset_ms=st.floats(0, 1e6),
+)
+def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offset_ms):
+    ledger = make(wall=WallTime(offset_ms))
+    ledger.init(9, 5, OWNER, heard_ms, heard_ms)
+    now_ms = before_ms = heard_ms
+    for step in [*steps, 3 * TIMEOUT_MS]:
+        before_ms, now_ms = now_ms, now_ms + step
+        told = ledger.tick(now_ms)
+        if told:
+            break
+    assert [(end.root, end.outcome, end.ended_ms) for end in told] == [
+        (9, Outcome.TIMED_OUT, now_ms)
+    ]
+    slack_ms = 1e-6
+    assert now_ms - heard_ms >= TIMEOUT_MS - slack_ms
+    assert before_ms - heard_ms <= TIMEOUT_MS + TURN_MS + slack_ms
+
+
+def test_a_ledger_that_is_seldom_ticked_ends_nothing_too_soon():
+    ledger = make()
+    ledger.tick(0.0)
+    ledger.init(9, 5, OWNER, 0.0, 50 * TIMEOUT_MS)
+    assert ledger.tick(50 * TIMEOUT_MS + 1) == []
+    assert 9 in ledger
+
+
+class Scripted(Random):
+    """Gives the numbers that it was given."""
+
+    def __init__(self, numbers):
+        super().__init__(0)
+        self.numbers = iter(numbers)
+
+    def getrandbits(self, k, /):
+        assert k == 64
+        return next(self.numbers)
+
+
+def test_ids_are_never_0_and_roots_never_used():
+    ledger = make(random=Scripted([0, 0, 4, 4, 0, 5]))
+    assert ledger.new_id() == 4
+    ledger.init(4, 1, OWNER, 0.0, 0.0)
+    assert ledger.new_root() == 5
+
+
+class TestUpdate:
+    def test_what_waits_at_a_stage_that_is_gone_fails_and_the_rest_stays(self):
+        ledger = make()
+        at = ledger.at
+        ledger.init(1, at("one", 5), OWNER, 0.0, 0.0)
+        ledger.init(2, at("two", 6), OWNER, 0.0, 0.0)
+        ledger.init(3, at("two", 6) ^ at("three", 7), OWNER, 0.0, 0.0)
+        ledger.init(4, at("three", 8), OWNER, 0.0, 0.0)
+        ended = ledger.update(["new", "one", "three"], TIMEOUT_MS, 5.0)
+        assert [(end.root, end.outcome, end.reason) for end in ended] == [
+            (2, Outcome.FAILED, PIPELINE_CHANGED),
+            (3, Outcome.FAILED, PIPELINE_CHANGED),
+        ]
+        assert (ledger.holder(1), ledger.holder(4)) == ("one", "three")
+        assert ledger.ack(1, ledger.at("one", 5), 6.0).outcome is Outcome.COMPLETED
+        assert ledger.ack(4, ledger.at("three", 8), 6.0).outcome is Outcome.COMPLETED
+
+    def test_an_ownerless_root_there_fails_when_its_owner_comes(self):
+        ledger = make()
+        ledger.ack(1, ledger.at("two", 6), 0.0)
+        assert ledger.update(["one"], TIMEOUT_MS, 0.0) == []
+        assert ledger.init(1, 5, OWNER, 0.0, 0.0).reason == PIPELINE_CHANGED
+
+    @pytest.mark.parametrize("factor", [0.25, 4.0])
+    def test_another_timeout_counts_for_those_that_are_there(self, factor):
+        ledger = make()
+        ledger.init(1, 5, OWNER, 0.0, 10_000.0)
+        timeout_ms = TIMEOUT_MS * factor
+        ledger.update(STAGES, timeout_ms, 10_000.0)
+        assert ledger.tick(10_000.0 + timeout_ms / 2) == []
+        assert len(ledger.tick(10_000.0 + TURN_MS + timeout_ms * 1.5)) == 1
+
+    @pytest.mark.parametrize(
+        ("stages", "timeout_ms"), [(["a", "a"], 1.0), (["a"], 0.0), (["a"], math.nan)]
+    )
+    def test_refuses_what_cannot_be_and_changes_nothing(self, stages, timeout_ms):
+        ledger = make()
+        ledger.init(1, ledger.at("three", 5), OWNER, 0.0, 0.0)
+        with pytest.raises(ValueError, match=r"twice|above 0"):
+            ledger.update(stages, timeout_ms, 0.0)
+        assert ledger.holder(1) == "three"
+
+
+@dataclass
+class Tree:
+    """A root of the model: all its edges, by whether they were made and finished."""
+
+    turn: int
+    started_ms: float
+    owner: Owner | None = None
+    failed: str | None = None
+    made: set = field(default_factory=set)
+    finished: set = field(default_factory=set)
+
+
+class Model:
+    """The ledger with whole trees."""
+
+    def __init__(self):
+        self.trees = {}
+        self.told = []
+
+    def tree(self, root, now_ms):
+        return self.trees.setdefault(root, Tree(math.floor(now_ms / TURN_MS), now_ms))
+
+    def check(self, root, now_ms):
+        tree = self.trees[root]
+        if tree.owner is None:
+            return
+        if tree.failed is not None:
+            outcome = Outcome.FAILED
+        elif tree.made == tree.finished:
+            outcome = Outcome.COMPLETED
+        else:
+            return
+        del self.trees[root]
+        self.tell(root, tree, now_ms, outcome)
+
+    def tell(self, root, tree, now_ms, outcome):
+        self.told.append((root, tree.owner, tree.started_ms, now_ms, outcome, tree.failed or ""))
+
+    def init(self, root, made, now_ms, owner):
+        tree = self.tree(root, now_ms)
+        if tree.owner is None:
+            tree.owner, tree.started_ms = owner, now_ms
+            tree.made |= made
+            self.check(root, now_ms)
+
+    def ack(self, root, finished, made, now_ms):
+        tree = self.tree(root, now_ms)
+        tree.finished.add(finished)
+        tree.made |= made
+        self.check(root, now_ms)
+
+    def fail(self, root, reason, now_ms):
+        if root in self.trees:
+            self.trees[root].failed = self.trees[root].failed or reason
+            self.check(root, now_ms)
+
+    def tick(self, now_ms):
+        turn = math.floor(now_ms / TURN_MS)
+        old = [(t.started_ms, r, t) for r, t in self.trees.items() if t.turn + BUCKETS <= turn]
+        for _, root, tree in sorted(old, key=lambda one: one[:2]):
+            del self.trees[root]
+            if tree.owner is not None:
+                self.tell(root, tree, now_ms, Outcome.TIMED_OUT)
+
+    def holder(self, root):
+        tree = self.trees.get(root)
+        if tree is None:
+            return None
+        open_edges = tree.made ^ tree.finished
+        return next((name for name in STAGES if any(s == name for s, _ in open_edges)), None)
+
+
+@st.composite
+def histories(draw):
+    """Operations on a few trees in any order, each ack once, with repeated inits and fails."""
+    random = Random(draw(st.integers(0, 2**32)))
+    operations = []
+    for root in range(1, draw(st.integers(1, 4)) + 1):
+        first = {("one", random.getrandbits(64) | 1) for _ in range(random.randint(0, 3))}
+        operations += [("init", root, first)] * random.choice([1, 1, 1, 2])
+        edges = list(first)
+        for edge in edges:  # grows meanwhile
+            later = STAGES[STAGES.index(edge[0]) + 1 :]
+            made = {
+                (random.choice(later), random.getrandbits(64) | 1)
+                for _ in range(random.randint(0, 2 if later else 0))
+            }
+            edges += made
+            operations.append(("ack", root, edge, made))
+        if draw(st.booleans()):
+            operations.append(("fail", root, draw(st.sampled_from(["error", "lost"]))))
+    operations = draw(st.permutations(operations))
+    if draw(st.booleans()):  # the usual order of each tree, which completes it in time
+        operations = sorted(operations, key=lambda one: one[0] != "init")
+    pauses = st.one_of(st.just(0), st.just(1), st.integers(1, int(TIMEOUT_MS)))
+    return [(operation, draw(pauses), draw(st.booleans())) for operation in operations]
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
+    ledger, model, told, now_ms = make(), Model(), [], 0
+
+    def value(edges):
+        total = 0
+        for stage, edge in edges:
+            total ^= ledger.at(stage, edge)
+        return total
+
+    for (kind, root, *rest), pause_ms, ticks in [*history, (("end", 0), 3 * int(TIMEOUT_MS), True)]:
+        now_ms += pause_ms
+        if ticks:
+            told += ledger.tick(now_ms)
+            model.tick(now_ms)
+        match kind, rest:
+            case "init", (made,):
+                owner = Owner("one", root)
+                told.append(ledger.init(root, value(made), owner, now_ms, now_ms))
+                model.init(root, made, now_ms, owner)
+            case "ack", (finished, made):
+                told.append(ledger.ack(root, value({finished}) ^ value(made), now_ms))
+                model.ack(root, finished, made, now_ms)
+            case "fail", (reason,):
+                told.append(ledger.fail(root, reason, now_ms))
+                model.fail(root, reason, now_ms)
+        told = [end for end in told if end is not None]
+        assert [
+            (end.root, end.owner, end.started_ms, end.ended_ms, end.outcome, end.reason)
+            for end in told
+        ] == model.told
+        assert ledger.roots() == model.trees.keys()
+        assert [ledger.holder(root) for root in model.trees] == [
+            model.holder(root) for root in model.trees
+        ]
+    assert len(ledger) == 0
+
+
+def test_a_map_needs_two_buckets():
+    with pytest.raises(ValueError, match="2 or more"):
+        RotatingMap(1)

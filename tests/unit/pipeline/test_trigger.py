@@ -1,0 +1,157 @@
+"""When a stage asks, and what for."""
+
+import math
+
+import pytest
+
+from proxy.pipeline.graph import StageSettings
+from proxy.pipeline.trigger import SILENT_MS, Direction, RateMeter, Stage, Trigger
+
+SETTINGS = StageSettings(
+    name="s",
+    consumes=("a",),
+    produces=("b", "c"),
+    band=(50.0, 150.0),
+    sampling_interval_ms=1_000.0,
+    period_ms=4_000.0,
+    ratio=0.5,
+    normal_rate=100.0,
+    step=10.0,
+)
+LESS, MORE = Direction.DECREASE, Direction.INCREASE
+
+
+class Run:
+    """A trigger that is fed one period after the other."""
+
+    def __init__(self, max_lag: int | None = None, *, holds: bool = True) -> None:
+        self.trigger = Trigger(SETTINGS, max_lag, 0.0)
+        self.now_ms = self.total = 0.0
+        self.trigger.sample(self.total, self.now_ms)
+        if holds:
+            self.trigger.control_began("up")
+
+    def period(self, rates: str, lag: int | None = None, scale: float = 1.0) -> Direction | None:
+        for rate in map(float, rates.split()):
+            self.now_ms += 1_000
+            self.total += rate
+            self.trigger.sample(self.total, self.now_ms, scale)
+        if lag is not None:
+            self.trigger.lag(lag)
+        verdict = self.trigger.close(self.now_ms)
+        return verdict.direction if verdict else None
+
+
+BANDS = {
+    "in the band": ("100 100 50 150", None),
+    "all above": ("200 200 200 200", LESS),
+    "above in as many as the ratio": ("200 200 100 100", None),
+    "above in more than the ratio": ("200 200 200 100", LESS),
+    "below": ("10 10 10 100", MORE),
+    "nothing arrives": ("0 0 0 0", MORE),
+    "both sides count together": ("10 10 200 100", MORE),
+    "a tie asks for less": ("10 10 200 200", LESS),
+}
+
+
+@pytest.mark.parametrize(("rates", "expected"), BANDS.values(), ids=BANDS.keys())
+def test_band(rates, expected):
+    assert Run().period(rates) == expected
+
+
+def test_the_band_moves_with_the_rate_of_the_stage_itself():
+    assert Run().period("100 100 100 100", scale=0.4) == LESS
+    assert Run().period("40 40 40 40", scale=0.4) is None
+
+
+def test_without_samples_nothing_is_asked():
+    assert Run().period("") is None
+
+
+def test_only_a_stage_that_holds_somebody_asks_for_more():
+    run = Run(holds=False)
+    assert run.period("10 10 10 10") is None
+    run.trigger.control_began("up")
+    assert run.period("10 10 10 10") == MORE
+    run.trigger.control_ended("up")
+    assert run.period("10 10 10 10") is None
+    assert run.period("200 200 200 200") == LESS  # it keeps sampling
+
+
+def test_asking_for_more_goes_on_within_the_band_until_it_is_sent_too_much():
+    run = Run()
+    assert run.period("100 100 100 100") is None
+    assert run.period("10 10 10 10") == MORE
+    assert run.period("100 100 100 100") == MORE
+    assert run.period("200 200 200 200") == LESS
+    assert run.period("100 100 100 100") is None
+
+
+LAGS = {
+    "above the bound": ([1_001], [LESS]),
+    "above, and falling": ([1_200, 1_100], [LESS, None]),
+    "above, and the same": ([1_200, 1_200], [LESS, LESS]),
+    "at the bound": ([1_000], [None]),
+    "not eased yet": ([501], [None]),
+    "eased": ([500, 500], [MORE, MORE]),
+    "eased, but growing": ([100, 101], [MORE, None]),
+}
+
+
+@pytest.mark.parametrize(("lags", "expected"), LAGS.values(), ids=LAGS.keys())
+@pytest.mark.parametrize("rates", ["100 100 100 100", "10 10 10 10"])
+def test_lag_asks_whatever_the_band_says(lags, expected, rates):
+    run = Run(max_lag=1_000)
+    assert [run.period(rates, lag) for lag in lags] == expected
+
+
+def test_the_least_lag_of_a_period_counts():
+    run = Run(max_lag=1_000)
+    run.trigger.lag(5_000)
+    assert run.period("100 100 100 100", lag=200) == MORE
+
+
+def test_periods_that_went_by_unnoticed_are_left_out():
+    trigger = Trigger(SETTINGS, None, 0.0)
+    trigger.close(13_000.0)
+    assert trigger.due_ms == 16_000.0
+
+
+METERS = {
+    "whole intervals": ([(0, 0), (500, 1_000), (900, 2_000)], [None, 500, 400]),
+    "in between": ([(0, 0), (10, 400), (500, 1_000)], [None, None, 500]),
+    "late": ([(0, 0), (4_000, 4_000)], [None, 1_000]),
+    "begun anew": ([(500, 0), (10, 1_000), (30, 2_000)], [None, None, 20]),
+    "same time": ([(0, 0), (9, 0)], [None, None]),
+}
+
+
+@pytest.mark.parametrize(("readings", "expected"), METERS.values(), ids=METERS.keys())
+def test_meter(readings, expected):
+    meter = RateMeter(1_000.0)
+    assert [meter.read(total, now_ms) for total, now_ms in readings] == expected
+
+
+def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
+    stage = Stage(Trigger(SETTINGS, None, 0.0), 0.0)
+    assert stage.is_alive(SILENT_MS)
+    assert not stage.may_ask(0.0)
+    assert not stage.is_alive(SILENT_MS + 1)
+    stage.seen(SILENT_MS)
+    assert stage.may_ask(2 * SILENT_MS)
+    stage.ended()
+    assert not stage.is_alive(SILENT_MS)
+    stage.seen(SILENT_MS)
+    assert stage.may_ask(SILENT_MS)
+
+
+def test_records_out_per_record_in_follow_the_latest_batches():
+    stage = Stage(Trigger(SETTINGS, None, 0.0), 0.0)
+    assert stage.records_out(["b"]) == 1.0
+    stage.converted(0, {"b": 5})
+    assert stage.records_out(["b"]) == 1.0
+    stage.converted(100, {"b": 50, "unknown": 7})
+    assert (stage.records_out(["b"]), stage.records_out(["b", "c"])) == (0.5, 0.5)
+    for _ in range(50):
+        stage.converted(100, {"c": 300})
+    assert math.isclose(stage.records_out(["c"]), 3.0, rel_tol=1e-3)
