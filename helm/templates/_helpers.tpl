@@ -46,7 +46,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   {{- end -}}
 {{- end -}}
 {{- $state := $config.state | default dict -}}
-{{- if ne $state.kind "memory" -}}
+{{- if and (eq $state.kind "kafka") (gt (int $.Values.replicas) 1) -}}
+  {{- fail "state.kind kafka is for one replica: each proxy needs a topic of its own; use a release for each" -}}
+{{- end -}}
+{{- if eq ($state.kind | default "sqlite") "sqlite" -}}
   {{- $state = merge $state (dict "kind" "sqlite" "path" "/var/lib/quota-proxy/quota-proxy.db") -}}
 {{- end -}}
 {{- $_ := set $config "state" $state -}}
@@ -65,7 +68,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "quota-proxy.isStateful" -}}
 {{- $config := include "quota-proxy.config" . | fromYaml -}}
-{{- if ne $config.state.kind "memory" -}}true{{- end -}}
+{{- if eq $config.state.kind "sqlite" -}}true{{- end -}}
 {{- end -}}
 
 {{/* Every port that clients use, as {"ports": [{"name": ..., "port": ...}]}. */}}
@@ -97,5 +100,5 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* A checksum of what the proxy reads only when it starts. */}}
 {{- define "quota-proxy.startChecksum" -}}
-{{- omit (include "quota-proxy.config" . | fromYaml) "quotas" "throttle" | toJson | sha256sum -}}
+{{- omit (include "quota-proxy.config" . | fromYaml) "quotas" "queries" "pipelines" "throttle" | toJson | sha256sum -}}
 {{- end -}}

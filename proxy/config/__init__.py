@@ -2,9 +2,9 @@
 
 from proxy.config.endpoints import NODE_ID, HostPort, PortRange
 from proxy.config.errors import BadValueError, ConfigError, ConfigProblem
+from proxy.config.fields import DEFAULT
 from proxy.config.load import load_config
 from proxy.config.models import (
-    DEFAULT,
     Admin,
     Cluster,
     ClusterTls,
@@ -17,11 +17,14 @@ from proxy.config.models import (
     State,
     Throttle,
 )
+from proxy.config.pipelines import Pipeline
+from proxy.config.queries import AdaptiveBound, Query
 from proxy.config.units import Seconds, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "DEFAULT",
     "NODE_ID",
+    "AdaptiveBound",
     "Admin",
     "BadValueError",
     "Cluster",
@@ -33,7 +36,9 @@ __all__ = [
     "Limits",
     "Listener",
     "ListenerTls",
+    "Pipeline",
     "PortRange",
+    "Query",
     "QuotaRule",
     "Quotas",
     "Seconds",

@@ -1,4 +1,4 @@
-"""What rules and listeners must keep to among each other.
+"""What rules, queries, pipelines and listeners must keep to among each other.
 
 These checks look at the plain document, not at the models: so one bad value elsewhere in a rule or
 listener does not hide them, and a user sees all mistakes at once.
@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from proxy.config import endpoints
+from proxy.config import endpoints, pipeline_checks
 from proxy.config.document import Document
 from proxy.config.errors import BadValueError, ConfigProblem, Loc, key_path, shown
-from proxy.config.models import Admin
+from proxy.config.models import Admin, Limits, State
 
 RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 RULE_QUOTAS: Final = ("consumer_byte_rate", "producer_byte_rate", "request_percentage")
+STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka"}
+"""The kind of state that has a use for the key."""
+STATE_KINDS: Final = {
+    "memory": "keeps nothing",
+    "sqlite": "keeps state in a file",
+    "kafka": "keeps state in a topic",
+}
+"""What each kind does."""
 
 _Value = TypeVar("_Value")
 _Item = tuple[Loc, Mapping[str, object]]
@@ -44,13 +52,23 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     listeners = _items(document.data.get("listeners"), ("listeners",))
     quotas = document.data.get("quotas")
     rules = _items(quotas.get("rules") if isinstance(quotas, dict) else None, ("quotas", "rules"))
-    yield from _same_names(document, listeners)
+    queries = _items(document.data.get("queries"), ("queries",))
+    pipelines = _items(document.data.get("pipelines"), ("pipelines",))
+    yield from _used_twice(document, listeners, "name", "listener")
     yield from _port_clashes(document, listeners)
     for rule in rules:
         yield from _rule_alone(document, rule)
+        yield from _adaptive_alone(document, rule)
     yield from _same_rules(document, rules)
+    for key in ("name", "commit_group"):
+        yield from _used_twice(document, queries, key, "query")
+    yield from _same_clients(document, queries)
+    yield from _used_twice(document, pipelines, "name", "pipeline")
+    yield from pipeline_checks.find_problems(document)
+    yield from _too_many_queries(document)
+    yield from _too_many_nodes(document, pipelines)
     yield from _unknown_listeners(document, rules, listeners)
-    yield from _useless_path(document)
+    yield from _useless_state_keys(document)
 
 
 def _items(value: object, loc: Loc) -> list[_Item]:
@@ -63,15 +81,18 @@ def _at(document: Document, loc: Loc) -> str:
     return f"{key_path(loc)} on line {document.line(loc)}"
 
 
-def _same_names(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
+def _used_twice(
+    document: Document, items: list[_Item], key: str, kind: str
+) -> Iterator[ConfigProblem]:
+    """Yield what is the value of a key for a second time."""
     first: dict[str, Loc] = {}
-    for loc, listener in listeners:
-        name = listener.get("name")
-        if isinstance(name, str) and first.setdefault(name, loc) != loc:
+    for loc, item in items:
+        value = item.get(key)
+        if isinstance(value, str) and value and first.setdefault(value, loc) != loc:
             yield document.problem(
-                (*loc, "name"),
-                f"{shown(name)} is also the name of {_at(document, first[name])}",
-                "give each listener a name of its own",
+                (*loc, key),
+                f"{shown(value)} is also the {key} of {_at(document, first[value])}",
+                f"give each {kind} a {key} of its own",
             )
 
 
@@ -149,11 +170,37 @@ def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
             "fits no client: it has no key",
             f"add one of {', '.join(RULE_KEYS)}; client-id: <default> fits every client",
         )
-    if not any(quota in rule for quota in RULE_QUOTAS):
+    # An adaptive rule without any quota lacks a certain one, which is said of `adaptive`.
+    if not any(quota in rule for quota in (*RULE_QUOTAS, "adaptive")):
         yield document.problem(loc, "sets no quota", f"add one of {', '.join(RULE_QUOTAS)}")
     if "client-id" in rule and "client-id-prefix" in rule:
         yield document.problem(
             loc, "has both client-id and client-id-prefix", "keep one of the two"
+        )
+
+
+def _adaptive_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
+    loc, rule = item
+    if rule.get("adaptive") is None:
+        return
+    loc = (*loc, "adaptive")
+    if "consumer_byte_rate" not in rule:
+        yield document.problem(
+            loc,
+            "has no bound to stay below",
+            "add consumer_byte_rate to the rule, the most that the query may ever read",
+        )
+    if rule.get("scope") == "shared":
+        yield document.problem(
+            loc,
+            "does not go with scope shared, as each query has batches of its own",
+            "remove scope: shared",
+        )
+    if "client-id" not in rule and "client-id-prefix" not in rule:
+        yield document.problem(
+            loc,
+            "names no query: a query is known by its client id",
+            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client",
         )
 
 
@@ -168,6 +215,53 @@ def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProble
                 f"is for the same clients ({words}) as {_at(document, first[keys])}",
                 "put the quotas of both into one rule",
             )
+
+
+def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigProblem]:
+    first: dict[str, _Item] = {}
+    for loc, query in queries:
+        client_id = query.get("client-id", query.get("name"))
+        if not isinstance(client_id, str) or not client_id:
+            continue
+        earlier, other = first.setdefault(client_id, (loc, query))
+        # Where both are left out the names are the same, and that has been said.
+        if earlier != loc and ("client-id" in query or "client-id" in other):
+            yield document.problem(
+                (*loc, "client-id"),
+                f"{shown(client_id)} is also the client-id of {_at(document, earlier)}",
+                "give each query a client-id of its own; it is the name where none is written",
+            )
+
+
+def _too_many_queries(document: Document) -> Iterator[ConfigProblem]:
+    queries, most = document.data.get("queries"), _max_client_entities(document)
+    if isinstance(queries, list) and len(queries) > most:
+        yield document.problem(
+            ("queries",),
+            f"names {len(queries)} queries, more than limits.max_client_entities, {most}",
+            "remove some, or raise limits.max_client_entities",
+        )
+
+
+def _too_many_nodes(document: Document, pipelines: list[_Item]) -> Iterator[ConfigProblem]:
+    most = _max_client_entities(document)
+    nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
+    count = sum(len(listed) for listed in nodes if isinstance(listed, list))
+    if count > most:
+        yield document.problem(
+            ("pipelines",),
+            f"have {count} sources and stages, more than limits.max_client_entities, {most}",
+            "remove some, or raise limits.max_client_entities",
+        )
+
+
+def _max_client_entities(document: Document) -> int:
+    limits = document.data.get("limits")
+    most = limits.get("max_client_entities") if isinstance(limits, dict) else None
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        default: int = Limits.model_fields["max_client_entities"].default
+        return default
+    return most
 
 
 def _unknown_listeners(
@@ -185,11 +279,17 @@ def _unknown_listeners(
             )
 
 
-def _useless_path(document: Document) -> Iterator[ConfigProblem]:
+def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
     state = document.data.get("state")
-    if isinstance(state, dict) and state.get("kind") == "memory" and "path" in state:
-        yield document.problem(
-            ("state", "path"),
-            "is of no use to kind memory, which keeps nothing",
-            "remove it, or write kind: sqlite",
-        )
+    if not isinstance(state, dict):
+        return
+    kind = state.get("kind", State.model_fields["kind"].default)
+    if not isinstance(kind, str):
+        return
+    for key, its_kind in STATE_KEYS.items():
+        if key in state and kind != its_kind and kind in STATE_KINDS:
+            yield document.problem(
+                ("state", key),
+                f"is of no use to kind {kind}, which {STATE_KINDS[kind]}",
+                f"remove it, or write kind: {its_kind}",
+            )

@@ -80,4 +80,6 @@ def shown(value: object) -> str:
         case str():
             more = "..." if len(value) > _SHOWN_LENGTH else ""
             return f'"{value[:_SHOWN_LENGTH]}{more}"'
+        case int() if abs(value) >= 10**_SHOWN_LENGTH:
+            return f"a number of more than {_SHOWN_LENGTH} digits"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 from proxy.config.checks import find_problems
 from proxy.config.document import Document, read_document
 from proxy.config.errors import BadValueError, ConfigError, ConfigProblem, Loc, key_path, shown
-from proxy.config.models import Config, Section
+from proxy.config.fields import Section
+from proxy.config.models import Config
 
 _UNKNOWN_KEY: Final = "extra_forbidden"
 

@@ -4,123 +4,38 @@ The names of the keys are contracts with users. A model checks its values; what 
 rules or listeners together is in `checks`.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    field_validator,
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
+
+from proxy.config import endpoints, files
+from proxy.config.errors import BadValueError
+from proxy.config.fields import (
+    AdvertisedHost,
+    Bind,
+    BrokerPorts,
+    CertificateFile,
+    Count,
+    Duration,
+    DurationOrZero,
+    Endpoint,
+    FilePath,
+    FrameSize,
+    KeyFile,
+    Percentage,
+    Prefix,
+    Samples,
+    Section,
+    Size,
+    Sni,
+    Text,
+    TokenFile,
+    one_of,
 )
-
-from proxy.config import endpoints, files, units
-from proxy.config.errors import BadValueError, shown
-
-DEFAULT: Final = "<default>"
-"""As a rule's user or client-id: everyone for whom no rule of that level is written."""
-
-MAX_FRAME_BYTES: Final = 2**31 - 1
-"""The longest frame that Kafka's signed 32 bit length can announce."""
-
-MAX_SAMPLES: Final = 1000
-MAX_COUNT: Final = 2**31 - 1
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise BadValueError(f"{shown(value)} is not text", "put it in quotes")
-    if not value:
-        raise BadValueError("is empty text", "write a name")
-    return value
-
-
-def _prefix(value: object) -> str:
-    prefix = _text(value)
-    if prefix == DEFAULT:
-        raise BadValueError(f"{DEFAULT} is no prefix", f"write client-id: {DEFAULT}")
-    return prefix
-
-
-def _percentage(value: object) -> float:
-    fix = "write a number above 0 without a sign, such as 50"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadValueError(f"{shown(value)} is not a percentage", fix)
-    if not 0 < value < math.inf:
-        raise BadValueError(f"{shown(value)} is not a percentage above 0", fix)
-    return float(value)
-
-
-def _frame_size(value: object) -> int:
-    size_bytes = units.parse_size(value)
-    if size_bytes > MAX_FRAME_BYTES:
-        raise BadValueError(
-            f"{shown(value)} is longer than a Kafka request can be", "write less than 2GiB"
-        )
-    return size_bytes
-
-
-def _whole_number(low: int, high: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        fix = f"write a whole number from {low} to {high}"
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise BadValueError(f"{shown(value)} is not a whole number", fix)
-        if not low <= value <= high:
-            raise BadValueError(f"{shown(value)} is out of range", fix)
-        return value
-
-    return parse
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise BadValueError(
-                f"{shown(value)} is not known here", f"write {' or '.join(choices)}"
-            )
-        return value
-
-    return parse
-
-
-def _state_kind(value: object) -> str:
-    if value == "kafka":
-        raise BadValueError('"kafka" is not available yet', "write memory or sqlite")
-    return _one_of("memory", "sqlite")(value)
-
-
-Size = Annotated[int, BeforeValidator(units.parse_size)]
-"""Bytes, above 0."""
-FrameSize = Annotated[int, BeforeValidator(_frame_size)]
-Duration = Annotated[units.Seconds, BeforeValidator(units.parse_duration)]
-"""Seconds, above 0."""
-DurationOrZero = Annotated[units.Seconds, BeforeValidator(units.parse_duration_or_zero)]
-Count = Annotated[int, BeforeValidator(_whole_number(1, MAX_COUNT))]
-Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_SAMPLES))]
-Percentage = Annotated[float, BeforeValidator(_percentage)]
-Text = Annotated[str, BeforeValidator(_text)]
-Prefix = Annotated[str, BeforeValidator(_prefix)]
-Endpoint = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_endpoint)]
-Bind = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_bind)]
-AdvertisedHost = Annotated[str, BeforeValidator(endpoints.parse_advertised_host)]
-BrokerPorts = Annotated[endpoints.PortRange, BeforeValidator(endpoints.parse_broker_ports)]
-Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
-_Path = Annotated[Path, BeforeValidator(files.resolve)]
-CertificateFile = Annotated[_Path, AfterValidator(files.check_certificates)]
-KeyFile = Annotated[_Path, AfterValidator(files.check_private_key)]
-TokenFile = Annotated[_Path, AfterValidator(files.check_token)]
-
-
-class Section(BaseModel):
-    """A mapping of the YAML file: its keys are all known, its values do not change."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from proxy.config.pipelines import Pipeline, Topic
+from proxy.config.queries import AdaptiveBound, Query
 
 
 class ClusterTls(Section):
@@ -213,17 +128,19 @@ class QuotaRule(Section):
 
     Keys: `user`, `client_id` (either may be `DEFAULT`), `client_id_prefix`, `listener`.
     Quotas: byte rates in bytes per second, `request_percentage` above 0 (of the time of one
-    connection). `scope`: one sensor for each client, or one shared by all that fit.
+    connection). `scope`: one sensor for each client, or one shared by all that fit. With
+    `adaptive`, `consumer_byte_rate` is the most that a bound which moves can be.
     """
 
     user: Text | None = None
     client_id: Text | None = Field(default=None, alias="client-id")
     client_id_prefix: Prefix | None = Field(default=None, alias="client-id-prefix")
     listener: Text | None = None
-    scope: Annotated[Literal["each", "shared"], BeforeValidator(_one_of("each", "shared"))] = "each"
+    scope: Annotated[Literal["each", "shared"], BeforeValidator(one_of("each", "shared"))] = "each"
     consumer_byte_rate: Size | None = None
     producer_byte_rate: Size | None = None
     request_percentage: Percentage | None = None
+    adaptive: AdaptiveBound | None = None
 
 
 class Quotas(Section):
@@ -232,7 +149,7 @@ class Quotas(Section):
     With `source` kafka the cluster's own client quotas are in force as well, before the rules.
     """
 
-    source: Annotated[Literal["file", "kafka"], BeforeValidator(_one_of("file", "kafka"))] = "file"
+    source: Annotated[Literal["file", "kafka"], BeforeValidator(one_of("file", "kafka"))] = "file"
     window: Duration = 1.0
     samples: Samples = 11
     rules: tuple[QuotaRule, ...] = ()
@@ -246,7 +163,7 @@ class Throttle(Section):
     hold comes on top of the broker's own time.
     """
 
-    mode: Annotated[Literal["delay", "mute"], BeforeValidator(_one_of("delay", "mute"))] = "delay"
+    mode: Annotated[Literal["delay", "mute"], BeforeValidator(one_of("delay", "mute"))] = "delay"
     max_delay: Duration = 20.0
 
 
@@ -264,10 +181,16 @@ class Limits(Section):
 
 
 class State(Section):
-    """Where state outlives a restart. `path` is of use only to `sqlite`."""
+    """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
 
-    kind: Annotated[Literal["memory", "sqlite"], BeforeValidator(_state_kind)] = "sqlite"
-    path: _Path = Field(default=Path("quota-proxy.db"), validate_default=True)
+    The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
+    """
+
+    kind: Annotated[
+        Literal["memory", "sqlite", "kafka"], BeforeValidator(one_of("memory", "sqlite", "kafka"))
+    ] = "sqlite"
+    path: FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
+    topic: Topic = "quota-proxy-state"
 
     @field_validator("path")
     @classmethod
@@ -306,6 +229,8 @@ class Config(Section):
         ]
     )
     quotas: Quotas = Quotas()
+    queries: tuple[Query, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
     throttle: Throttle = Throttle()
     limits: Limits = Limits()
     state: State = Field(default_factory=State)

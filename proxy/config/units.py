@@ -158,3 +158,8 @@ def format_duration(seconds: Seconds) -> str:
         if exact and count == count.to_integral_value():
             return f"{int(count)}{name}"
     return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
+
+
+def format_number(number: float) -> str:
+    """Write a finite number in digits alone: 1000000, not 1e6 or 1000000.0."""
+    return f"{Decimal(repr(number)).normalize():f}"

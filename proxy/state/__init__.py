@@ -1,4 +1,4 @@
-"""State that outlives a restart, behind one interface: in memory, or in one SQLite file.
+"""State that outlives a restart, behind one interface: in memory, one SQLite file, or a topic.
 
 Who writes now and then, such as an operator's command, calls the store. Who writes often and runs
 on the event loop goes through a `StateWriter`, which puts what came meanwhile into one
@@ -6,6 +6,7 @@ transaction.
 """
 
 from .errors import StateError
+from .kafka import KafkaStore
 from .memory import MemoryStore
 from .sqlite import SqliteStore
 from .store import Json, Record, Store
@@ -13,6 +14,7 @@ from .writer import StateWriter
 
 __all__ = [
     "Json",
+    "KafkaStore",
     "MemoryStore",
     "Record",
     "SqliteStore",

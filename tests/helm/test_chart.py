@@ -99,7 +99,8 @@ def test_mounts_are_directories_so_that_the_kubelet_updates_them(rendered: Rende
 
 
 @pytest.mark.parametrize(
-    ("kind", "workload"), [("sqlite", "StatefulSet"), ("memory", "Deployment")]
+    ("kind", "workload"),
+    [("sqlite", "StatefulSet"), ("memory", "Deployment"), ("kafka", "Deployment")],
 )
 def test_a_state_file_makes_a_stateful_set(helm: Helm, kind: str, workload: str) -> None:
     made = helm.template(sets={"config.state.kind": json.dumps(kind)})
@@ -108,6 +109,13 @@ def test_a_state_file_makes_a_stateful_set(helm: Helm, kind: str, workload: str)
     if kind == "sqlite":
         (service,) = [s for s in made.of("Service") if s["spec"].get("clusterIP") == "None"]
         assert made.workload["spec"]["serviceName"] == service["metadata"]["name"]
+
+
+def test_state_in_a_topic_is_for_one_replica(helm: Helm) -> None:
+    sets = {"config.state.kind": '"kafka"', "config.state.topic": '"proxy-1"'}
+    assert helm.template(sets=sets).config["state"] == {"kind": "kafka", "topic": "proxy-1"}
+    with pytest.raises(ChartError, match="each proxy needs a topic of its own"):
+        helm.template(sets={**sets, "replicas": "2"})
 
 
 @pytest.mark.parametrize(

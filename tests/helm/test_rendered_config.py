@@ -73,6 +73,42 @@ def test_numbers_stay_whole(helm: Helm, tmp_path: Path) -> None:
     assert (loaded.consumer_byte_rate, loaded.request_percentage) == (104857600, 12.5)
 
 
+def test_rates_and_gains_stay_numbers(helm: Helm, tmp_path: Path) -> None:
+    """YAML takes `1e+06` for text; a large rate and a small gain must not be written so."""
+    adaptive = (
+        '{"batch_interval": "2s", "max_rate": 1e12, "initial_rate": 1000000, "integral": 1e-6}'
+    )
+    rule = f'[{{"client-id": "a", "consumer_byte_rate": "1MB", "adaptive": {adaptive}}}]'
+    made = helm.template(sets={"config.quotas.rules": rule})
+    (loaded,) = load_config(lay_out(made, {}, tmp_path)).quotas.rules
+    assert loaded.adaptive is not None
+    assert (loaded.adaptive.max_rate, loaded.adaptive.initial_rate) == (1e12, 1e6)
+    assert loaded.adaptive.integral == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "restarts"),
+    [
+        ("config.quotas.window", '"2s"', False),
+        ("config.queries", '[{"name": "orders"}]', False),
+        (
+            "config.pipelines",
+            '[{"name": "orders", "stages": [{"name": "a", "consumes": ["A"], "band": [0, 1], '
+            '"normal_rate": 1, "step": 1}]}]',
+            False,
+        ),
+        ("config.throttle", '{"max_delay": "5s"}', False),
+        ("config.limits", '{"max_client_entities": 10}', True),
+    ],
+)
+def test_what_changes_at_run_time_restarts_no_pod(
+    key: str, value: str, restarts: bool, helm: Helm
+) -> None:
+    before, after = helm.template(), helm.template(sets={key: value})
+    assert before.config != after.config
+    assert (before.pod != after.pod) is restarts
+
+
 def test_a_secret_that_is_not_mounted_is_found_missing(
     helm: Helm, secrets: Mapping[str, Mapping[str, bytes]], tmp_path: Path
 ) -> None:

@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import yaml
 from chart import CHART, ChartError, Helm
 
-from proxy.config import models
+from proxy.config import fields, models, pipelines, queries
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -17,6 +18,29 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 def _listener(**changes: object) -> str:
     listener = {"name": "default", "bind": "0.0.0.0:19092", "broker_ports": "19100-19109"} | changes
     return json.dumps([{key: value for key, value in listener.items() if value is not None}])
+
+
+def _adaptive(keys: Mapping[str, object] = MappingProxyType({}), **changes: object) -> str:
+    """Return one rule, with changes of its keys and of its adaptive bound; None removes."""
+    adaptive = {"batch_interval": "2s"} | changes
+    rule = {"client-id": "a", "consumer_byte_rate": "1MiB"} | dict(keys)
+    rule["adaptive"] = {key: value for key, value in adaptive.items() if value is not None}
+    return json.dumps([{key: value for key, value in rule.items() if value is not None}])
+
+
+def _pipeline(
+    stage: Mapping[str, object] = MappingProxyType({}),
+    source: Mapping[str, object] = MappingProxyType({}),
+    **changes: object,
+) -> str:
+    """Return one pipeline, with changes of its stage, its source, and its own keys."""
+    rates = {"normal_rate": 2000, "step": 200}
+    pipeline = {
+        "name": "orders",
+        "sources": [{"client-id": "feed", "produces": ["A"]} | rates | dict(source)],
+        "stages": [{"name": "b", "consumes": ["A"], "band": [0, 10]} | rates | dict(stage)],
+    }
+    return json.dumps([pipeline | changes])
 
 
 def _at(*path: str) -> dict[str, Any]:
@@ -39,6 +63,12 @@ def _at(*path: str) -> dict[str, Any]:
         (models.ListenerTls, ("listeners", "*", "tls")),
         (models.Quotas, ("quotas",)),
         (models.QuotaRule, ("quotas", "rules", "*")),
+        (queries.AdaptiveBound, ("quotas", "rules", "*", "adaptive")),
+        (queries.Query, ("queries", "*")),
+        (pipelines.Pipeline, ("pipelines", "*")),
+        (pipelines.PendingLimit, ("pipelines", "*", "max_pending")),
+        (pipelines.PipelineSource, ("pipelines", "*", "sources", "*")),
+        (pipelines.PipelineStage, ("pipelines", "*", "stages", "*")),
         (models.Throttle, ("throttle",)),
         (models.Limits, ("limits",)),
         (models.State, ("state",)),
@@ -47,7 +77,7 @@ def _at(*path: str) -> dict[str, Any]:
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
 def test_the_schema_knows_the_keys_of_the_configuration(
-    model: type[models.Section], path: tuple[str, ...]
+    model: type[fields.Section], path: tuple[str, ...]
 ) -> None:
     keys = {field.alias or name for name, field in model.model_fields.items()}
     assert set(_at("config", *path)["properties"]) == keys
@@ -91,11 +121,42 @@ def test_every_value_has_a_default_and_every_default_a_schema() -> None:
         ("config.quotas.rules", '[{"consumer_byte_rate": "1MiB"}]'),
         ("config.quotas.rules", '[{"client-id": "a", "consumer_byte_rate": "1mb"}]'),
         ("config.quotas.rules", '[{"clientid": "a", "consumer_byte_rate": "1MiB"}]'),
+        ("config.quotas.rules", _adaptive(batch_interval=None)),
+        ("config.quotas.rules", _adaptive(max_rate=0)),
+        ("config.quotas.rules", _adaptive(proportional=-1)),
+        ("config.quotas.rules", _adaptive(hold="30")),
+        ("config.quotas.rules", _adaptive({"scope": "shared"})),
+        ("config.quotas.rules", _adaptive({"consumer_byte_rate": None})),
+        ("config.quotas.rules", _adaptive({"client-id": None, "user": "a"})),
+        ("config.queries", '[{"client-id": "a"}]'),
+        ("config.queries", '[{"name": "a", "client-id": "<default>"}]'),
+        ("config.queries", '[{"name": "a", "commit-group": "b"}]'),
+        ("config.queries", '[{"name": "a", "stuck_after": 300}]'),
+        ("config.pipelines", '[{"name": "a"}]'),
+        ("config.pipelines", _pipeline(stages=[])),
+        ("config.pipelines", _pipeline(hold_producers="yes")),
+        ("config.pipelines", _pipeline(max_lag=0)),
+        ("config.pipelines", _pipeline(max_pending={})),
+        ("config.pipelines", _pipeline(max_pending={"bytes": "64mb"})),
+        ("config.pipelines", _pipeline(timeout="10")),
+        ("config.pipelines", _pipeline({"client-id": "a"})),
+        ("config.pipelines", _pipeline({"client-ids": ["<default>"]})),
+        ("config.pipelines", _pipeline({"consumes": []})),
+        ("config.pipelines", _pipeline({"consumes": ["a b"]})),
+        ("config.pipelines", _pipeline({"produces": ["B", "B"]})),
+        ("config.pipelines", _pipeline({"band": [10]})),
+        ("config.pipelines", _pipeline({"period": 10})),
+        ("config.pipelines", _pipeline({"ratio": 1})),
+        ("config.pipelines", _pipeline({"normal_rate": 0.5})),
+        ("config.pipelines", _pipeline(source={"step": 0})),
+        ("config.pipelines", _pipeline(source={"client_id": "feed"})),
+        ("config.pipelines", _pipeline(source={"produces": []})),
         ("config.quotas.window", '"1"'),
         ("config.throttle.mode", '"refuse"'),
         ("config.limits.drain_timeout", "10"),
         ("config.state.kind", '"redis"'),
         ("config.state.path", '"quota-proxy.db"'),
+        ("config.state.topic", '"a/b"'),
         ("persistence.size", '"big"'),
         ("secretMounts.tls", '"name"'),
     ],
@@ -107,5 +168,7 @@ def test_mistakes_are_refused(helm: Helm, key: str, value: str) -> None:
         helm.template(sets={key: value})
 
 
-def test_the_listener_that_is_made_wrong_here_is_right(helm: Helm) -> None:
-    assert helm.template(sets={"config.listeners": _listener()}).objects
+def test_what_is_made_wrong_here_is_right(helm: Helm) -> None:
+    right = {"config.listeners": _listener(), "config.quotas.rules": _adaptive()}
+    right |= {"config.queries": '[{"name": "a"}]', "config.pipelines": _pipeline()}
+    assert helm.template(sets=right).objects

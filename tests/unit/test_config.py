@@ -10,13 +10,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import trustme
-from hypothesis import assume, given
+import yaml
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.config import (
+    AdaptiveBound,
     BadValueError,
     Config,
     ConfigError,
@@ -30,12 +33,21 @@ from proxy.config import (
     parse_size,
 )
 from proxy.config.endpoints import parse_bind, parse_broker_ports
+from proxy.config.fields import MAX_NUMBER, Section
 from proxy.config.units import (
     DURATION_UNITS,
     MAX_DURATION_S,
     MAX_SIZE_BYTES,
     SIZE_UNITS,
+    format_number,
     parse_duration_or_zero,
+)
+from proxy.pipeline.graph import (
+    PipelineGraph,
+    PipelineSettings,
+    Source,
+    StageSettings,
+    find_conflicts,
 )
 
 HERE = Path(__file__).parent
@@ -103,6 +115,12 @@ TAB = (
     "character '\\t' that cannot start any token\n"
     "    fix: use spaces, YAML does not allow tabs here"
 )
+MANY_DIGITS = (
+    "config.yaml:4: limits.max_connections: a number of more than 60 digits is out of range\n"
+    "    fix: write a whole number from 1 to 2147483647\n"
+    "config.yaml:5: quotas.rules[0].request_percentage: a number of more than 60 digits is too "
+    "large\n    fix: write at most 1000000000000"
+)
 UNPRINTABLE_CASES = [
     pytest.param(b"", EMPTY, id="an empty file"),
     pytest.param(b"# only\n\n# comments\n", EMPTY, id="only comments"),
@@ -110,6 +128,12 @@ UNPRINTABLE_CASES = [
     pytest.param(b"cluster:\n\n  x: \x07\n", CONTROL, id="a control character"),
     pytest.param(b"cluster:\n\tx: y\n", TAB, id="a tab"),
     pytest.param(b"[" * 5000, NESTED, id="too deep"),
+    pytest.param(
+        f"{MINIMAL}limits: {{max_connections: 0x{'f' * 4000}}}\n"
+        f"quotas: {{rules: [{{user: a, request_percentage: {'9' * 400}}}]}}\n",
+        MANY_DIGITS,
+        id="numbers of many digits",
+    ),
 ]
 
 
@@ -174,6 +198,8 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "samples": 11,
         "rules": (),
     }
+    assert config.queries == ()
+    assert config.pipelines == ()
     assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0}
     assert config.limits.model_dump() == {
         "max_connections": 10_000,
@@ -185,9 +211,152 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "drain_timeout": 10.0,
         "max_client_entities": 10_000,
     }
-    assert config.state.model_dump() == {"kind": "sqlite", "path": folder / "quota-proxy.db"}
+    assert config.state.model_dump() == {
+        "kind": "sqlite",
+        "path": folder / "quota-proxy.db",
+        "topic": "quota-proxy-state",
+    }
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None
+
+
+def _adaptive(config: Config) -> AdaptiveBound:
+    (rule,) = config.quotas.rules
+    assert rule.adaptive is not None
+    return rule.adaptive
+
+
+def _adaptive_rule(adaptive: str) -> str:
+    rule = f"{{client-id: a, consumer_byte_rate: 1MB, adaptive: {{{adaptive}}}}}"
+    return f"{MINIMAL}quotas: {{rules: [{rule}]}}\n"
+
+
+def test_defaults_of_an_adaptive_bound(load: Callable[[str | bytes], Config]) -> None:
+    assert _adaptive(load(_adaptive_rule("batch_interval: 2s"))).model_dump() == {
+        "min_rate": 100.0,
+        "max_rate": None,
+        "proportional": 1.0,
+        "integral": 0.2,
+        "derivative": 0.0,
+        "batch_interval": 2.0,
+        "initial_rate": None,
+        "hold": 30.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("durations", "hold_s"),
+    [
+        ("batch_interval: 15s", 30.0),
+        ("batch_interval: 1m", 120.0),
+        ("batch_interval: 1m, hold: 61s", 61.0),
+        ("batch_interval: 500ms, hold: 600ms", 0.6),
+    ],
+)
+def test_a_bound_is_held_for_longer_than_a_batch_takes(
+    durations: str, hold_s: float, load: Callable[[str | bytes], Config]
+) -> None:
+    assert _adaptive(load(_adaptive_rule(durations))).hold == hold_s
+
+
+def test_numbers_with_an_exponent(load: Callable[[str | bytes], Config]) -> None:
+    """PyYAML takes them for text."""
+    adaptive = _adaptive(
+        load(
+            _adaptive_rule("batch_interval: 2s, max_rate: 1e6, integral: 1.5e-07, derivative: 0e0")
+        )
+    )
+    assert (adaptive.max_rate, adaptive.integral, adaptive.derivative) == (1e6, 1.5e-07, 0.0)
+
+
+def test_queries(load: Callable[[str | bytes], Config]) -> None:
+    config = load(
+        MINIMAL
+        + "queries:\n"
+        + "  - {name: orders, client-id: etl-orders, commit_group: g, stuck_after: 90s}\n"
+        + "  - {name: returns}\n"
+    )
+    orders, returns = config.queries
+    assert (orders.name, orders.client_id) == ("orders", "etl-orders")
+    assert (orders.commit_group, orders.stuck_after) == ("g", 90.0)
+    assert (returns.name, returns.client_id) == ("returns", "returns")
+    assert (returns.commit_group, returns.stuck_after) == (None, 300.0)
+    assert config.place("queries[1]").endswith("config.yaml:6")
+
+
+PIPELINE = """\
+pipelines:
+  - name: orders
+    hold_producers: true
+    max_lag: 100000
+    max_pending: {batches: 10, bytes: 64MiB}
+    timeout: 5m
+    sources:
+      - {client-id: feed, produces: [A], normal_rate: 1000, step: 100}
+    stages:
+      - name: enrich
+        queries: [enrich, enrich-again]
+        client-ids: [etl-1]
+        consumes: [A]
+        produces: [B]
+        band: [0, 1e3]
+        sampling_interval: 500ms
+        period: 20s
+        ratio: 0.25
+        normal_rate: 2000
+        step: 200
+        t_min_adjust: 0.1ms
+"""
+
+
+def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) -> None:
+    config = load(MINIMAL + PIPELINE)
+    (pipeline,) = config.pipelines
+    enrich = StageSettings(
+        name="enrich",
+        queries=("enrich", "enrich-again"),
+        client_ids=("etl-1",),
+        consumes=("A",),
+        produces=("B",),
+        band=(0.0, 1000.0),
+        sampling_interval_ms=500.0,
+        period_ms=20_000.0,
+        ratio=0.25,
+        normal_rate=2000.0,
+        step=200.0,
+        t_min_adjust_ms=0.1,
+    )
+    assert pipeline.settings == PipelineSettings(
+        name="orders",
+        stages=(enrich,),
+        sources=(Source(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),),
+        hold_producers=True,
+        max_lag=100_000,
+        max_pending_batches=10,
+        max_pending_bytes=64 * MIB,
+    )
+    assert pipeline.timeout_ms == 300_000.0
+    assert config.place("pipelines[0].stages[0]").endswith("config.yaml:13")
+
+
+SHORT_PIPELINE = """\
+pipelines:
+  - name: orders
+    sources: [{client-id: feed, produces: [A], normal_rate: 1000, step: 100}]
+    stages: [{name: enrich, consumes: [A], band: [0, 1000], normal_rate: 2000, step: 200}]
+"""
+
+
+def test_defaults_of_a_pipeline(load: Callable[[str | bytes], Config]) -> None:
+    (pipeline,) = load(MINIMAL + SHORT_PIPELINE).pipelines
+    made = pipeline.settings
+    assert (made.hold_producers, made.max_lag) == (False, None)
+    assert (made.max_pending_batches, made.max_pending_bytes) == (None, None)
+    assert pipeline.timeout_ms == 600_000.0
+    (enrich,) = made.stages
+    assert (enrich.members, enrich.produces) == (("enrich",), ())
+    assert (enrich.sampling_interval_ms, enrich.period_ms) == (1000.0, 10_000.0)
+    assert (enrich.ratio, enrich.t_min_adjust_ms) == (0.5, 1.0)
 
 
 DESIGN_EXAMPLE = """\
@@ -238,6 +407,36 @@ def test_a_full_example(folder: Path, load: Callable[[str | bytes], Config]) -> 
     assert config.place("limits.drain_timeout") == ""
 
 
+def test_the_spark_example(load: Callable[[str | bytes], Config]) -> None:
+    config = load((EXAMPLES / "spark.yaml").read_text())
+    adaptive = [rule for rule in config.quotas.rules if rule.adaptive]
+    clients = {query.client_id for query in config.queries}
+    assert {rule.client_id for rule in adaptive} & clients
+    assert [query.commit_group for query in config.queries if query.commit_group]
+
+
+def test_the_pipeline_example(load: Callable[[str | bytes], Config]) -> None:
+    config = load((EXAMPLES / "pipeline.yaml").read_text())
+    (pipeline,) = config.pipelines
+    graph = PipelineGraph(pipeline.settings)
+    assert graph.upstream_of(graph.order[1]) == (graph.order[0],)
+    members = {member for stage in graph.settings.stages for member in stage.members}
+    assert members == {query.name for query in config.queries}
+
+
+def _keys(section: type[Section]) -> Iterator[str]:
+    for name, model_field in section.model_fields.items():
+        yield model_field.alias or name
+        for inner in (model_field.annotation, *get_args(model_field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, Section):
+                yield from _keys(inner)
+
+
+def test_the_full_example_explains_every_key() -> None:
+    words = set(re.findall(r"[\w-]+(?=:)", (EXAMPLES / "quota-proxy.yaml").read_text()))
+    assert set(_keys(Config)) - words == set()
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_load(example: Path, load: Callable[[str | bytes], Config]) -> None:
     assert load(example.read_text()).quotas.rules
@@ -278,8 +477,35 @@ GOOD = [
     ("an open admin server with a token", MINIMAL + "admin: {bind: 0.0.0.0:9644, "
      "token_file: token}\n"),
     ("an admin server on IPv6 loopback", MINIMAL + "admin: {bind: '[::1]:9644'}\n"),
+    ("an adaptive bound for every client", MINIMAL + "quotas: {rules: [{client-id: <default>, "
+     "consumer_byte_rate: 1MB, adaptive: {batch_interval: 2s}}]}\n"),
+    ("an adaptive bound of one listener and user by prefix", MINIMAL + "quotas: {rules: [{user: b, "
+     "listener: a, client-id-prefix: etl-, scope: each, consumer_byte_rate: 1MB, adaptive: "
+     "{batch_interval: 1ms}}]}\n"),
+    ("one rate and no gain", _adaptive_rule("batch_interval: 2s, min_rate: 0.5, max_rate: 0.5, "
+     "initial_rate: 0.5, proportional: 0, integral: 0.0, derivative: 0")),
+    ("no query", MINIMAL + "queries: []\n"),
+    ("as many queries as there may be", MINIMAL + "queries: [{name: a}, {name: b}]\n"
+     "limits: {max_client_entities: 2}\n"),
+    ("queries that change names", MINIMAL + "queries: [{name: a, client-id: b}, "
+     "{name: b, client-id: a}]\n"),
+    ("a commit_group with the name of a query", MINIMAL + "queries: [{name: a, commit_group: b}, "
+     "{name: b}]\n"),
+    ("no pipeline", MINIMAL + "pipelines: []\n"),
+    ("a pipeline of queries that are not followed", MINIMAL + SHORT_PIPELINE
+     + "queries: [{name: other}]\n"),
+    ("a producer of two pipelines that is not held", MINIMAL + SHORT_PIPELINE
+     + SHORT_PIPELINE.partition("\n")[2].replace("orders", "returns").replace("enrich", "audit")),
+    ("as many sources and stages as there may be", MINIMAL + SHORT_PIPELINE
+     + "limits: {max_client_entities: 2}\n"),
+    ("a period of one sample", MINIMAL + SHORT_PIPELINE.replace("{name", "{sampling_interval: 10s, "
+     "name")),
+    ("no sample may be out of the band", MINIMAL + SHORT_PIPELINE.replace("{name", "{ratio: 0, "
+     "name")),
     ("no drain", MINIMAL + "limits: {drain_timeout: 0}\n"),
     ("nothing kept", MINIMAL + "state: {kind: memory}\n"),
+    ("state in a topic", MINIMAL + "state: {kind: kafka}\n"),
+    ("state in a topic of that name", MINIMAL + "state: {kind: kafka, topic: proxy_1.state}\n"),
 ]  # fmt: skip
 
 
@@ -288,6 +514,61 @@ def test_good_configurations(
     name: str, content: str, load: Callable[[str | bytes], Config]
 ) -> None:
     assert load(content).listeners
+
+
+SCRAP = st.sampled_from([None, 7, -1.5, "", "x", True, [], [7], ["?"], {}, {"name": "a"}])
+
+
+@st.composite
+def _nodes(draw: st.DrawFn, place: int) -> tuple[list[dict[str, object]], ...]:
+    """Draw a source and stages of which each consumes what some other node produces."""
+    rates: dict[str, object] = {"normal_rate": 1000, "step": 100}
+    names = st.integers(0, 99).map(lambda number: f"{place}.{number}" if number < 95 else "shared")
+    count = draw(st.integers(1, 3))
+    source = {"client-id": draw(names), "produces": ["T0"], **rates}
+    stages: list[dict[str, object]] = []
+    for index in range(count):
+        topics = st.integers(0, draw(st.sampled_from([index, index, index, count])))
+        stage = {"name": draw(names), "band": [0, 10], **rates, "produces": [f"T{index + 1}"]}
+        stage["consumes"] = [f"T{draw(topics)}"]
+        if draw(st.booleans()):
+            stage["queries"] = draw(st.lists(names, max_size=2))
+        stages.append(stage)
+    stages[0]["consumes"] = ["T0"]
+    return [source], stages
+
+
+@st.composite
+def _pipelines(draw: st.DrawFn) -> list[dict[str, object]]:
+    """Draw pipelines; some have scrap in the place of a value."""
+    pipelines: list[dict[str, object]] = []
+    for place in range(draw(st.integers(1, 2))):
+        sources, stages = draw(_nodes(place))
+        made = {"name": f"p{place}", "sources": sources, "stages": stages, "hold_producers": True}
+        for part in (made, *sources, *stages):
+            if draw(st.integers(0, 15)) == 15:
+                part[draw(st.sampled_from(sorted(part)))] = draw(SCRAP)
+        pipelines.append(made)
+    return pipelines
+
+
+@given(pipelines=_pipelines())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_pipelines_are_sound_or_refused(
+    pipelines: list[dict[str, object]], load: Callable[[str | bytes], Config]
+) -> None:
+    """No document breaks the checks, no mistake is told twice, and what loads can be used."""
+    problems: tuple[ConfigProblem, ...] = ()
+    loaded: list[PipelineSettings] = []
+    try:
+        config = load(MINIMAL + yaml.safe_dump({"pipelines": pipelines}))
+        loaded = [pipeline.settings for pipeline in config.pipelines]
+    except ConfigError as error:
+        problems = error.problems
+    assert len(set(problems)) == len(problems)
+    assert all(problem.key.startswith("pipelines") for problem in problems)
+    assert all(PipelineGraph(pipeline).order for pipeline in loaded)
+    assert find_conflicts(loaded) == []
 
 
 @pytest.mark.parametrize(
@@ -320,6 +601,11 @@ def test_a_duration_with_unit_survives_being_read(number: int, unit: str) -> Non
     seconds = parse_duration(f"{number}{unit}")
     assert Decimal(repr(seconds)) == number * DURATION_UNITS[unit]
     assert parse_duration(format_duration(seconds)) == seconds
+
+
+@given(st.floats(0, MAX_NUMBER))
+def test_a_number_survives_being_written(number: float) -> None:
+    assert yaml.safe_load(format_number(number)) == number
 
 
 @given(st.one_of(st.text(), st.from_regex(r"[0-9.:\[\]-]+[a-zA-Z ]*", fullmatch=True)))

@@ -1,0 +1,114 @@
+"""What stands in the topic: a message for each record, and one for the proxy that owns the state.
+
+A record's key is the message's key, its JSON the value, readable with any consumer. Two headers
+hold numbers in decimal: `form`, of what this module writes, and `version`, of the record's value.
+A message without value says that the record was deleted.
+"""
+
+import json
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.state.errors import StateError
+from proxy.state.store import Record
+
+FORM = 1
+"""Number of this form. Whoever changes it counts on, and reads the older ones still."""
+
+FORM_HEADER = "form"
+VERSION_HEADER = "version"
+
+OWNER_KEY = "owner"
+"""Key of the owner's message; no record's, as it has no namespace."""
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the topic."""
+
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+    offset: int = -1
+    """Where it stands; -1 when it is to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The proxy that has the state: a new one with each start."""
+
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+
+    def __str__(self) -> str:
+        """Return where it runs."""
+        return f"process {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a message says: that a key has this content from now on."""
+
+    key: str
+    content: Record | Owner | None
+    """None: nothing any more."""
+
+
+def to_message(key: str, content: Record | Owner | None) -> Message:
+    """Return the message that says so."""
+    if content is None:
+        return Message(key.encode(), None)
+    form = (FORM_HEADER, b"%d" % FORM)
+    if isinstance(content, Record):
+        version = (VERSION_HEADER, b"%d" % content.version)
+        return Message(key.encode(), content.text.encode(), (form, version))
+    owner = {"token": content.token, "host": content.host, "pid": content.pid}
+    return Message(key.encode(), json.dumps(owner).encode(), (form,))
+
+
+def read_message(topic: str, message: Message) -> Change:
+    """Return what a message of the topic says.
+
+    Raises:
+        StateError: it is none of ours, of a newer program, or damaged.
+
+    """
+    place = f"the message at offset {message.offset} of topic {topic}"
+    try:
+        key = message.key.decode()
+        if message.value is None:
+            return Change(key, None)
+        headers = dict(message.headers)
+        if FORM_HEADER not in headers:
+            raise StateError(
+                f"{place} was not written by quota-proxy: it has no header {FORM_HEADER!r}",
+                "name another topic as state.topic, to which nothing else writes",
+            )
+        form = int(headers[FORM_HEADER])
+        if form != FORM:
+            raise StateError(
+                f"{place} was written by a newer version of quota-proxy: its form is {form}, "
+                f"this version knows {FORM}",
+                "start that version, or name another topic as state.topic",
+            )
+        text = message.value.decode()
+        if key == OWNER_KEY:
+            return Change(key, Owner(**json.loads(text)))
+        return Change(key, Record(key, text, int(headers[VERSION_HEADER])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(place, f"{type(error).__name__}, {error}") from error
+
+
+def damaged(place: str, finding: str) -> StateError:
+    """Return the error for what stands in the topic and cannot be trusted."""
+    return StateError(
+        f"{place} is damaged: {finding}",
+        "write a message without value under its key, or name another topic as state.topic to "
+        "start without the overrides and positions that this one holds",
+    )

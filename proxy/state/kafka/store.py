@@ -1,0 +1,276 @@
+"""The store over a compacted topic: all records in memory, each change written before it counts."""
+
+import ssl
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Lock
+
+from proxy.state.errors import StateError
+from proxy.state.memory import MemoryStore
+from proxy.state.store import Record, Store
+
+from .link import Address, Deadline, FencedError, Link, RefusedError, UnansweredError
+from .log import Log
+from .messages import OWNER_KEY, Owner, read_message, to_message
+from .producer import Producer
+from .topic import MAX_RECORD_BYTES, ensure_topic
+
+DEFAULT_TOPIC = "quota-proxy-state"
+
+TIMEOUT_S = 10.0
+"""For a write with all its attempts."""
+
+LOAD_TIMEOUT_S = 60.0
+"""To read the whole topic, and to become its owner."""
+
+CLOSE_TIMEOUT_S = 2.0
+
+OWNER_POLL_S = 0.1
+"""Between looks at whether a proxy that is about to stop has let the state go."""
+
+MAX_STATE_BYTES = 256 * 2**20
+"""Of all keys and values together; they are in memory."""
+
+MS_PER_SECOND = 1000.0
+
+MESSAGE_TOO_LARGE = 10
+FORBIDDEN = frozenset({29, 31, 53})
+"""Authorization failed for the topic, the cluster, the transactional id."""
+
+
+class KafkaStore(Store):
+    """Records in a topic of one partition, which is made when it does not exist.
+
+    `put_many` is a transaction, and when it returned the brokers have it (acks=all). The newest
+    proxy that opens the state has it: Kafka refuses the writes of the one before, which then says
+    that another has taken over, for good. While no broker answers writes fail, after `timeout_s`,
+    and a later one works again. Where the answer to a commit was lost and the write is reported as
+    failed, the next write that works, or `close`, undoes it; a crash before that may leave it.
+
+    Args:
+        servers: bootstrap servers of the cluster, at least one; Kafka 2.5 or later. The proxy does
+            not log in (no SASL).
+        topic: where the state is, and the transactional id. Each proxy needs its own.
+        tls: to the brokers; None: plain.
+        timeout_s: limit of each write with all its attempts.
+        wait_ms: how long to wait for the proxy that has the state and is about to stop; after that
+            it is taken from it.
+
+    Raises:
+        StateError: no broker answers, the topic is not made for state, holds what this version
+            cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No
+            other proxy has lost the state, except in the last case.
+
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        topic: str = DEFAULT_TOPIC,
+        *,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = TIMEOUT_S,
+        wait_ms: float = 0.0,
+    ) -> None:
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._link = Link(servers, tls)
+        self._producer = Producer(self._link, topic)
+        self._lock = Lock()
+        """For all but `_records`, which may be read while a write waits for the brokers."""
+        self._records = MemoryStore()
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
+        self._owner: Owner | None = None
+        self._unsure: set[str] = set()
+        """Keys of writes that failed; the topic may have what `_records` has not."""
+        self._taken: StateError | None = None
+        self._closed = False
+        try:
+            with self._explained("opened"):
+                self._start(wait_ms)
+        except BaseException:
+            self._link.forget()
+            raise
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None."""
+        return self._records.get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records whose key begins with `prefix`, sorted by key."""
+        return self._records.items(prefix)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """Delete keys and write records, all or nothing; return how many were deleted."""
+        new = {record.key: record for record in records}
+        gone = tuple(delete)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the state in topic {self._topic} is closed")
+            changes = self._changes(new, gone)
+            if changes:
+                self._check_sizes(changes)
+                self._unsure |= changes.keys()
+                with self._explained("written"):
+                    self._write(changes, Deadline(self._timeout_s))
+                self._unsure.clear()
+                for key, record in changes.items():
+                    self._count(key, record)
+            return self._records.put_many(new.values(), delete=gone)
+
+    def close(self) -> None:
+        """Tell a successor that it may begin, and let the state go; a second time does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            # Who comes next takes the state also when it cannot be told so.
+            with suppress(StateError), self._explained("closed"):
+                if self._taken is None:
+                    changes: dict[str, Record | Owner | None] = {OWNER_KEY: None}
+                    self._write(changes | self._changes({}, ()), Deadline(CLOSE_TIMEOUT_S))
+            self._link.forget()
+            self._records.close()
+
+    def _start(self, wait_ms: float) -> None:
+        ensure_topic(self._link, self._topic, Deadline(self._timeout_s))
+        # All is read once before it is taken from anybody: it may be that we cannot use it.
+        log = Log(self._link, self._topic)
+        self._load(log)
+        waiting = Deadline(wait_ms / MS_PER_SECOND)
+        while self._owner is not None and waiting.left_s:
+            time.sleep(min(OWNER_POLL_S, waiting.left_s))
+            self._load(log)
+        self._own(log, Deadline(LOAD_TIMEOUT_S))
+
+    def _own(self, log: Log, deadline: Deadline) -> None:
+        while True:
+            self._producer.take_over(deadline)
+            self._load(log)  # what the one before had still written; it writes no more
+            before = self._owner
+            try:
+                self._producer.write([to_message(OWNER_KEY, Owner())], deadline)
+            except FencedError:
+                self._load(log)
+                if self._owner != before or not deadline.left_s:
+                    raise self._lost(self._owner) from None
+            else:
+                return
+
+    def _load(self, log: Log) -> None:
+        for message in log.read(Deadline(LOAD_TIMEOUT_S)):
+            change = read_message(self._topic, message)
+            if isinstance(change.content, Record):
+                self._records.put_many((change.content,))
+            elif change.key == OWNER_KEY:
+                self._owner = change.content
+                continue
+            else:
+                self._records.put_many((), delete=(change.key,))
+            self._count(change.key, change.content)
+            if self._size_bytes > MAX_STATE_BYTES:
+                raise self._too_large()
+
+    def _changes(
+        self, new: dict[str, Record], gone: Iterable[str]
+    ) -> dict[str, Record | Owner | None]:
+        """Return what is to be written: what is asked for, and what undoes failed writes."""
+        changes: dict[str, Record | Owner | None] = {
+            key: None for key in gone if key in self._sizes or key in self._unsure
+        }
+        for key in self._unsure - new.keys() - changes.keys():
+            changes[key] = self._records.get(key)
+        return changes | new
+
+    def _write(self, changes: dict[str, Record | Owner | None], deadline: Deadline) -> None:
+        if self._taken is not None:
+            raise self._taken
+        messages = [to_message(key, content) for key, content in changes.items()]
+        try:
+            self._producer.write(messages, deadline)
+        except FencedError:
+            # Or else the brokers only gave up a transaction of ours that took too long.
+            self._check_owner(deadline)
+            self._producer.take_over(deadline)
+            # Only now what the other had committed a moment ago is sure to be seen. It takes the
+            # state back at its next write, as it finds nobody in its place.
+            self._check_owner(deadline)
+            self._producer.write(messages, deadline)
+
+    def _check_owner(self, deadline: Deadline) -> None:
+        """Raise, now and from now on, when another proxy has written since we last did."""
+        for message in Log(self._link, self._topic, self._producer.position).read(deadline):
+            change = read_message(self._topic, message)
+            if change.key == OWNER_KEY:
+                self._taken = self._lost(change.content)
+        if self._taken is not None:
+            raise self._taken
+
+    def _check_sizes(self, changes: dict[str, Record | Owner | None]) -> None:
+        total_bytes = self._size_bytes
+        for key, content in changes.items():
+            size_bytes = _size(key, content)
+            if size_bytes > MAX_RECORD_BYTES:
+                raise StateError(
+                    f"the record {key!r} has {size_bytes} bytes, and topic {self._topic} takes "
+                    f"{MAX_RECORD_BYTES}",
+                    "keep state in SQLite (state.kind: sqlite)",
+                )
+            total_bytes += size_bytes - self._sizes.get(key, 0)
+        if total_bytes > MAX_STATE_BYTES:
+            raise self._too_large()
+
+    def _count(self, key: str, content: Record | Owner | None) -> None:
+        self._size_bytes -= self._sizes.pop(key, 0)
+        if content is not None:
+            self._sizes[key] = _size(key, content)
+            self._size_bytes += self._sizes[key]
+
+    def _too_large(self) -> StateError:
+        return StateError(
+            f"the state in topic {self._topic} has more than {MAX_STATE_BYTES} bytes",
+            "name another topic as state.topic, or keep state in SQLite (state.kind: sqlite)",
+        )
+
+    def _lost(self, owner: Record | Owner | None) -> StateError:
+        name = f" ({owner})" if isinstance(owner, Owner) else ""
+        return StateError(
+            f"another proxy{name} has taken the state in topic {self._topic}",
+            "stop one of them, or give each proxy a state.topic of its own",
+        )
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        what = f"the state in topic {self._topic} cannot be {done}"
+        try:
+            yield
+        except FencedError as error:
+            raise self._lost(None) from error
+        except UnansweredError as error:
+            raise StateError(
+                f"{what}: {error}",
+                "check that the brokers are up, and cluster.bootstrap_servers and cluster.tls",
+            ) from error
+        except RefusedError as error:
+            raise StateError(f"{what}: {error}", _mend(self._topic, error.error_code)) from error
+
+
+def _size(key: str, content: Record | Owner | None) -> int:
+    text = content.text if isinstance(content, Record) else ""
+    return len(key.encode()) + len(text.encode())
+
+
+def _mend(topic: str, error_code: int) -> str:
+    if error_code in FORBIDDEN:
+        return (
+            f"let quota-proxy create, describe, read and write topic {topic} and use it as "
+            "transactional id (kafka-acls.sh), or keep state in SQLite (state.kind: sqlite)"
+        )
+    if error_code == MESSAGE_TOO_LARGE:
+        return f"raise max.message.bytes of topic {topic} to {MAX_RECORD_BYTES} and a little more"
+    return (
+        f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
+        f"{topic} --partitions 1 --config cleanup.policy=compact"
+    )

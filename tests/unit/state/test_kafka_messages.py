@@ -1,0 +1,60 @@
+"""What stands in the topic of the state, without a broker."""
+
+import pytest
+
+from proxy.state import Record, StateError
+from proxy.state.kafka.messages import OWNER_KEY, Change, Message, Owner, read_message, to_message
+from proxy.state.kafka.topic import settings
+
+FORM = ("form", b"1")
+VERSION = ("version", b"3")
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("a/b", Record("a/b", '{"c":1}', 3)),
+        ("a/é🦜", Record("a/é🦜", '"x"', 1)),
+        ("a/b", None),
+        (OWNER_KEY, Owner("token", "host", 7)),
+        (OWNER_KEY, None),
+    ],
+)
+def test_what_is_written_is_read_back(key, content):
+    assert read_message("t", to_message(key, content)) == Change(key, content)
+
+
+def test_the_form_is_a_contract():
+    """Later versions must read it."""
+    written = to_message("a/b", Record("a/b", '{"c":1}', 3))
+    assert written == Message(b"a/b", b'{"c":1}', (FORM, VERSION))
+    assert to_message("a/b", None) == Message(b"a/b", None)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (Message(b"a/b", b"1"), "was not written by quota-proxy: it has no header 'form'"),
+        (Message(b"a/b", b"1", [("form", b"2"), VERSION]), "its form is 2, this version knows 1"),
+        (Message(b"a/b", b"1", [("form", b"x"), VERSION]), "is damaged: ValueError"),
+        (Message(b"a/b", b"1", [("form", b""), VERSION]), "is damaged: ValueError"),
+        (Message(b"a/b", b"1", [FORM]), "is damaged: KeyError, 'version'"),
+        (Message(b"a/b", b"\xff", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
+        (Message(b"\xff", b"1", [FORM, VERSION]), "is damaged: UnicodeDecodeError"),
+        (Message(b"\xff", None), "is damaged: UnicodeDecodeError"),
+        (Message(b"owner", b"{", [FORM]), "is damaged: JSONDecodeError"),
+        (Message(b"owner", b"[]", [FORM]), "is damaged: TypeError"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(message, text):
+    placed = Message(message.key, message.value, message.headers, 42)
+    with pytest.raises(StateError) as caught:
+        read_message("the-topic", placed)
+    assert "the message at offset 42 of topic the-topic" in caught.value.what
+    assert text in caught.value.what
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, "1"), (2, "1"), (3, "2")])
+def test_one_broker_of_three_may_be_away(replicas, in_sync):
+    assert settings(replicas)["min.insync.replicas"] == in_sync
