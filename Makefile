@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := proxy metrics tests bench
 
-.PHONY: help setup demo test check format bench broker lock clean
+.PHONY: help setup demo demo-backpressure test check format bench broker lock clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Install everything into .venv, as the lock file says
 
@@ -19,6 +19,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: setup  ## See a PySpark query held to its quota (about 2 minutes)
 	$(BIN)/quota-proxy demo
+
+demo-backpressure: setup  ## See batches follow the rate of their processing (about 2 minutes)
+	$(BIN)/quota-proxy demo backpressure
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools

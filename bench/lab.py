@@ -145,12 +145,14 @@ class Lab:
         upstream: traffic.Address,
         rules: Sequence[Rule],
         *,
+        queries: Sequence[dict[str, str]] = (),
         max_delay: str = "20s",
         pinned: bool = True,
         splice_min_bytes: int | None = None,
     ) -> Proxy:
         """Start `quota-proxy run` before `upstream` with these quota rules.
 
+        The clients of `queries` are followed.
         `splice_min_bytes` sets from which body length on the relay splices instead of copying.
         """
         bind_port = free_ports(2 + BROKER_PORTS)
@@ -167,6 +169,7 @@ class Lab:
                 }
             ],
             "quotas": {"rules": list(rules)},
+            "queries": list(queries),
             "throttle": {"mode": "delay", "max_delay": max_delay},
             "limits": {
                 "max_connections": MAX_CONNECTIONS,

@@ -18,6 +18,7 @@ from bench.rates import rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "large fetch"
+CLIENT_ID = "bench-large"
 TARGET_RATIO = 2.0
 RESPONSE_BYTES = 1_000_000
 CONNECTIONS = 2
@@ -75,14 +76,17 @@ def measure(quick: bool) -> list[Row]:
             trials: dict[str, list[Trial]] = {target.name: [] for target in targets}
             for _ in range(rounds):
                 for target in targets:
-                    trials[target.name].append(_try(lab, target, direct, variant, duration_s))
+                    trials[target.name].append(try_once(lab, target, direct, variant, duration_s))
             rows += _rows(variant, proxy, rivals, trials)
     return rows
 
 
-def _try(lab: Lab, target: Target, direct: Target, variant: Variant, duration_s: float) -> Trial:
+def try_once(
+    lab: Lab, target: Target, direct: Target, variant: Variant, duration_s: float
+) -> Trial:
+    """Ask one target for a while."""
     load = Load(
-        "bench-large",
+        CLIENT_ID,
         *target.address,
         CONNECTIONS,
         RESPONSE_BYTES,

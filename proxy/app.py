@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from metrics import Instruments, Registry, SensorCollector
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config import Config, Listener, parse_size
+from proxy.config import AdaptiveBound, Config, Listener, parse_size
+from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager, QuotaSettings
 from proxy.quota.rulebook import RuleBook
-from proxy.quota.rules import Rule
+from proxy.quota.rules import Adaptive, Rule
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
@@ -34,7 +36,7 @@ from proxy.relay.services import (
 )
 from proxy.relay.tls import server_context, upstream_context
 from proxy.reload import Reloader
-from proxy.state import MemoryStore, SqliteStore, Store
+from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
 """Between two looks for idle sensors."""
@@ -65,6 +67,7 @@ def quota_settings(config: Config) -> QuotaSettings:
                     for kind in QuotaKind
                     if (bound := getattr(rule, kind.value)) is not None
                 },
+                adaptive=_adaptive(rule.adaptive) if rule.adaptive else None,
                 place=config.place(f"quotas.rules[{number}]"),
                 number=number,
             )
@@ -124,6 +127,15 @@ class App:
             pipes=PipePool(),
             splice=splice,
         )
+        self._queries = Queries(
+            config,
+            self.quotas,
+            self.cluster,
+            instruments,
+            self.metrics,
+            self._services.knows_client,
+        )
+        self._services.following = self._queries.following
         self.relay = Relay(tuple(map(_listener, config.listeners)), self.cluster, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.snapshot)
@@ -151,8 +163,11 @@ class App:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            self._store = await asyncio.to_thread(_open_store, self._config, wait_s)
+            self._store = await asyncio.to_thread(
+                _open_store, self._config, self.cluster.tls, wait_s
+            )
             self.rules = RuleBook(self.quotas, self._store, self._settings)
+            self._queries.load(self._store)
             self.admin = self._make_admin()
             await self._start_admin(wait_s)
         except BaseException:
@@ -170,6 +185,7 @@ class App:
                 self._kafka_quotas.watch,
                 self._expire,
                 self._tick,
+                *self._queries.works(),
             )
         ]
 
@@ -177,7 +193,8 @@ class App:
         """Drain, then close everything; first what a successor waits for: state, admin port."""
         try:
             await self.admin.stop()
-            self._store.close()
+            await self._queries.close()
+            await asyncio.to_thread(self._store.close)
         finally:
             await self.relay.drain()
         for task in self._tasks:
@@ -196,6 +213,7 @@ class App:
             rules=self.rules,
             source=_Source(self),
             history=self._history,
+            reports=self._queries,
             parse_size=parse_size,
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
@@ -239,6 +257,7 @@ class App:
         self.rules.use_file(quota_settings(config))
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self.cluster.connect_timeout_s = config.limits.connect_timeout
+        self._queries.update(config)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
@@ -299,9 +318,17 @@ class _Source:
         return self._app.throttle_mode.value
 
 
-def _open_store(config: Config, wait_s: float) -> Store:
+def _open_store(config: Config, tls: ssl.SSLContext | None, wait_s: float) -> Store:
     if config.state.kind == "memory":
         return MemoryStore()
+    if config.state.kind == "kafka":
+        return KafkaStore(
+            [(server.host, server.port) for server in config.cluster.bootstrap_servers],
+            config.state.topic,
+            tls=tls,
+            timeout_s=config.limits.connect_timeout,
+            wait_ms=wait_s * MS_PER_SECOND,
+        )
     return SqliteStore(config.state.path, wait_ms=wait_s * MS_PER_SECOND)
 
 
@@ -315,6 +342,19 @@ def _limits(config: Config) -> Limits:
         idle_timeout_s=limits.idle_timeout,
         connect_timeout_s=limits.connect_timeout,
         drain_timeout_s=limits.drain_timeout,
+    )
+
+
+def _adaptive(bound: AdaptiveBound) -> Adaptive:
+    return Adaptive(
+        batch_interval_ms=bound.batch_interval * MS_PER_SECOND,
+        min_rate=bound.min_rate,
+        max_rate=bound.max_rate,
+        proportional=bound.proportional,
+        integral=bound.integral,
+        derivative=bound.derivative,
+        initial_rate=bound.initial_rate,
+        hold_ms=bound.hold * MS_PER_SECOND,
     )
 
 

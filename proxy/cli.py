@@ -15,11 +15,12 @@ import uvloop
 from proxy import __version__
 from proxy.admin.server import AdminError
 from proxy.app import App, quota_settings
-from proxy.config import Config, ConfigError, format_size, load_config
+from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import RuleTable
+from proxy.quota.rules import Adaptive, RuleTable
 from proxy.relay.listener import ListenerError
+from proxy.relay.services import MS_PER_SECOND
 from proxy.state import StateError
 
 EXIT_DONE = 0
@@ -86,10 +87,18 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     demo.add_argument(
+        "show",
+        nargs="?",
+        choices=("quotas", "backpressure"),
+        default="quotas",
+        help="what to see (default: quotas)",
+    )
+    demo.add_argument(
         "--megabytes",
         type=_megabytes,
         help="MiB of records for the query to read (default: 100, about 50 s)",
     )
+    demo.add_argument("--brief", action="store_true", help="of backpressure: a shorter run")
     demo.set_defaults(command=_demo)
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
@@ -185,7 +194,11 @@ def _check(options: argparse.Namespace) -> int:
             f"    fix: use one of {', '.join(names)}",
             EXIT_BAD_INPUT,
         )
-    _say(f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}")
+    _say(
+        f"{options.config}: valid, rules: {len(config.quotas.rules)}, "
+        f"listeners: {len(names)}, queries: {len(config.queries)}, "
+        f"pipelines: {len(config.pipelines)}"
+    )
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
     if (options.user, options.client_id, options.listener) == (None, None, None):
@@ -195,14 +208,29 @@ def _check(options: argparse.Namespace) -> int:
         f"client: listener={identity.listener} user={identity.user or '(anonymous)'} "
         f"client-id={identity.client_id or '(none)'}"
     )
+    for query in config.queries:
+        if query.client_id == identity.client_id:
+            group = f", commits to {query.commit_group}" if query.commit_group else ""
+            _say(f"query: {query.name}{group}")
     considered = RuleTable(quota_settings(config).rules).explain(identity)
     for kind in QuotaKind:
         of_kind = [row for row in considered if row.kind is kind]
         chosen = next((row.rule for row in of_kind if row.chosen), None)
         _say(f"{kind}: {_bound(kind, chosen.bounds[kind]) if chosen else 'no limit'}")
+        if chosen and chosen.adaptive and kind is QuotaKind.CONSUMER_BYTE_RATE:
+            _say(f"     {_adaptive(chosen.adaptive)}")
         for row in of_kind:
             _say(f"  {'->' if row.chosen else '  '} {row.rule.title}: {row.reason}")
     return EXIT_DONE
+
+
+def _adaptive(adaptive: Adaptive) -> str:
+    most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
+    interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
+    return (
+        f"adaptive: that at most; follows the query's batches of {interval}, "
+        f"{adaptive.min_rate:g}{most} records per second"
+    )
 
 
 def _bound(kind: QuotaKind, bound: float) -> str:
@@ -224,6 +252,12 @@ def _broker(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from proxy.demo import MEGABYTES, run_demo  # noqa: PLC0415 - not needed by the proxy
+    from proxy.demo import (  # noqa: PLC0415 - not needed by the proxy
+        MEGABYTES,
+        run_backpressure_demo,
+        run_demo,
+    )
 
+    if options.show == "backpressure":
+        return run_backpressure_demo(options.brief)
     return run_demo(options.megabytes or MEGABYTES)

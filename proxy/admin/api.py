@@ -1,6 +1,5 @@
 """The paths below `/v1`: clients, quotas, status."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from urllib.parse import unquote
@@ -8,6 +7,7 @@ from urllib.parse import unquote
 from aiohttp import web
 from structlog import get_logger
 
+from proxy.admin.bodies import json_body, number
 from proxy.admin.clients import Clients, pressing, rule_entry
 from proxy.admin.errors import ApiError, answer
 from proxy.admin.overrides import ParseSize, parse_override
@@ -26,8 +26,8 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
 """How many clients one answer holds, unless and at most."""
 
-BODY_TIMEOUT_S = 10.0
-"""How long a body may take to arrive."""
+MAX_OVERRIDE_BYTES = 64 * 1024
+"""The longest body that sets a quota."""
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
 
@@ -103,13 +103,8 @@ class Api:
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        if request.content_type != "application/json":
-            raise ApiError(
-                415,
-                f"the body is {request.content_type}, not JSON",
-                "send the header 'Content-Type: application/json'",
-            )
-        override = parse_override(await _body(request), self._parse_size)
+        body = await json_body(request, MAX_OVERRIDE_BYTES)
+        override = parse_override(body, self._parse_size)
         try:
             entry = self._rules.put(keys, override.bounds, override.scope, override.by, time.time())
         except ValueError as error:
@@ -138,10 +133,8 @@ class Api:
 
 def _choice(request: web.Request) -> tuple[str, int]:
     """Read `?filter=TEXT&limit=N`."""
-    limit = request.query.get("limit", str(DEFAULT_LIMIT))
-    if not (limit.isascii() and limit.isdecimal() and int(limit[:9]) <= MAX_LIMIT):
-        raise ApiError(400, f"limit: {limit!r} is not a number", f"write 0 to {MAX_LIMIT}")
-    return request.query.get("filter", "").lower(), int(limit[:9])
+    limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+    return request.query.get("filter", "").lower(), limit
 
 
 def _keys(request: web.Request) -> Mapping[str, str]:
@@ -164,16 +157,6 @@ def _tail(request: web.Request, path: str) -> str:
         return unquote(raw.removeprefix(path), errors="strict").encode().decode()
     except UnicodeError:
         raise ApiError(400, "the path is not UTF-8", "percent-encode it as UTF-8") from None
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
-    except TimeoutError:
-        raise ApiError(408, "the body did not arrive in time", "send it at once") from None
-    except web.RequestPayloadError:
-        raise ApiError(400, "the body is broken off or badly framed", "send it again") from None
 
 
 def _unkept(error: StateError) -> ApiError:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from heapq import nlargest
 
 from proxy.admin.history import share
+from proxy.admin.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
@@ -23,11 +24,19 @@ Document = dict[str, object]
 
 
 class Clients:
-    """Reads the quota manager and the rule book; writes documents for JSON."""
+    """Reads the quota manager and the rule book; writes documents for JSON.
 
-    def __init__(self, quotas: QuotaManager, rules: RuleBook) -> None:
+    Args:
+        quotas: whose sensors are shown.
+        rules: says where their rules come from.
+        queries: says what is behind an adaptive bound.
+
+    """
+
+    def __init__(self, quotas: QuotaManager, rules: RuleBook, queries: Queries) -> None:
         self._quotas = quotas
         self._rules = rules
+        self._queries = queries
         self._rows: list[QuotaRow] = []
         self._stale_ms = -math.inf
 
@@ -41,7 +50,7 @@ class Clients:
     def describe(self, rows: Iterable[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
         in_force = self._in_force()
-        return [_row(row, in_force, now_ms) for row in rows]
+        return [{**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows]
 
     def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
@@ -69,6 +78,20 @@ class Clients:
             }
             for kind in QuotaKind
         ]
+
+    def _adaptive(self, row: QuotaRow) -> Document:
+        if row.static_bound is None:
+            return {"static_bound": None, "adaptive": None}
+        known = self._queries.adaptive().get(row.entity, {})
+        return {
+            "static_bound": row.static_bound,
+            "adaptive": {
+                "rate_records": known.get("rate"),
+                "bound": row.bound,
+                "reason": row.reason,
+                "bound_age_s": known.get("bound_age_s"),
+            },
+        }
 
     def _in_force(self) -> dict[str, RuleEntry]:
         return {

@@ -16,21 +16,29 @@ class ApiError(Exception):
         what: what is wrong, for people.
         fix: how to mend it.
         headers: what the status asks for, such as `Allow`.
+        reason: a word for programs, where several causes have one status.
 
     """
 
     def __init__(
-        self, status: int, what: str, fix: str, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        what: str,
+        fix: str,
+        headers: Mapping[str, str] | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(what)
         self.status = status
         self.what = what
         self.fix = fix
         self.headers = headers or {}
+        self.reason = reason
 
     def response(self) -> web.Response:
-        """Return the answer: `{"error": what, "fix": how}`."""
-        return answer({"error": self.what, "fix": self.fix}, self.status, self.headers)
+        """Return the answer: `{"error": what, "fix": how}`, with `"reason"` if there is one."""
+        reason = {} if self.reason is None else {"reason": self.reason}
+        return answer({"error": self.what, "fix": self.fix, **reason}, self.status, self.headers)
 
 
 def answer(

@@ -13,8 +13,6 @@ from proxy.admin.errors import ApiError
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; all others need the token when one is set."""
 
-MAX_BODY_BYTES = 64 * 1024
-
 _SCHEME = "Bearer "
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -105,7 +103,7 @@ def _refuse_foreign_origin(request: web.Request) -> None:
         raise ApiError(
             403,
             f"the request comes from a page of {origin!r}",
-            "change quotas from a program on this machine, or set admin.token_file",
+            "send it from a program on this machine, or set admin.token_file",
         )
 
 
@@ -118,7 +116,4 @@ def _known(error: web.HTTPException) -> ApiError:
             return ApiError(405, what, f"use one of {allowed}", {"Allow": allowed})
         case web.HTTPNotFound():
             return ApiError(404, "there is nothing here", "see docs/api.md for the paths")
-        case web.HTTPRequestEntityTooLarge():
-            fix = f"send at most {MAX_BODY_BYTES} bytes"
-            return ApiError(413, "the body is too large", fix)
     return ApiError(error.status, error.reason, "see docs/api.md for what is understood")

@@ -10,11 +10,13 @@ from prometheus_client import CollectorRegistry
 from proxy.admin.api import Api
 from proxy.admin.clients import Clients
 from proxy.admin.errors import answer
-from proxy.admin.guard import MAX_BODY_BYTES, Guard
+from proxy.admin.guard import Guard
 from proxy.admin.history import History
 from proxy.admin.overrides import ParseSize
 from proxy.admin.pages import page_routes
+from proxy.admin.queries import Queries, Reports
 from proxy.admin.scrape import CONTENT_TYPE, scrape
+from proxy.admin.spark import SparkApi
 from proxy.admin.status import NotReady, Status, StatusSource
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rulebook import RuleBook
@@ -47,6 +49,7 @@ class AdminServer:
         history: samples for the charts; whoever made it calls its `tick`.
         parse_size: reads sizes such as `10MiB` in bodies.
         clock_ms: the monotonic time that `quotas` is fed with.
+        reports: takes in the reports of queries, and knows their progress.
         token: the bearer token that a request must carry to change something, or None.
 
     """
@@ -64,6 +67,7 @@ class AdminServer:
         history: History,
         parse_size: ParseSize,
         clock_ms: Callable[[], float],
+        reports: Reports,
         token: str | None = None,
     ) -> None:
         self._host = host
@@ -71,9 +75,11 @@ class AdminServer:
         self._metrics = metrics
         self._not_ready = not_ready
         self._token = token
-        clients = Clients(quotas, rules)
-        status = Status(source, not_ready, clients, history, clock_ms())
+        queries = Queries(reports, clock_ms)
+        clients = Clients(quotas, rules, queries)
+        status = Status(source, not_ready, clients, history, queries, clock_ms())
         self._api = Api(clients, rules, status, parse_size, clock_ms)
+        self._spark_api = SparkApi(reports, queries)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -86,15 +92,14 @@ class AdminServer:
         """Open the port. Raises AdminError."""
         if self._token is None and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        app = web.Application(
-            middlewares=[Guard(self._token).middleware], client_max_size=MAX_BODY_BYTES
-        )
+        app = web.Application(middlewares=[Guard(self._token).middleware])
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 *self._api.routes(),
+                *self._spark_api.routes(),
                 *page_routes(),
             ]
         )

@@ -7,6 +7,7 @@ from typing import Protocol
 from proxy import __version__
 from proxy.admin.clients import Clients, Document, is_held, iso, pressing
 from proxy.admin.history import History
+from proxy.admin.queries import Queries
 
 NotReady = Callable[[], str | None]
 """Gives the reason why the proxy can't serve clients now, None when it can."""
@@ -75,6 +76,7 @@ class Status:
         not_ready: says whether clients can be served.
         clients: describes the bounded clients.
         history: their last ten minutes.
+        queries: describes the queries that are followed.
         started_ms: when the proxy started, on the monotonic clock.
 
     """
@@ -85,12 +87,14 @@ class Status:
         not_ready: NotReady,
         clients: Clients,
         history: History,
+        queries: Queries,
         started_ms: float,
     ) -> None:
         self._source = source
         self._not_ready = not_ready
         self._clients = clients
         self._history = history
+        self._queries = queries
         self._started_ms = started_ms
 
     def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
@@ -129,4 +133,6 @@ class Status:
                 {**document, "history": self._history.document(row)}
                 for row, document in zip(shown, described, strict=True)
             ],
+            "followed": len(self._queries.documents()),
+            "queries": self._queries.summaries(now_s),
         }

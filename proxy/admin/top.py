@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.top_view import ORDERS, screen
+from proxy.admin.top_view import CLIENTS, ORDERS, QUERIES, VIEWS, order_of, screen
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
@@ -28,12 +28,13 @@ LIMIT = 200
 """How many clients are asked for."""
 
 FRAME_LINES = 6
-"""Lines of the view that are not clients."""
+"""Lines of the view that are not rows of its table."""
 
 PLAIN_COLUMNS = 160
 """How wide the view is where no terminal says so."""
 
 QUIT_KEYS = ("q", "\x04")
+HELP = "q quit  c clients  s Spark queries  h held  n name  r rate"
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 
@@ -50,8 +51,9 @@ def run_top(
 ) -> int:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
-    Keys: `q` quits, `h` `n` `r` sort by hold, name, rate. A proxy that stops answering while the
-    view is up is said so, and asked again.
+    Keys: `q` quits, `c` shows clients, `s` Spark queries, `h` `n` `r` sort by hold, name, rate. A
+    proxy that stops answering while the view is up is said so, and asked again. Printed once, the
+    queries follow the clients.
 
     Args:
         url: of the admin server, such as `http://127.0.0.1:9644`.
@@ -78,7 +80,8 @@ def run_top(
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
             console.width = PLAIN_COLUMNS
-        console.print(screen(status, "held", console.width))
+        views = (CLIENTS, QUERIES) if status["followed"] else (CLIENTS,)
+        console.print(screen(status, "held", console.width, views=views))
         return EXIT_DONE
     with suppress(KeyboardInterrupt):
         _watch(url, status, console)
@@ -98,24 +101,25 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    if not isinstance(status, dict) or "bounded" not in status:
-        raise UnreachableError(f"{url} is not a quota proxy")
+    if not isinstance(status, dict) or not {"bounded", "followed"} <= status.keys():
+        raise UnreachableError(f"{url} is not a quota proxy of this version")
     return status
 
 
 def _watch(url: str, status: dict[str, Any], console: Console) -> None:
-    order = "held"
+    order, view = "held", CLIENTS
     lost = ""
     next_s = time.monotonic() + INTERVAL_S
     with _keys() as key_within, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            view = screen(status, order, console.width, console.height - FRAME_LINES)
-            help_line = Text(f"sorted by {order}   q quit  h held  n name  r rate", "dim")
-            live.update(Group(view, Text(lost, "bold red"), help_line), refresh=True)
+            rows = console.height - FRAME_LINES
+            shown = screen(status, order, console.width, rows, (view,))
+            help_line = Text(f"{view} sorted by {order_of(view, order)}   {HELP}", "dim")
+            live.update(Group(shown, Text(lost, "bold red"), help_line), refresh=True)
             key = key_within(max(0.0, next_s - time.monotonic()))
             if key in QUIT_KEYS:
                 return
-            order = ORDERS.get(key, order)
+            order, view = ORDERS.get(key, order), VIEWS.get(key, view)
             if time.monotonic() >= next_s:
                 try:
                     status, lost = fetch_status(url), ""

@@ -1,13 +1,13 @@
-"""Draws the status document as a table for the terminal."""
+"""Draws the status document as tables for the terminal."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from proxy.admin.top_queries import COLUMNS as QUERY_COLUMNS
+from proxy.admin.top_queries import alarms, query_rows
+from proxy.admin.top_table import Column, Document, make_table, printable
 from proxy.quota.entities import QuotaKind
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -15,6 +15,10 @@ SPARK_COLUMNS = 24
 
 ORDERS: dict[str, str] = {"h": "held", "n": "name", "r": "rate"}
 """By which key the table is sorted in which way."""
+
+CLIENTS, QUERIES = "clients", "queries"
+VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES}
+"""By which key which table is shown."""
 
 _RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
 _STEP = 1024.0
@@ -24,30 +28,16 @@ _KINDS = {
     QuotaKind.REQUEST_PERCENTAGE: "requests",
 }
 
-Document = Mapping[str, Any]
-"""A part of what `GET /v1/status` gives."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    title: str
-    from_width: int = 0
-    """The narrowest terminal, in characters, that shows it."""
-    ratio: int | None = None
-    """Share of the room that is left; None takes what it needs."""
-    justify: Literal["left", "right"] = "left"
-
-
 _COLUMNS = (
-    _Column("client", ratio=3),
-    _Column("quota"),
-    _Column("rate", justify="right"),
-    _Column("bound", from_width=100, justify="right"),
-    _Column("of it", justify="right"),
-    _Column("last 10 min", from_width=150),
-    _Column("held in 1 min", justify="right"),
-    _Column("ends in", justify="right"),
-    _Column("rule", from_width=120, ratio=2),
+    Column("client", ratio=3),
+    Column("quota"),
+    Column("rate", justify="right"),
+    Column("bound", from_width=100, justify="right"),
+    Column("of it", justify="right"),
+    Column("last 10 min", from_width=150),
+    Column("held in 1 min", justify="right"),
+    Column("ends in", justify="right"),
+    Column("rule", from_width=120, ratio=2),
 )
 
 
@@ -62,11 +52,6 @@ def rate_text(value: float, unit: str) -> str:
     return f"{value:.4g} {_RATE_UNITS[-1]}"
 
 
-def printable(text: str) -> str:
-    """Replace what could steer the terminal: client ids hold whatever a client sends."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
 def in_order(clients: Sequence[Document], order: str) -> list[Document]:
     """Sort the clients by `held` (longest in the last minute), `name` or `rate` (of the bound)."""
     by_name = sorted(clients, key=lambda client: (client["entity"], client["quota"]))
@@ -77,37 +62,52 @@ def in_order(clients: Sequence[Document], order: str) -> list[Document]:
     return by_name
 
 
-def screen(status: Document, order: str, width: int, rows: int | None = None) -> RenderableType:
+def order_of(view: str, order: str) -> str:
+    """Return how a table is sorted: queries by name, or as they come, the urgent ones first."""
+    return order if view == CLIENTS or order == "name" else "urgency"
+
+
+def screen(
+    status: Document,
+    order: str,
+    width: int,
+    rows: int | None = None,
+    views: Iterable[str] = (CLIENTS,),
+) -> RenderableType:
     """Draw the whole view.
 
     Args:
         status: what `GET /v1/status` gave.
         order: a value of `ORDERS`.
         width: of the terminal, in characters; a narrow one shows fewer columns.
-        rows: how many clients fit; None for all.
+        rows: how many lines of a table fit; None for all.
+        views: which tables: values of `VIEWS`.
 
     """
+    draw = {CLIENTS: _clients, QUERIES: _queries}
+    tables = (part for view in views for part in ("", *draw[view](status, order, width, rows)))
+    return Group(_head(status), *tables)
+
+
+def _clients(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
     clients = in_order(status["clients"], order)
     shown = clients if rows is None else clients[: max(rows, 0)]
-    table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
-    for column in _COLUMNS:
-        if width >= column.from_width:
-            table.add_column(
-                column.title,
-                ratio=column.ratio,
-                justify=column.justify,
-                no_wrap=column.ratio is None,
-                overflow="fold",
-            )
-    for client in shown:
-        cells = zip(_COLUMNS, _cells(client), strict=True)
-        table.add_row(
-            # Text, not str: a client id must not be read as rich's markup.
-            *(Text(cell) for column, cell in cells if width >= column.from_width),
-            style="yellow" if client["throttled"] else "",
-        )
+    lines = ((_cells(client), "yellow" if client["throttled"] else "") for client in shown)
     below = f"{len(shown)} of {status['bounded']} clients under a quota"
-    return Group(_head(status), "", table, Text(below, "dim"))
+    return make_table(_COLUMNS, lines, width), Text(below, "dim")
+
+
+def _queries(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
+    queries = list(status["queries"])
+    if order_of(QUERIES, order) == "name":
+        queries.sort(key=lambda query: str(query["name"]))
+    shown = queries if rows is None else queries[: max(rows, 0)]
+    below = f"{len(shown)} of {status['followed']} Spark queries"
+    return make_table(QUERY_COLUMNS, query_rows(shown), width), Text(below, "dim")
 
 
 def _head(status: Document) -> Text:
@@ -115,11 +115,15 @@ def _head(status: Document) -> Text:
     state = "ready" if ready else f"NOT READY: {status['not_ready_reason']}"
     connections = sum(listener["connections"] for listener in status["listeners"])
     waiting = ", ".join(f"{api} {size}" for api, size in status["delay_queues"].items())
+    alarmed = sum(bool(alarms(query)) for query in status["queries"])
     return Text.assemble(
         ("Kafka Quota Proxy ", "bold"),
         (printable(state), "green" if ready else "bold red"),
         f"  up {status['uptime_s']:.0f} s  connections {connections}  waiting {waiting}"
-        f"  throttled {status['throttled']}  {status['at']}",
+        f"  throttled {status['throttled']}",
+        f"  queries {status['followed']}" if status["followed"] else "",
+        (f" ({alarmed} in trouble)" if alarmed else "", "bold red"),
+        f"  {status['at']}",
     )
 
 
@@ -128,7 +132,7 @@ def _cells(client: Document) -> tuple[str, ...]:
     unit, rate, bound, ends_s = (client[key] for key in ("unit", "rate", "bound", "hold_ends_in_s"))
     rule = client["rule"]
     return (
-        printable(client["entity"]),
+        client["entity"],
         _KINDS[QuotaKind(client["quota"])],
         rate_text(rate, unit),
         rate_text(bound, unit),
@@ -136,7 +140,7 @@ def _cells(client: Document) -> tuple[str, ...]:
         _sparks(client["history"], bound),
         f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else "-",
         "-" if ends_s is None else f"{ends_s:.2f} s",
-        printable(rule["place"] or rule["title"]),
+        rule["place"] or rule["title"],
     )
 
 

@@ -3,6 +3,7 @@
 `runner` starts and watches the parts, each a process of its own: the broker (`proxy.devkit`), the
 proxy, the query (`query`, also an example for users) and the client without quota (`neighbour`).
 `data` fills the topic, `figures` reads what the proxy measures, `screen` and `plot` show it.
+`backpressure` is a second demo.
 """
 
 import importlib.util
@@ -14,6 +15,7 @@ MEGABYTES = 100
 """How much the query reads: at the example's bound of 2 MiB/s it takes about 50 s."""
 
 OUT_DIR = Path("build/demo")
+BACKPRESSURE_OUT_DIR = Path("build/demo-backpressure")
 
 
 class DemoError(DevkitError):
@@ -21,7 +23,7 @@ class DemoError(DevkitError):
 
 
 def run_demo(megabytes: int = MEGABYTES, out_dir: Path = OUT_DIR) -> int:
-    """Run the demo and return 0, or raise one of the kinds of `DevkitError`.
+    """Run the demo of quotas and return 0, or raise one of the kinds of `DevkitError`.
 
     Args:
         megabytes: MiB of records to write and to read, 1 or more.
@@ -29,12 +31,32 @@ def run_demo(megabytes: int = MEGABYTES, out_dir: Path = OUT_DIR) -> int:
             of an earlier run are replaced.
 
     """
+    _require_modules()
+    from proxy.demo.runner import run  # noqa: PLC0415 - imports what was just looked for
+
+    return run(megabytes, out_dir.resolve())
+
+
+def run_backpressure_demo(brief: bool = False, out_dir: Path = BACKPRESSURE_OUT_DIR) -> int:
+    """Run the demo of backpressure; return 0, or 1 when a promise was not kept.
+
+    Args:
+        brief: a shorter run, too short for the loop to show all that it can.
+        out_dir: as of `run_demo`.
+
+    Raises one of the kinds of `DevkitError`.
+
+    """
+    _require_modules()
+    from proxy.demo.backpressure.runner import BRIEF, FULL, run  # noqa: PLC0415 - as above
+
+    return run(out_dir.resolve(), BRIEF if brief else FULL)
+
+
+def _require_modules() -> None:
     for module in ("matplotlib", "pyspark"):
         if importlib.util.find_spec(module) is None:
             raise DemoError(
                 f"The demo needs {module}, which is not installed.",
                 "Run: pip install 'kafka-quota-proxy[demo]'",
             )
-    from proxy.demo.runner import run  # noqa: PLC0415 - imports what was just looked for
-
-    return run(megabytes, out_dir.resolve())

@@ -13,7 +13,7 @@ HOST = "127.0.0.1"
 PROXY_TIMEOUT_S = 20.0
 UNLIMITED_BYTES_PER_S = 4 * 1024 * 1024
 """A modest pace, some times the query's bound."""
-EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 READY_LINE = "ready"
 
 _BOOTSTRAP = re.compile(r"^(\s*bootstrap_servers:).*$", re.MULTILINE)
@@ -25,22 +25,22 @@ class Addresses:
 
     bootstrap: str
     """`HOST:PORT` for Kafka clients."""
-    metrics_url: str
+    admin_url: str
 
 
-def write_config(broker: str, path: Path) -> None:
+def write_config(broker: str, path: Path, example: str = "demo.yaml") -> None:
     """Copy the example with the broker's address in it, so that users can look at what ran.
 
     Raises `DemoError` when the example can't be read.
     """
     try:
-        example = EXAMPLE.read_text(encoding="utf-8")
+        text = (EXAMPLES / example).read_text(encoding="utf-8")
     except OSError as error:
         raise DemoError(
             f"The demo's configuration can't be read: {error}",
             "Run the demo from a checkout of the project: make demo",
         ) from error
-    path.write_text(_BOOTSTRAP.sub(rf"\1 [{broker}]", example), encoding="utf-8")
+    path.write_text(_BOOTSTRAP.sub(rf"\1 [{broker}]", text), encoding="utf-8")
 
 
 def start_proxy(config: Path, out_dir: Path) -> Child:
@@ -55,7 +55,7 @@ def await_proxy(proxy: Child) -> Addresses:
         if READY_LINE not in proxy.lines():
             return None
         ports = {line.get("event"): line.get("port") for line in proxy.objects()}
-        return Addresses(f"{HOST}:{ports['listening']}", f"http://{HOST}:{ports['admin']}/metrics")
+        return Addresses(f"{HOST}:{ports['listening']}", f"http://{HOST}:{ports['admin']}")
 
     return proxy.wait_for(find, "opened its ports", PROXY_TIMEOUT_S)
 

@@ -86,7 +86,7 @@ def run(megabytes: int, out_dir: Path) -> int:
             "Run it from a folder that you may write to.",
         ) from error
     with stop_signals_interrupt():
-        _fetch_jars(screen)
+        fetch_jars(screen)
         # Spark's JVM may still write into the folder when it is removed after a failure.
         with tempfile.TemporaryDirectory(
             prefix="quota-proxy-demo-", ignore_cleanup_errors=True
@@ -101,7 +101,8 @@ def run(megabytes: int, out_dir: Path) -> int:
     return EXIT_DONE
 
 
-def _fetch_jars(screen: Screen) -> None:
+def fetch_jars(screen: Screen) -> None:
+    """Fetch the jars that are not cached, and show how far that is."""
     screen.step(
         f"Jars of Kafka {KAFKA_VERSION} and of Spark's connector (cached after a first run)"
     )
@@ -129,7 +130,7 @@ def _measure(screen: Screen, rows: int, work_dir: Path, out_dir: Path) -> Outcom
                 start_neighbour(addresses.bootstrap, out_dir) as neighbour,
             ):
                 parties = Parties(proxy, query, neighbour)
-                samples = _watch(screen, addresses.metrics_url, rows, parties)
+                samples = _watch(screen, f"{addresses.admin_url}/metrics", rows, parties)
                 return _outcome(rows, parties, samples)
 
 

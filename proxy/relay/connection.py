@@ -71,6 +71,7 @@ class Connection:
         client: Channel,
         *,
         listener: str,
+        node_id: int | None,
         peer: str,
         user: str | None,
         dial: Callable[[Connection], Awaitable[Channel]],
@@ -79,6 +80,7 @@ class Connection:
     ) -> None:
         self.services = services
         self.listener = listener
+        self._node_id = node_id
         self.advertise = advertise
         """Returns the address that clients of this listener are told for a broker."""
         self.peer = peer
@@ -263,7 +265,9 @@ class Connection:
             if len(self._sessions) >= MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions))).close()
             identity = ClientIdentity(self.listener, self._user, _shortened(client_id))
-            session = self._sessions[client_id] = ClientSession(self.services, identity)
+            session = self._sessions[client_id] = ClientSession(
+                self.services, identity, self._node_id
+            )
         return session
 
     def asked(self, exchange: Exchange) -> None:

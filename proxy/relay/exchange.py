@@ -7,7 +7,8 @@ from prometheus_client import Counter
 
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Charge, ClientQuotas
-from proxy.relay.services import Services
+from proxy.relay.following import Asked, Watch
+from proxy.relay.services import Services, clock_ms
 from proxy.wire.apis import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
@@ -25,13 +26,22 @@ LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 """Never held, and read whole in both directions: they tell who the client is."""
 
 
+_NEVER_LOOKED = -1
+"""Instead of a generation."""
+
+
 class ClientSession:
-    """One client id on one connection: its quotas and its byte counters."""
+    """One client id on one connection: its quotas, its byte counters, and who follows its reads."""
 
-    __slots__ = ("_bytes", "_services", "identity", "quotas")
+    __slots__ = ("_bytes", "_generation", "_node_id", "_services", "_watch", "identity", "quotas")
 
-    def __init__(self, services: Services, identity: ClientIdentity) -> None:
+    def __init__(
+        self, services: Services, identity: ClientIdentity, node_id: int | None = None
+    ) -> None:
         self.identity = identity
+        self._node_id = node_id
+        self._watch: Watch | None = None
+        self._generation = _NEVER_LOOKED
         self.quotas: ClientQuotas = services.quotas.client(identity)
         self._services = services
         self._bytes: dict[int, Counter] = {}
@@ -49,9 +59,20 @@ class ClientSession:
             )
         counter.inc(count)
 
+    @property
+    def watch(self) -> Watch | None:
+        """Who follows the client's reads on this connection; None for most clients."""
+        following = self._services.following
+        if following is not None and following.generation != self._generation:
+            self._generation = following.generation
+            self._watch = following.watch(self.identity, self._node_id, self._watch, clock_ms())
+        return self._watch
+
     def close(self) -> None:
         """Give the quotas and counters back."""
         self.quotas.close()
+        if self._watch is not None:
+            self._watch.close()
         self._services.client_left(self.identity)
 
 
@@ -93,6 +114,7 @@ class Exchange:
 
     __slots__ = (
         "api_key",
+        "asked",
         "charge",
         "correlation_id",
         "measured",
@@ -103,6 +125,7 @@ class Exchange:
         "throttle_ms",
         "version",
         "wait_ms",
+        "watch",
     )
 
     def __init__(
@@ -123,6 +146,10 @@ class Exchange:
         self.sent_ms = sent_ms
         self.wait_ms = wait_ms
         """How long the broker may sit on the request for lack of data."""
+        self.watch: Watch | None = None
+        """Who follows the client's reads, when this is one of them."""
+        self.asked: Asked | None = None
+        """What it asks for; read only when it is followed."""
         self.charge: Charge | None = None
         """What the request's own bytes cost."""
         self.measured = False

@@ -228,6 +228,7 @@ class Relay:
             self._services,
             channel,
             listener=listener.settings.name,
+            node_id=node_id,
             peer=ip,
             user=user,
             dial=partial(self._dial, node_id),

@@ -3,6 +3,7 @@
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
 from proxy.relay.flow import Flow, new_scratch
+from proxy.relay.following import FOLLOWED_APIS
 from proxy.relay.pair import Pair
 from proxy.relay.services import clock_ms
 from proxy.wire.apis import (
@@ -12,12 +13,17 @@ from proxy.wire.apis import (
     Handling,
     api_name,
     downgrade_api_versions,
+    is_known,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.prefix import fetch_max_wait_ms, produce_acks
 
 MAX_LOGIN_BYTES = 512 * 1024
 """The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
+
+MAX_FOLLOWED_BYTES = 4 << 20
+"""The longest request of a followed client that is read as a whole: a Fetch of some 100,000
+partitions, four times what a producer sends by default. A longer one is not followed."""
 
 NO_ACKS = 0
 """Of a Produce request that gets no response."""
@@ -34,7 +40,7 @@ class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in 
 class RequestFlow(Flow):
     """Requests of one connection."""
 
-    __slots__ = ("_conn", "_login")
+    __slots__ = ("_conn", "_followed", "_login")
 
     _scratch = new_scratch()
 
@@ -44,6 +50,7 @@ class RequestFlow(Flow):
         super().__init__(conn.services.loop, conn.services.pipes)
         self._conn = conn
         self._login: RequestHead | None = None
+        self._followed: tuple[RequestHead, Exchange] | None = None
 
     def _ended(self, *, mid_frame: bool) -> None:
         whole = not mid_frame and ends_with_frame(self._stash)
@@ -83,14 +90,29 @@ class RequestFlow(Flow):
             wait_ms = max(stated_ms, 0)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
             version = 0
-        sent_ms = clock_ms()
+        exchange = Exchange(session, head, version, clock_ms(), wait_ms)
         if api_key in LOGIN_APIS:
             taken = self._collect_login(head, view)
+        elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
+            # Read before it is sent on: the answer must not come first.
+            self._note(exchange, acks)
+            self._followed = head, exchange
+            return self._collect(view, head.frame_bytes)
         else:
             taken = self._forward(view, head.frame_bytes)
         # Only now, while the broker is at work already.
-        self._note(Exchange(session, head, version, sent_ms, wait_ms), acks)
+        self._note(exchange, acks)
         return taken
+
+    def _follow(self, head: RequestHead, exchange: Exchange) -> bool:
+        """Say whether what this request asks for is to be read."""
+        if not is_known(head.api_key, head.api_version) or head.frame_bytes > MAX_FOLLOWED_BYTES:
+            return False
+        watch = exchange.session.watch
+        if watch is None or not watch.wants(head.api_key):
+            return False
+        exchange.watch = watch
+        return True
 
     def _note(self, exchange: Exchange, acks: int | None) -> None:
         """Remember a request that was sent on; a Produce request's bytes are charged now."""
@@ -110,7 +132,19 @@ class RequestFlow(Flow):
         return self._collect(view, head.frame_bytes)
 
     def _whole_frame(self, frame: bytearray) -> None:
-        head, self._login = self._login, None
-        assert head is not None
-        self._conn.login_asked(head, bytes(frame))
+        if self._followed is not None:
+            followed, self._followed = self._followed, None
+            _read_followed(*followed, memoryview(frame))
+        else:
+            head, self._login = self._login, None
+            assert head is not None
+            self._conn.login_asked(head, bytes(frame))
         self._send(frame)
+
+
+def _read_followed(head: RequestHead, exchange: Exchange, frame: memoryview) -> None:
+    """Show the request to who follows the client, and keep what it asks for."""
+    assert exchange.watch is not None
+    exchange.asked = exchange.watch.asked(
+        head.api_key, head.api_version, frame, head.header_end, exchange.sent_ms
+    )

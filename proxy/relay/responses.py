@@ -10,12 +10,17 @@ from proxy.relay.services import MS_PER_SECOND, ThrottleMode, clock_ms
 from proxy.relay.upstream import UpstreamError
 from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
 from proxy.wire.errors import MalformedResponse
+from proxy.wire.fetch import FetchAsk
 from proxy.wire.frames import parse_response_head
+from proxy.wire.offsets import OffsetsAsk
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 from proxy.wire.walk import FetchWalker, neutral_tail
 
 MIN_HOLD_MS = 0.5
 """Shorter holds are not worth a timer; the quota carries what is left over."""
+
+REPORT_CHECK_MS = 20.0
+"""Between two looks for the report that a driver's look-up waits for."""
 
 MAX_COLLECTED_BYTES = 64 << 20
 """The longest response that is taken into memory: Metadata of a very large cluster."""
@@ -84,6 +89,8 @@ class ResponseFlow(Flow):
             exchange.measured = True
             if self._hold(exchange, frame_bytes):
                 return 0
+        if isinstance(exchange.asked, OffsetsAsk) and self._awaits_report(exchange, exchange.asked):
+            return 0
         plan = exchange.plan
         throttle = plan.throttle_offset if exchange.throttle_ms else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
@@ -102,18 +109,26 @@ class ResponseFlow(Flow):
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or take in, the frame that starts `view`."""
         plan = exchange.plan
-        if plan.takes_whole or (exchange.throttle_ms and exchange.api_key == PRODUCE):
+        asked = exchange.asked
+        if (
+            plan.takes_whole
+            or isinstance(asked, OffsetsAsk | tuple)
+            or (exchange.throttle_ms and exchange.api_key == PRODUCE)
+        ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if plan.handling is Handling.WALK:
+        if plan.handling is Handling.WALK or isinstance(asked, FetchAsk):
             start = plan.body_offset
             if frame_bytes <= start:
                 raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
             if _has_header_tags(plan, view):
                 raise MalformedResponse("a response header with tagged fields")
-            self._walker = FetchWalker(exchange.version, frame_bytes - start)
+            observer = None
+            if isinstance(asked, FetchAsk) and exchange.watch is not None:
+                observer = exchange.watch.observer(asked, clock_ms())
+            self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
             return self._walk(self._walker, view, start)
         return self._forward(view, frame_bytes)
 
@@ -164,6 +179,10 @@ class ResponseFlow(Flow):
         response = bytes(frame)
         if exchange.api_key in LOGIN_APIS:
             self._conn.login_answered(exchange, response)
+        if exchange.asked is not None and exchange.watch is not None:
+            response = exchange.watch.answered(
+                exchange.asked, exchange.version, response, clock_ms()
+            )
         if exchange.plan.handling is not Handling.PASS:
             response = rewrite_response(
                 exchange.api_key, exchange.version, response, self._conn.advertise
@@ -179,6 +198,9 @@ class ResponseFlow(Flow):
         services = self._conn.services
         now_ms = clock_ms()
         api_key = exchange.api_key
+        watch = exchange.watch if api_key == FETCH else None
+        if watch is not None:
+            watch.read(frame_bytes)
         charge = self._charge(exchange, frame_bytes, now_ms)
         if charge is None:
             return False
@@ -186,6 +208,8 @@ class ResponseFlow(Flow):
         if hold_ms < MIN_HOLD_MS or self._conn.draining:
             return False
         services.count_throttled(charge, hold_ms / MS_PER_SECOND)
+        if watch is not None:
+            watch.held(now_ms, charge.due_ms)
         if services.mode is ThrottleMode.MUTE:
             exchange.throttle_ms = round(hold_ms)
             self._conn.mute(charge.due_ms, api_key)
@@ -194,6 +218,17 @@ class ResponseFlow(Flow):
             exchange.throttle_ms = round(hold_ms)
         self.paused = True
         self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
+        return True
+
+    def _awaits_report(self, exchange: Exchange, asked: OffsetsAsk) -> bool:
+        """Let a driver's look-up wait a little for the report on its last batch, if need be."""
+        now_ms = clock_ms()
+        wait_ms = exchange.watch.wait_ms(asked, now_ms) if exchange.watch is not None else 0.0
+        if wait_ms <= 0 or self._conn.draining:
+            return False
+        reaper = self._conn.services.reapers.for_api(exchange.api_key)
+        self.paused = True
+        self._delayed = reaper.add(now_ms + min(wait_ms, REPORT_CHECK_MS), self.resume)
         return True
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:

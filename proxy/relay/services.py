@@ -14,6 +14,7 @@ from metrics.sensor import DEFAULT_EXPIRY_MS
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import Charge, QuotaManager
+from proxy.relay.following import Following
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
 from proxy.wire.errors import FrameFault
@@ -126,6 +127,8 @@ class Services:
     instruments: Instruments
     pipes: PipePool
     splice: bool = True
+    following: Following | None = None
+    """Follows what the clients of known queries read."""
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
     _users: dict[ClientIdentity, int] = field(default_factory=dict)
     _gone_ms: dict[ClientIdentity, float] = field(default_factory=dict)
@@ -136,6 +139,10 @@ class Services:
             self.instruments.connections_rejected_total.labels(reason)
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
+
+    def knows_client(self, client_id: str) -> bool:
+        """Say whether a client with this id is connected, or was within the hour."""
+        return any(identity.client_id == client_id for identity in (*self._users, *self._gone_ms))
 
     def client_came(self, identity: ClientIdentity) -> None:
         """Note that a connection uses this client's byte counters."""

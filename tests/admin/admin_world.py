@@ -91,6 +91,19 @@ class Source:
         return "delay"
 
 
+class NoQueries:
+    """A proxy that follows no queries."""
+
+    async def accept(self, raw: bytes) -> Mapping[str, object]:
+        raise AssertionError(f"nobody reports here: {raw!r}")
+
+    def progress(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+    def pressure(self) -> Mapping[str, Mapping[str, object]]:
+        return {}
+
+
 class Disk(MemoryStore):
     """A store whose disk may fill up."""
 
@@ -109,8 +122,8 @@ class World:
         self.now_ms = START_MS
         self.metrics = CollectorRegistry()
         settings = QuotaSettings(rules=rules)
-        instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
-        self.quotas = QuotaManager(settings, instruments, Registry(settings.max_sensors))
+        self.instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
+        self.quotas = QuotaManager(settings, self.instruments, Registry(settings.max_sensors))
         self.store = Disk()
         self.rules = RuleBook(self.quotas, self.store, settings)
         self.history = History(self.quotas.snapshot)
@@ -127,6 +140,7 @@ class World:
             "history": self.history,
             "parse_size": parse_size,
             "clock_ms": lambda: self.now_ms,
+            "reports": NoQueries(),
         }
         return AdminServer(host, port, **(arguments | changes))
 

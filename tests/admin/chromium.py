@@ -32,6 +32,37 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 
+WIDE = {"width": 1440, "height": 1060}
+PHONE = {"width": 360, "height": 800}
+
+CONTRAST = """(() => {
+  const light = (color) => {
+    const parts = color.match(/[0-9.]+/g).slice(0, 3).map(Number).map((part) => {
+      const share = part / 255;
+      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const ground = (node) => {
+    const color = getComputedStyle(node).backgroundColor;
+    return color === 'rgba(0, 0, 0, 0)' ? ground(node.parentElement) : color;
+  };
+  return [...document.querySelectorAll('body *')]
+    .filter((node) => [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim()))
+    .filter((node) => node.checkVisibility())
+    .map((node) => {
+      const [a, b] = [light(getComputedStyle(node).color), light(ground(node))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.innerText];
+    })
+    .filter(([ratio]) => ratio < 4.5);
+})()"""
+"""The texts that do not stand out from their ground by WCAG's 4.5, and by how much they do."""
+
+
+def text(selector: str) -> str:
+    """Return an expression for the text of an element."""
+    return f"document.querySelector({selector!r}).innerText"
+
 
 class Page:
     """One tab. Keeps what it asked for and what it complained about."""

@@ -10,6 +10,8 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from admin_world import Ask, World, serve
+from chromium import WIDE, Page, chromium
+from spark_world import SparkWorld
 
 
 @pytest.fixture
@@ -28,4 +30,23 @@ async def ask(world: World) -> AsyncIterator[Ask]:
 async def ask_guarded(world: World) -> AsyncIterator[Ask]:
     """Asks a server with the token `secret`."""
     async for each in serve(world.server(token="secret")):
+        yield each
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with chromium() as tab:
+        await tab.look(**WIDE)
+        yield tab
+
+
+@pytest.fixture
+def spark() -> SparkWorld:
+    return SparkWorld()
+
+
+@pytest.fixture
+async def ask_spark(spark: SparkWorld) -> AsyncIterator[Ask]:
+    """Asks a server that follows queries, without token."""
+    async for each in serve(spark.server()):
         yield each

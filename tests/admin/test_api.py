@@ -55,6 +55,8 @@ async def test_clients_say_rate_bound_window_and_rule(world: World, ask: Ask):
         },
         "client_count": 1,
         "clients": [{"listener": "default", "user": "bob", "client_id": "etl-orders"}],
+        "static_bound": None,
+        "adaptive": None,
     }
 
 

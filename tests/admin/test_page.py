@@ -6,14 +6,12 @@ from urllib.parse import urlsplit
 
 import pytest
 from admin_world import CONSUMER, MIB, PRODUCER, START_MS, World
-from chromium import Page, chromium
+from chromium import CONTRAST, PHONE, WIDE, Page, text
 from traffic import ACTORS, TICK_MS, play
 
 from proxy.admin.pages import FILES
 
 SHOTS = Path(__file__).parents[2] / "build" / "status-page"
-WIDE = {"width": 1440, "height": 1060}
-PHONE = {"width": 360, "height": 800}
 ROWS = "document.querySelectorAll('#clients tr').length"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -21,17 +19,6 @@ PICTURE_MS = START_MS + 599_730.0
 """A moment in the middle of two holds."""
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def text(selector: str) -> str:
-    return f"document.querySelector({selector!r}).innerText"
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with chromium() as tab:
-        await tab.look(**WIDE)
-        yield tab
 
 
 @pytest.fixture
@@ -174,29 +161,6 @@ async def test_nothing_sticks_out_sideways(page: Page, url: str, width: int):
     await page.run("document.querySelectorAll('summary').forEach(each => each.click())")
     await page.until("document.querySelectorAll('details[open] .why > *').length >= 7")
     assert await page.run("document.documentElement.scrollWidth") <= width
-
-
-CONTRAST = """(() => {
-  const light = (color) => {
-    const parts = color.match(/[0-9.]+/g).slice(0, 3).map(Number).map((part) => {
-      const share = part / 255;
-      return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-    });
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const ground = (node) => {
-    const color = getComputedStyle(node).backgroundColor;
-    return color === 'rgba(0, 0, 0, 0)' ? ground(node.parentElement) : color;
-  };
-  return [...document.querySelectorAll('body *')]
-    .filter((node) => [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim()))
-    .filter((node) => node.checkVisibility())
-    .map((node) => {
-      const [a, b] = [light(getComputedStyle(node).color), light(ground(node))];
-      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.innerText];
-    })
-    .filter(([ratio]) => ratio < 4.5);
-})()"""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -14,10 +14,12 @@ import pytest
 from admin_world import World
 from aiohttp import web
 from rich.console import Console
+from spark_world import HOSTILE, scene
 from traffic import play
 
 from proxy.admin.top import run_top
-from proxy.admin.top_view import in_order, printable, rate_text, screen
+from proxy.admin.top_table import printable
+from proxy.admin.top_view import QUERIES, in_order, rate_text, screen
 
 PROGRAM = "import sys; from proxy.admin.top import run_top; sys.exit(run_top(sys.argv[1]))"
 END_OF_SCREEN = b"\x1b[?1049l"
@@ -50,6 +52,46 @@ async def test_without_a_terminal_it_prints_once(url: str):
     for part in ("consumer", "10 MiB/s", "100%", "quota-proxy.yaml:12", "█"):
         assert part in line
     assert "7 of 7 clients under a quota" in out
+    assert "Spark queries" not in out
+
+
+@pytest.fixture
+async def queries_url() -> AsyncIterator[str]:
+    server = scene().server()
+    await server.start()
+    yield f"http://127.0.0.1:{server.port}"
+    await server.stop()
+
+
+async def test_queries_follow_the_clients(queries_url: str):
+    code, out, _ = await run_plain(queries_url)
+    assert code == 0
+    assert "queries 5 (3 in trouble)" in out
+    assert out.index("clients under a quota") < out.index("5 of 5 Spark queries")
+    lines = {line.split()[0]: line for line in out.splitlines() if line}
+    for name, parts in {
+        "payments": ("running", "1,257", "batch 7: 2,400 records", "ok"),
+        "clicks": ("silent, 2 stuck", "92,300"),
+        "audit": ("failed, 200 skipped",),
+        "ledger": ("running, not", "FAILS"),
+    }.items():
+        for part in parts:
+            assert part in lines[name], name
+    # What needs somebody comes first.
+    order = [name for name in lines if name in ("payments", "clicks", "audit", "ledger")]
+    assert order == ["clicks", "audit", "ledger", "payments"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 150, 200])
+async def test_queries_fit_the_terminal(queries_url: str, width: int):
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    assert await asyncio.to_thread(run_top, queries_url, once=True, console=console) == 0
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    (line,) = (line for line in lines if line.startswith("clicks "))
+    assert "92,300" in line
+    assert "…" not in out.getvalue()
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 150, 200])
@@ -84,6 +126,17 @@ class Terminal:
 
 @pytest.fixture
 async def terminal(url: str) -> AsyncIterator[Terminal]:
+    async for each in run_in_terminal(url):
+        yield each
+
+
+@pytest.fixture
+async def queries_terminal(queries_url: str) -> AsyncIterator[Terminal]:
+    async for each in run_in_terminal(queries_url):
+        yield each
+
+
+async def run_in_terminal(url: str) -> AsyncIterator[Terminal]:
     ours, its = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -113,6 +166,20 @@ async def test_keys_sort_and_quit(terminal: Terminal):
     terminal.press("q")
     await terminal.until(END_OF_SCREEN)
     assert await terminal.process.wait() == 0
+
+
+async def test_keys_change_the_view(queries_terminal: Terminal):
+    await queries_terminal.until(b"clients sorted by held")
+    queries_terminal.press("s")
+    await queries_terminal.until(b"Spark queries")
+    await queries_terminal.until(b"queries sorted by urgency")
+    queries_terminal.press("n")
+    await queries_terminal.until(b"queries sorted by name")
+    queries_terminal.press("c")
+    await queries_terminal.until(b"clients sorted by name")
+    queries_terminal.press("q")
+    await queries_terminal.until(END_OF_SCREEN)
+    assert await queries_terminal.process.wait() == 0
 
 
 async def test_it_follows_the_proxy(world: World, terminal: Terminal):
@@ -160,6 +227,20 @@ async def test_another_server_is_an_error(status: int, body: str):
     await runner.cleanup()
     assert code == 1
     assert "fix:" in complaint
+
+
+@pytest.mark.parametrize("order", ["held", "name"])
+async def test_queries_are_cut_to_the_rows_that_fit(order: str, queries_url: str):
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{queries_url}/v1/status") as response,
+    ):
+        status: dict[str, Any] = await response.json()
+    out = StringIO()
+    Console(file=out, width=100).print(screen(status, order, 100, 2, (QUERIES,)))
+    assert "2 of 5 Spark queries" in out.getvalue()
+    assert ("clicks" in out.getvalue()) == (order == "held")
+    assert (HOSTILE in out.getvalue()) == (order == "name")
 
 
 async def test_hostile_client_ids_cannot_steer_the_terminal(world: World):

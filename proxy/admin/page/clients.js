@@ -1,8 +1,8 @@
-// The table of clients: one row for each sensor, kept while it is shown, so that focus, opened
-// details and selections survive an update.
+// The table of clients: one row for each sensor.
 
 import { makeChart } from "./chart.js";
 import { count, element, rate, say, seconds, time } from "./format.js";
+import { makeLine, showRows } from "./rows.js";
 
 const KINDS = {
   consumer_byte_rate: "consumer bytes",
@@ -12,23 +12,11 @@ const KINDS = {
 const rows = new Map();
 
 export function showClients(body, clients) {
-  const wanted = new Map(clients.map((client) => [`${client.quota}\n${client.entity}`, client]));
-  for (const [key, row] of rows) {
-    if (!wanted.has(key)) { row.line.remove(); rows.delete(key); }
-  }
-  for (const [key, client] of wanted) {
-    if (!rows.has(key)) rows.set(key, makeRow(client));
-    rows.get(key).update(client);
-  }
+  const wanted = clients.map((client) => [`${client.quota}\n${client.entity}`, client]);
   // Throttled clients first, then by name: rates change all the time, and rows must not jump.
-  const order = [...wanted].sort(([keyA, a], [keyB, b]) =>
+  const order = wanted.sort(([keyA, a], [keyB, b]) =>
     b.throttled - a.throttled || a.entity.localeCompare(b.entity) || keyA.localeCompare(keyB));
-  const focused = document.activeElement;
-  order.forEach(([key], index) => {
-    const { line } = rows.get(key);
-    if (body.children[index] !== line) body.insertBefore(line, body.children[index] ?? null);
-  });
-  if (focused !== document.activeElement && body.contains(focused)) focused.focus();
+  showRows(body, rows, new Map(order), makeRow);
 }
 
 function makeRow(first) {
@@ -41,21 +29,21 @@ function makeRow(first) {
   const chart = makeChart();
   const now = element("div", "big");
   const bound = element("div", "note");
+  const most = element("div", "note");
   const share = element("div", "share");
   const what = element("div", "what");
   const until = element("div");
   const holds = element("div", "note");
-  const line = element("tr", "",
+  const line = makeLine(
     element("td", "", name, kind, details), element("td", "", chart.svg),
-    element("td", "number", now, bound, share), element("td", "", what, until, holds));
-  line.setAttribute("role", "row");
-  for (const cell of line.children) cell.setAttribute("role", "cell");
+    element("td", "number", now, bound, most, share), element("td", "", what, until, holds));
 
   function update(client) {
     const held = client.hold_ends_in_s !== null;
     chart.draw(client);
     say(now, rate(client.rate, client.unit));
     say(bound, `of ${rate(client.bound, client.unit)}`);
+    say(most, client.adaptive ? `adaptive, at most ${rate(client.static_bound, client.unit)}` : "");
     say(share, `${Math.round((100 * client.rate) / client.bound)} %`);
     line.className = client.throttled ? "throttled" : "";
     what.className = client.throttled ? "what warn" : "what good";
@@ -66,7 +54,7 @@ function makeRow(first) {
     const source = client.rule.source ? `${client.rule.source}, ` : "";
     say(summary, `${client.rule.title} · ${source}${count(client.client_count, "client")}`);
   }
-  return { line, update };
+  return { lines: [line], update };
 }
 
 async function explain(why, { entity, quota }) {
@@ -75,9 +63,11 @@ async function explain(why, { entity, quota }) {
     if (!answer.ok) throw new Error((await answer.json()).error);
     const found = (await answer.json()).quotas.find((each) => each.quota === quota);
     const by = found.rule.by ? [element("p", "", `set by ${found.rule.by}, ${time(found.rule.at)}`)] : [];
+    const reason = found.adaptive?.reason
+      ? [element("p", "", `bound of ${rate(found.bound, found.unit)}: ${found.adaptive.reason}`)] : [];
     const connected = found.connected.map((client) => explained(client, found));
     const none = element("p", "", "No client of this quota is connected now.");
-    why.replaceChildren(...by, ...(connected.length ? connected : [none]));
+    why.replaceChildren(...by, ...reason, ...(connected.length ? connected : [none]));
   } catch (error) {
     why.replaceChildren(element("p", "bad", `✕ ${error.message}`));
   }

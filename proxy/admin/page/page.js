@@ -2,6 +2,7 @@
 
 import { showClients } from "./clients.js";
 import { count, element, say, seconds, time } from "./format.js";
+import { showQueries } from "./queries.js";
 
 const INTERVAL_MS = 2000;
 const PATIENCE_MS = 6000;
@@ -63,6 +64,7 @@ function show(status) {
   say(at("none"), status.bounded
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
+  showQueries(status);
   showPanels(status);
 }
 

@@ -1,0 +1,100 @@
+// The partitions of one query, and what was noted of it: asked for while they are shown.
+
+import { count, element, say, seconds, time } from "./format.js";
+import { makeLine, showRows } from "./rows.js";
+
+const LIMIT = 100;
+const PATIENCE_MS = 6000;
+const MAX_NOTES = 5;
+const COLUMNS = ["Completed to", "Log end", "Lag", "In flight", "State"];
+
+export function makePartitions(name) {
+  const trouble = element("p", "bad");
+  const left = element("p", "note");
+  const notes = element("ul", "notes");
+  const head = element("tr", "", ...["Partition", ...COLUMNS].map((title) => {
+    const cell = element("th", title === "Partition" || title === "State" ? "" : "number", title);
+    cell.setAttribute("role", "columnheader");
+    cell.scope = "col";
+    return cell;
+  }));
+  head.setAttribute("role", "row");
+  const body = element("tbody");
+  const table = element("table", "partitions", element("thead", "", head), body);
+  table.setAttribute("role", "table");
+  table.setAttribute("aria-label", `Partitions of ${name}`);
+  for (const group of table.children) group.setAttribute("role", "rowgroup");
+  const rows = new Map();
+  let loading = false;
+
+  async function load() {
+    if (loading) return;
+    loading = true;
+    try {
+      const asked = new URLSearchParams({ query: name, limit: LIMIT });
+      const signal = AbortSignal.timeout(PATIENCE_MS);
+      const answer = await fetch(`v1/progress?${asked}`, { signal, cache: "no-store" });
+      const found = await answer.json();
+      if (!answer.ok) throw new Error(found.error);
+      show(found.queries[0]);
+      say(trouble, "");
+    } catch (error) {
+      const lost = error instanceof TypeError || error.name === "TimeoutError";
+      say(trouble, `✕ ${lost ? "No contact with the proxy." : error.message}`);
+    } finally {
+      loading = false;
+    }
+  }
+
+  function show(query) {
+    const wanted = query.partitions.map((each) => [`${each.topic}-${each.partition}`, each]);
+    showRows(body, rows, new Map(wanted), makePartition);
+    const total = query.totals.partitions;
+    say(left, wanted.length < total
+      ? `${wanted.length} of ${total}: the stuck, then those with most lag` : "");
+    const lines = query.notes.slice(0, MAX_NOTES).map((note) => {
+      const where = note.topic === null ? "" : `${note.topic}-${note.partition}: `;
+      return `${time(note.at * 1000)} ${where}${note.text}`;
+    });
+    if (notes.dataset.state === JSON.stringify(lines)) return;
+    notes.dataset.state = JSON.stringify(lines);
+    notes.replaceChildren(...lines.map((line) => element("li", "", line)));
+  }
+  return { box: element("div", "why", trouble, table, left, notes), load };
+}
+
+function makePartition({ topic, partition }) {
+  const cells = COLUMNS.map((label) => {
+    const cell = element("td", label === "State" ? "" : "number");
+    cell.dataset.label = label;
+    return cell;
+  });
+  const [completed, end, lag, flight, state] = cells;
+  const line = makeLine(element("td", "name", `${topic}-${partition}`), ...cells);
+
+  function update(each) {
+    const states = stateOf(each);
+    line.className = each.stuck_since === null ? "" : "alarm";
+    say(completed, figure(each.completed_to));
+    say(end, figure(each.high_watermark));
+    say(lag, each.lag_s ? `${figure(each.lag_records)} · ${seconds(each.lag_s)}` : figure(each.lag_records));
+    say(flight, figure(each.in_flight.records));
+    state.className = states.length ? "warn" : "";
+    say(state, states.length ? states.join("; ") : each.lag_records ? "✓ goes on" : "✓ up to date");
+  }
+  return { lines: [line], update };
+}
+
+function stateOf(each) {
+  const skip = each.skipped.at(-1);
+  return [
+    ...(each.stuck_since === null ? [] : [`■ stuck since ${time(each.stuck_since * 1000)}`]),
+    ...(each.failed.records ? [`${count(each.failed.records, "record")} to be read again`] : []),
+    ...(skip === undefined ? [] : [
+      `▲ ${count(each.skipped_records, "record")} skipped, last offsets ${skip.from} to before `
+      + `${skip.to}: ${skip.reason}`,
+    ]),
+  ];
+}
+
+const figure = (value) => (value === null ? "–" : value.toLocaleString("en"));

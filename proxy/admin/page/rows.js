@@ -1,0 +1,28 @@
+// Keeps the rows of a table while they are shown, so that focus, opened details and selections
+// survive an update.
+
+// `wanted` maps keys to items in the order to show; `rows` is what is kept between the calls.
+// makeRow(item) gives { lines, update }: one or more <tr>, and a function that shows an item.
+export function showRows(body, rows, wanted, makeRow) {
+  for (const [key, row] of rows) {
+    if (!wanted.has(key)) { row.lines.forEach((line) => line.remove()); rows.delete(key); }
+  }
+  for (const [key, item] of wanted) {
+    if (!rows.has(key)) rows.set(key, makeRow(item));
+    rows.get(key).update(item);
+  }
+  const focused = document.activeElement;
+  [...wanted.keys()].flatMap((key) => rows.get(key).lines).forEach((line, index) => {
+    if (body.children[index] !== line) body.insertBefore(line, body.children[index] ?? null);
+  });
+  if (focused !== document.activeElement && body.contains(focused)) focused.focus();
+}
+
+// Roles, because a table that is laid out as cards on a phone is none to a screen reader.
+export function makeLine(...cells) {
+  const line = document.createElement("tr");
+  line.setAttribute("role", "row");
+  for (const cell of cells) cell.setAttribute("role", "cell");
+  line.append(...cells);
+  return line;
+}

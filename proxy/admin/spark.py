@@ -1,0 +1,64 @@
+"""The paths of Structured Streaming queries: reports come in, progress goes out."""
+
+import asyncio
+
+from aiohttp import web
+
+from proxy.admin.bodies import json_body, number
+from proxy.admin.errors import HEADERS, ApiError, answer
+from proxy.admin.queries import Queries, Reports, limited, written
+from proxy.progress.query import MAX_PARTITIONS
+from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
+
+DEFAULT_PARTITIONS = 1_000
+"""How many partitions of a query one answer holds, unless the request says."""
+
+
+class SparkApi:
+    """The handlers.
+
+    Args:
+        reports: takes reports in.
+        queries: describes what is known.
+
+    """
+
+    def __init__(self, reports: Reports, queries: Queries) -> None:
+        self._reports = reports
+        self._queries = queries
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes."""
+        return [
+            web.post("/v1/spark/batches", self._post_report),
+            web.get("/v1/progress", self._get_progress),
+        ]
+
+    async def _post_report(self, request: web.Request) -> web.Response:
+        raw = await json_body(request, MAX_REPORT_BYTES)
+        try:
+            return answer(await self._reports.accept(raw))
+        except ReportRefused as error:
+            raise ApiError(
+                error.status, error.message, error.fix, reason=str(error.reason)
+            ) from None
+
+    async def _get_progress(self, request: web.Request) -> web.Response:
+        limit = number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
+        name = request.query.get("query")
+        documents = [
+            limited(document, limit)
+            for document in self._queries.documents()
+            if name is None or document["name"] == name
+        ]
+        if name is not None and not documents:
+            raise ApiError(
+                404,
+                f"no query {name!r} is followed",
+                "see GET /v1/progress for those that are; name it under queries, or let "
+                "QuotaListener report it",
+            )
+        body = await asyncio.to_thread(written, documents)
+        return web.Response(
+            body=body, content_type="application/json", charset="utf-8", headers=HEADERS
+        )

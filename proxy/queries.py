@@ -1,0 +1,242 @@
+"""Wires what concerns Structured Streaming queries: reports, progress, commits, backpressure."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+from structlog import get_logger
+
+from metrics import Instruments
+from proxy.backpressure.control import Backpressure
+from proxy.config import Config
+from proxy.pipelines import Pipelines
+from proxy.progress.book import ProgressBook
+from proxy.progress.committer import Committer
+from proxy.progress.exposition import ProgressCollector
+from proxy.progress.link import ClusterAccess, LinkError
+from proxy.progress.log_ends import LogEnds
+from proxy.progress.notes import ALARMS, Note
+from proxy.progress.records import NAMESPACE
+from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.progress.spans import PartitionKey
+from proxy.progress.topics import TopicNames
+from proxy.quota.manager import QuotaManager
+from proxy.relay.ask import CLIENT_ID
+from proxy.relay.cluster import Cluster
+from proxy.relay.following import Following
+from proxy.relay.services import MS_PER_SECOND, clock_ms
+from proxy.relay.topic_ids import resolve
+from proxy.relay.upstream import UpstreamError
+from proxy.state import StateError, StateWriter, Store
+
+TICK_S = 1.0
+"""Between two looks for alarms, bounds that are due to move, and records to write."""
+
+RESOLVE_PAUSE_S = 1.0
+"""Between two look-ups of topic ids that the cluster did not know."""
+
+RESOLVE_TRIES = 5
+"""After so many look-ups an id is given up: a topic that was just made is known a little later."""
+
+LOOK_UP_TIMEOUT_S = 2.0
+"""How long a report waits for the log ends that it goes beyond; then what is known must do."""
+
+FLUSH_TIMEOUT_S = 3.0
+"""How long the last commits may take when the proxy stops."""
+
+Document = Mapping[str, object]
+"""Fit for JSON."""
+
+_log = get_logger(__name__)
+
+
+def progress_settings(config: Config) -> ProgressSettings:
+    """Turn the configuration's queries into the book's."""
+    return ProgressSettings(
+        queries=tuple(
+            QuerySettings(
+                name=query.name,
+                client_id=query.client_id,
+                commit_group=query.commit_group,
+                stuck_after_ms=query.stuck_after * MS_PER_SECOND,
+            )
+            for query in config.queries
+        ),
+        max_queries=config.limits.max_client_entities,
+    )
+
+
+class Queries:
+    """All that the proxy does for Structured Streaming queries.
+
+    Args:
+        config: its `queries`, `cluster` and `limits` are read.
+        quotas: where adaptive bounds are put in force.
+        cluster: asked for the names of topics.
+        tls: of the connections to the cluster.
+        instruments: show the adaptive bounds.
+        registry: gets a collector of its own for progress.
+        knows_client: says whether a client id has connected lately.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        quotas: QuotaManager,
+        cluster: Cluster,
+        instruments: Instruments,
+        registry: CollectorRegistry,
+        knows_client: Callable[[str], bool],
+    ) -> None:
+        self._book = ProgressBook(progress_settings(config), knows_client, _log_note)
+        self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
+        self._cluster = cluster
+        self._names = TopicNames()
+        self._names_wanted = asyncio.Event()
+        self._names.on_wanted = self._names_wanted.set
+        self.following = Following(self._book, self._backpressure, self._names, quotas)
+        """What the relay shows the messages of queries."""
+        access = ClusterAccess(cluster.bootstrap_servers, cluster.tls, CLIENT_ID)
+        self._committer = Committer(self._book, access, clock_ms)
+        self._log_ends = LogEnds(self._book, access, clock_ms)
+        self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)
+        self.following.appends = self._pipelines
+        self._writer: StateWriter | None = None
+        registry.register(
+            ProgressCollector(self._book, clock_ms, config.limits.max_client_entities)
+        )
+
+    def load(self, store: Store) -> None:
+        """Take up what an earlier process kept there; write there from now on."""
+        for problem in self._book.load(store.items(NAMESPACE)):
+            _log.warning("progress not taken up", problem=problem)
+        self._writer = StateWriter(store)
+        self._pipelines.load(store)
+
+    def update(self, config: Config) -> None:
+        """Take over the queries of another configuration."""
+        self._book.update(progress_settings(config))
+        self._pipelines.update(config)
+
+    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+        """Yield what is to run until it is cancelled."""
+        yield self._committer.run
+        yield self._log_ends.run
+        yield self._resolve_names
+        yield self._tick
+        yield from self._pipelines.works()
+
+    async def close(self) -> None:
+        """Commit and keep what is due, and keep nothing more: the store may be closed then."""
+        await self._committer.flush(FLUSH_TIMEOUT_S)
+        await self._pipelines.close()
+        await self._keep()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+
+    # What the admin server asks
+
+    async def accept(self, raw: bytes) -> Document:
+        """Take in a report, and say what came of it. Raises ReportRefused."""
+        try:
+            report = parse_report(raw)
+        except ReportRefused as error:
+            self._book.report_unread(error)
+            raise
+        ends = await self._ends(self._book.doubtful(report))
+        now_ms = clock_ms()
+        accepted = self._book.report(report, now_ms, time.time(), ends)
+        client_id = accepted.query.client_id
+        self._backpressure.reported(accepted, now_ms)
+        self._pipelines.reported(accepted, now_ms)
+        pressed = self._backpressure.of_client(client_id)
+        return {
+            "accepted": True,
+            "lost_reports": accepted.lost_reports,
+            "rate": pressed[0].rate if pressed else None,
+            "bound": pressed[0].bound if pressed else None,
+        }
+
+    async def _ends(self, partitions: Collection[PartitionKey]) -> Mapping[PartitionKey, int]:
+        """Ask the cluster for log ends that a report goes beyond; nothing if it can't be asked."""
+        if not partitions:
+            return {}
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                return await self._log_ends.look_up(partitions)
+        except (LinkError, TimeoutError) as error:
+            _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
+            return {}
+
+    def progress(self) -> Sequence[Document]:
+        """Return what is known of each query."""
+        return self._book.documents(clock_ms(), time.time())
+
+    def pressure(self) -> Mapping[str, Document]:
+        """Return what backpressure does to each query that has it, by its label."""
+        now_ms = clock_ms()
+        return {
+            query.name: pressed.document(now_ms)
+            for query in self._book.queries
+            for pressed in self._backpressure.of_client(query.client_id)
+        }
+
+    def pipelines(self) -> Sequence[Document]:
+        """Return what there is to show of each pipeline."""
+        return self._pipelines.documents()
+
+    # Tasks
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ms = clock_ms()
+            self._book.sweep(now_ms, time.time())
+            self._backpressure.tick(now_ms)
+            await self._keep()
+
+    async def _keep(self) -> None:
+        """Write what has changed; what can't be written is tried again."""
+        writer = self._writer
+        if writer is None:
+            return
+        records, deleted = self._book.changes()
+        if not records and not deleted:
+            return
+        try:
+            await writer.put_many(records, delete=deleted)
+        except StateError as error:
+            self._book.changes_failed()
+            _log.error("progress not kept, trying again", error=str(error))
+
+    async def _resolve_names(self) -> None:
+        tries: dict[bytes, int] = {}
+        while True:
+            await self._names_wanted.wait()
+            self._names_wanted.clear()
+            while wanted := self._names.wanted():
+                try:
+                    self._names.resolved(await resolve(self._cluster, wanted))
+                except UpstreamError as error:
+                    _log.warning("topic names not looked up, trying again", error=str(error))
+                tries = {each: tries.get(each, 0) + 1 for each in self._names.wanted()}
+                self._names.unresolvable(
+                    each for each, count in tries.items() if count >= RESOLVE_TRIES
+                )
+                if self._names.wanted():
+                    await asyncio.sleep(RESOLVE_PAUSE_S)
+
+
+def _log_note(note: Note) -> None:
+    log = _log.warning if note.kind in ALARMS else _log.info
+    log(
+        note.text,
+        kind=str(note.kind),
+        query=note.query,
+        topic=note.topic,
+        partition=note.partition,
+    )

@@ -1,0 +1,231 @@
+"""A world with Spark queries: a real book and real backpressure behind the server."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from admin_world import CONSUMER, MIB, RULES, World
+
+from proxy.admin.server import AdminServer
+from proxy.backpressure.control import Backpressure
+from proxy.progress.book import ProgressBook
+from proxy.progress.notes import Note
+from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.quota import ClientIdentity, Rule
+from proxy.quota.rules import Adaptive
+from proxy.wire.fetch import FetchedPartition
+
+REPORTS = "/v1/spark/batches"
+BYTES_PER_RECORD = 1000
+ADAPTIVE = Rule(
+    client_id="etl-payments",
+    bounds={CONSUMER: 10 * MIB},
+    adaptive=Adaptive(batch_interval_ms=2000.0),
+    place="quota-proxy.yaml:18",
+    number=4,
+)
+QUERIES = (
+    QuerySettings(name="payments", client_id="etl-payments", commit_group="payments-progress"),
+    QuerySettings(name="clicks", client_id="clicks", stuck_after_ms=60_000.0),
+)
+
+
+def uuid(word: str) -> str:
+    """Return the UUID that stands for a word."""
+    return str(UUID(bytes=word.encode().ljust(16, b"\0")[:16]))
+
+
+class SparkWorld(World):
+    """Everything behind the server, with what it follows of queries."""
+
+    def __init__(self, queries: tuple[QuerySettings, ...] = QUERIES) -> None:
+        super().__init__((*RULES, ADAPTIVE))
+        self.notes: list[Note] = []
+        self.known: set[str] = set()
+        settings = ProgressSettings(queries=queries)
+        self.book = ProgressBook(settings, self.known.__contains__, self.notes.append)
+        self.backpressure = Backpressure(self.quotas, self.instruments.pid_bound_bytes)
+
+    def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
+        return super().server(host, port, **({"reports": self} | changes))
+
+    async def accept(self, raw: bytes) -> Mapping[str, object]:
+        return self.take(raw)
+
+    def take(self, raw: bytes) -> Mapping[str, object]:
+        try:
+            report = parse_report(raw)
+        except ReportRefused as error:
+            self.book.report_unread(error)
+            raise
+        accepted = self.book.report(report, self.now_ms, time.time())
+        self.backpressure.reported(accepted, self.now_ms)
+        pressed = self.backpressure.of_client(accepted.query.client_id)
+        return {
+            "accepted": True,
+            "lost_reports": accepted.lost_reports,
+            "rate": pressed[0].rate if pressed else None,
+            "bound": pressed[0].bound if pressed else None,
+        }
+
+    def progress(self) -> Sequence[Mapping[str, object]]:
+        return self.book.documents(self.now_ms, time.time())
+
+    def pressure(self) -> Mapping[str, Mapping[str, object]]:
+        return {
+            query.name: pressed.document(self.now_ms)
+            for query in self.book.queries
+            for pressed in self.backpressure.of_client(query.client_id)
+        }
+
+
+@dataclass
+class Job:
+    """One query with its driver: reads, and makes the reports that QuotaListener would send."""
+
+    world: SparkWorld
+    name: str
+    client_id: str
+    topic: str = "payments"
+    partitions: int = 3
+    number: int = 0
+    batch_id: int = -1
+    at: int = 0
+    """What each partition has completed."""
+    step: int = 0
+    """What each partition was given on top."""
+    log_end: int = 0
+    """What the driver was told last."""
+
+    def report(self, event: str, **more: Any) -> dict[str, Any]:
+        self.number += 1
+        return {
+            "sender": uuid(f"sender {self.name}"),
+            "number": self.number,
+            "event": event,
+            "query_id": uuid(f"query {self.name}"),
+            "run_id": uuid(f"run {self.name}"),
+            "name": self.name,
+            "client_id": self.client_id,
+            "age_ms": 5,
+            **more,
+        }
+
+    def ends(self, log_end: int) -> None:
+        """Let the driver look up the log ends."""
+        self.log_end = log_end
+        query = self.world.book.query_of(self.client_id)
+        assert query is not None
+        for partition in range(self.partitions):
+            query.log_end(self.topic, partition, log_end, self.world.now_ms)
+
+    def log_start(self, offset: int) -> None:
+        """Let the broker remove what is below."""
+        for partition in range(self.partitions):
+            self.world.book.log_start(self.topic, partition, offset, self.world.now_ms)
+
+    def read(self, step: int) -> None:
+        """Read `step` records of each partition."""
+        identity = ClientIdentity("default", None, self.client_id)
+        query = self.world.book.query_of(self.client_id)
+        assert query is not None
+        quotas = self.world.quotas.client(identity)
+        size = step * self.partitions * BYTES_PER_RECORD
+        charge = quotas.charge(CONSUMER, size, self.world.now_ms)
+        if charge is not None:
+            self.world.quotas.held(charge, charge.delay_ms, self.world.now_ms)
+        pressure = self.world.backpressure.pressure(identity, self.world.now_ms)
+        if pressure is not None:
+            pressure.read(size)
+        low = self.at + self.step
+        self.step += step
+        high = low + step
+        end = max(high, self.log_end)
+        for number in range(self.partitions):
+            given = FetchedPartition(self.topic, number, 0, end, end, 0, size, high)
+            query.fetch_asked(self.topic, number, None, low, self.world.now_ms)
+            query.fetch_answered(self.topic, number, None, low, given, self.world.now_ms)
+
+    def complete(self, duration_ms: int) -> dict[str, Any]:
+        """Return the report of a batch with all that was read."""
+        self.batch_id += 1
+        start, self.at, self.step = self.at, self.at + self.step, 0
+        rows = (self.at - start) * self.partitions
+
+        def offsets(offset: int) -> dict[str, dict[str, int]]:
+            return {self.topic: {str(number): offset for number in range(self.partitions)}}
+
+        source = {
+            "description": f"KafkaV2[Subscribe[{self.topic}]]",
+            "start": offsets(start),
+            "end": offsets(self.at),
+            "latest": None,
+            "rows": rows,
+        }
+        batch = {
+            "batch_id": self.batch_id,
+            "timestamp": f"2026-09-21T12:{self.batch_id // 30:02}:{self.batch_id % 30 * 2:02}.000Z",
+            "rows": rows,
+            "durations_ms": {"triggerExecution": duration_ms},
+            "sources": [source],
+        }
+        return self.report("progress", batch=batch)
+
+    def tell(self, report: Mapping[str, Any]) -> None:
+        """Give a report to the proxy, past HTTP."""
+        self.world.take(json.dumps(report).encode())
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+SCENE = (
+    *QUERIES,
+    QuerySettings(name="audit", client_id="audit"),
+    QuerySettings(name="ledger", client_id="etl-ledger", commit_group="ledger"),
+)
+
+
+def scene() -> SparkWorld:
+    """Return a world with a query that goes on, one each that is stuck, has failed, can't commit,
+    and has a hostile name.
+    """
+    world = SparkWorld(SCENE)
+    world.known.add(HOSTILE)
+    payments = Job(world, "payments", "etl-payments", partitions=4)
+    clicks = Job(world, "clicks", "clicks", "clicks", partitions=2)
+    audit = Job(world, "audit", "audit", "audit-log", partitions=1)
+    ledger = Job(world, "ledger", "etl-ledger", "ledger")
+    hostile = Job(world, HOSTILE, HOSTILE, "clicks", partitions=2)
+    jobs = (payments, clicks, audit, ledger, hostile)
+    for job in jobs:
+        job.tell(job.report("started"))
+        job.ends(1000)
+        job.read(100)
+    for turn in range(6):
+        world.now_ms += 2000
+        for job in jobs:
+            if job is clicks and turn:
+                continue
+            job.ends(job.log_end + 1500)
+            job.tell(job.complete(1400 + 150 * turn))
+            job.read(1200)
+        world.book.committed("payments-progress", {}, world.now_ms)
+    audit.log_start(7500)
+    audit.tell(audit.report("terminated", error="Job aborted due to stage failure: no space left"))
+    world.book.commit_failed("ledger", "the group has a live member, console-consumer-7")
+    query = world.book.query_of("clicks")
+    assert query is not None
+    query.log_end("clicks", 1, 90_000, world.now_ms)
+    for _ in range(2):
+        world.now_ms += 50_000
+        for job in (payments, ledger, hostile):
+            job.tell(job.complete(1900))
+            job.ends(job.log_end + 800)
+            job.read(600)
+        world.book.committed("payments-progress", {}, world.now_ms)
+        world.book.sweep(world.now_ms, 0.0)
+    world.now_ms += 700
+    return world
