@@ -25,7 +25,8 @@ demo-backpressure: setup  ## See batches follow the rate of their processing (ab
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile \
+		--cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
 
 check: setup  ## Lint, types, import contracts
 	$(BIN)/ruff check $(SOURCES)
