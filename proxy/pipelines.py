@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import SystemRandom
 
@@ -13,14 +14,15 @@ from metrics import Instruments
 from proxy.backpressure.control import Backpressure
 from proxy.config import Config, Pipeline
 from proxy.pipeline.completion import Completion
+from proxy.pipeline.controller import record_key
 from proxy.pipeline.early import StageBatch
 from proxy.pipeline.flow import PipelineFlow, RateChange, find_strays
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, StageSettings
 from proxy.pipeline.inflight import MaxPending
 from proxy.pipeline.lane import TopicRange
-from proxy.pipeline.ledger import Ended, Outcome
+from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
 from proxy.progress.book import Accepted, ProgressBook
-from proxy.progress.spans import spans_of
+from proxy.progress.spans import PartitionKey, spans_of
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.relay.services import MS_PER_SECOND, clock_ms
@@ -77,8 +79,23 @@ class _Line:
     completion: Completion
     outputs: dict[str, list[_Output]] = field(default_factory=lambda: defaultdict(list))
     """By stage, since its last report."""
+    crowded: set[str] = field(default_factory=set)
+    """Stages that have written more since their last report than is kept."""
     held: dict[str, RateChange] = field(default_factory=dict)
     """By node: what the flow last said of it, where that is a rate."""
+
+    members: dict[str, StageSettings] = field(default_factory=dict)
+    """By query name and client id."""
+
+    def __post_init__(self) -> None:
+        self.follow(self.settings, self.graph)
+
+    def follow(self, settings: Pipeline, graph: PipelineGraph) -> None:
+        """Go on as the configuration says now."""
+        self.settings, self.graph = settings, graph
+        self.members = {
+            member: stage for stage in graph.stages.values() for member in stage.members
+        }
 
     @property
     def stages(self) -> Mapping[str, StageSettings]:
@@ -94,6 +111,8 @@ class Pipelines:
         backpressure: where stages are held.
         quotas: where producers are held.
         instruments: show state, rates and the ledger.
+        clock_ms: monotonic.
+        clock_s: the wall clock.
 
     """
 
@@ -104,15 +123,26 @@ class Pipelines:
         backpressure: Backpressure,
         quotas: QuotaManager,
         instruments: Instruments,
+        *,
+        clock_ms: Callable[[], float] = clock_ms,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
+        self._clock_ms = clock_ms
+        self._clock_s = clock_s
         self._book = book
         self._backpressure = backpressure
         self._quotas = quotas
         self._instruments = instruments
         self._lines: dict[str, _Line] = {}
         self._sizes: dict[str, _Size] = defaultdict(_Size)
-        self._sources_held: dict[str, str] = {}
-        """Entity of each source whose produce quota is lowered."""
+        self._sources_held: dict[str, set[str]] = {}
+        """Entities of each source whose produce quota is lowered."""
+        self._named: dict[str, str] = {}
+        """Client ids of queries by name."""
+        self._ends: dict[PartitionKey, int] = {}
+        """The log end of each partition that was known at the last look."""
+        self._arrived: dict[str, int] = {}
+        """By topic, how many records have arrived since its partitions became known."""
         self._store: Store | None = None
         self._writer: StateWriter | None = None
         self._unwritten: dict[str, Record | None] = {}
@@ -127,7 +157,7 @@ class Pipelines:
     def update(self, config: Config) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
         self.generation += 1
-        now_ms = clock_ms()
+        now_ms = self._clock_ms()
         wanted = {pipeline.name: pipeline for pipeline in config.pipelines}
         for name in self._lines.keys() - wanted.keys():
             self._drop(self._lines.pop(name), now_ms)
@@ -142,7 +172,7 @@ class Pipelines:
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
         self._store, self._writer = store, StateWriter(store)
-        now_ms = clock_ms()
+        now_ms = self._clock_ms()
         flow, ledger = store.items(FLOW_RECORDS), store.items(LEDGER_RECORDS)
         strays = find_strays(flow, self._lines)
         prefixes = tuple(line.completion.prefix for line in self._lines.values())
@@ -165,7 +195,7 @@ class Pipelines:
 
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
-        await self._keep()
+        await self.keep()
         writer, self._writer, self._store = self._writer, None, None
         if writer is not None:
             await writer.close()
@@ -191,7 +221,9 @@ class Pipelines:
             outputs.append(_Output(TopicRange(topic, partition, start, end), now_ms))
             if len(outputs) > MAX_OUTPUTS:
                 del outputs[0]
-                _log.warning("more is written than can be kept", stage=stage.name)
+                if stage.name not in line.crowded:  # once, not for each
+                    line.crowded.add(stage.name)
+                    _log.warning("more is written than can be kept", stage=stage.name)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Take note that a client has sent so many bytes for so many records."""
@@ -203,6 +235,9 @@ class Pipelines:
     def reported(self, accepted: Accepted, now_ms: float) -> None:
         """Take in a report that the book has accepted."""
         report, query = accepted.report, accepted.query
+        if accepted.new_run:
+            self.generation += 1  # the query may have another name now
+        self._named[query.name] = query.client_id
         for line in self._lines.values():
             stage = self._stage_of(line, query.client_id)
             if stage is None:
@@ -211,9 +246,14 @@ class Pipelines:
             if report.batch is not None:
                 self._add_batch(line, stage, accepted, now_ms)
             elif report.event == "idle":
-                line.completion.idle(stage.name, now_ms)
+                # What came after that belongs to a batch that is not reported yet.
+                idle_ms = now_ms - report.age_ms
+                if all(each.at_ms <= idle_ms for each in line.outputs[stage.name]):
+                    line.completion.idle(stage.name, now_ms)
             elif report.event == "terminated":
                 line.flow.ended(stage.name)
+            # Now its driver may ask how far to read, and is not told less later on.
+            self._press_stage(line, stage, now_ms)
             self._wake.set()
 
     def _add_batch(
@@ -235,6 +275,7 @@ class Pipelines:
             if start < span.end:
                 inputs.append(TopicRange(topic, partition, start, span.end))
         written = line.outputs.pop(stage.name, [])
+        line.crowded.discard(stage.name)
         outputs = [each.range for each in written if each.at_ms <= ended_ms]
         line.outputs[stage.name] = [each for each in written if each.at_ms > ended_ms]
         pressed = self._backpressure.of_client(query.client_id)
@@ -264,7 +305,7 @@ class Pipelines:
 
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
-        now_ms = clock_ms()
+        now_ms = self._clock_ms()
         return [
             {**line.flow.documents(now_ms), "completion": line.completion.document(now_ms)}
             for line in self._lines.values()
@@ -273,28 +314,35 @@ class Pipelines:
     # The loop
 
     async def _run_pipelines(self) -> None:
+        due_ms = self._clock_ms()
         while True:
-            try:
-                async with asyncio.timeout(TICK_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(due_ms - self._clock_ms(), 0.0) / MS_PER_SECOND):
                     await self._wake.wait()
-            except TimeoutError:
-                self._tick(clock_ms())
+            now_ms = self._clock_ms()
+            if now_ms >= due_ms:  # reports may wake this more often than that
+                due_ms = now_ms + TICK_S * MS_PER_SECOND
+                try:
+                    self.tick(now_ms)
+                except Exception as error:  # a defect of ours must not end the proxy
+                    _log.error("unexpected error", about="pipelines", exc_info=error)
             self._wake.clear()
-            await self._keep()
+            await self.keep()
             await self._reapply()
 
-    def _tick(self, now_ms: float) -> None:
+    def tick(self, now_ms: float) -> None:
+        """Look at what is measured and due, and hold and release accordingly."""
         if not self._lines:
             return
-        ends, lags = self._measure()
+        arrived, lags = self._measure()
         for line in self._lines.values():
             for source in line.graph.settings.sources:
                 for topic in source.produces:
-                    if topic in ends:
-                        line.flow.arrived(topic, ends[topic], now_ms)
+                    if topic in arrived:
+                        line.flow.arrived(topic, arrived[topic], now_ms)
             for stage in line.stages.values():
-                if all(topic in ends for topic in stage.consumes):
-                    received = sum(ends[topic] for topic in stage.consumes)
+                if all(topic in arrived for topic in stage.consumes):
+                    received = sum(arrived[topic] for topic in stage.consumes)
                     line.flow.sample(stage.name, received, now_ms)
                 clients = self._clients_of(stage)
                 known = [
@@ -312,9 +360,10 @@ class Pipelines:
             self._show(line)
 
     def _measure(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Return the log ends added up by topic, and the lag by client and topic."""
-        partitions: dict[tuple[str, int], int] = {}
+        """Return how much has arrived by topic, and the lag by client and topic."""
+        partitions: dict[PartitionKey, int] = {}
         lags: dict[tuple[str, str], int] = defaultdict(int)
+        self._named = {query.name: query.client_id for query in self._book.queries}
         for query in self._book.queries:
             for key, partition in query.partitions.items():
                 end = partition.high_watermark
@@ -323,10 +372,14 @@ class Pipelines:
                 lag = partition.lag_records()
                 if lag is not None:
                     lags[query.client_id, key[0]] += lag
-        ends: dict[str, int] = defaultdict(int)
-        for (topic, _), end in partitions.items():
-            ends[topic] += end
-        return ends, lags
+        arrived: dict[str, int] = {}
+        for key, end in partitions.items():
+            # What was there when a partition became known has not arrived just now.
+            new = max(0, end - self._ends.get(key, end))
+            total = arrived.get(key[0], self._arrived.get(key[0], 0))
+            arrived[key[0]] = total + new
+        self._ends, self._arrived = partitions, arrived
+        return arrived, lags
 
     def _apply(self, line: _Line, changes: Iterable[RateChange]) -> None:
         for change in changes:
@@ -346,39 +399,39 @@ class Pipelines:
 
     def _press(self, line: _Line, now_ms: float) -> None:
         """Hold every node to what is said of it now; clients come and go."""
-        full = line.completion.full()
         for stage in line.stages.values():
-            change = line.held.get(stage.name)
-            ceiling = change.rate if change is not None else None
-            why = change.reason if change is not None else ""
-            if full and stage.name in line.graph.first:
-                ceiling, why = MIN_RATE, "as much is in flight as max_pending allows"
-            for client_id in self._clients_of(stage):
-                for pressed in self._backpressure.of_client(client_id):
-                    if pressed.ceiling != ceiling:
-                        pressed.limit(ceiling, f"pipeline {line.settings.name}: {why}", now_ms)
+            self._press_stage(line, stage, now_ms)
         for source in line.graph.settings.sources:
             self._press_source(line, source.client_id, now_ms)
+
+    def _press_stage(self, line: _Line, stage: StageSettings, now_ms: float) -> None:
+        change = line.held.get(stage.name)
+        ceiling = change.rate if change is not None else None
+        why = change.reason if change is not None else ""
+        if stage.name in line.graph.first and line.completion.full():
+            ceiling, why = MIN_RATE, "as much is in flight as max_pending allows"
+        for client_id in self._clients_of(stage):
+            for pressed in self._backpressure.of_client(client_id):
+                if pressed.ceiling != ceiling:
+                    pressed.limit(ceiling, f"pipeline {line.settings.name}: {why}", now_ms)
 
     def _press_source(self, line: _Line, client_id: str, now_ms: float) -> None:
         change = line.held.get(client_id)
         size = self._sizes[client_id].value if client_id in self._sizes else None
         if change is None or change.rate is None or size is None:
-            entity = self._sources_held.pop(client_id, None)
-            if entity is not None:
+            for entity in self._sources_held.pop(client_id, ()):
                 self._quotas.adapt(QuotaKind.PRODUCER_BYTE_RATE, entity, None, None, now_ms)
             return
         bound = change.rate * size
         reason = f"pipeline {line.settings.name}: {change.reason}"
+        entities = self._sources_held.setdefault(client_id, set())
         for identity in self._quotas.clients():
-            if identity.client_id != client_id:
-                continue
-            match = self._quotas.table.match(QuotaKind.PRODUCER_BYTE_RATE, identity)
-            if match is not None:
-                self._sources_held[client_id] = match.entity
-                self._quotas.adapt(
-                    QuotaKind.PRODUCER_BYTE_RATE, match.entity, bound, reason, now_ms
-                )
+            if identity.client_id == client_id:
+                match = self._quotas.table.match(QuotaKind.PRODUCER_BYTE_RATE, identity)
+                if match is not None:
+                    entities.add(match.entity)
+        for entity in entities:
+            self._quotas.adapt(QuotaKind.PRODUCER_BYTE_RATE, entity, bound, reason, now_ms)
 
     def _release(self, line: _Line, now_ms: float) -> None:
         line.held.clear()
@@ -392,28 +445,28 @@ class Pipelines:
     # Names
 
     def _stage_of(self, line: _Line, client_id: str) -> StageSettings | None:
-        query = self._book.query_of(client_id)
-        names = {client_id} if query is None else {client_id, query.name}
-        for stage in line.stages.values():
-            if not names.isdisjoint(stage.members):
-                return stage
-        return None
+        stage = line.members.get(client_id)
+        if stage is None:
+            query = self._book.query_of(client_id)
+            stage = line.members.get(query.name) if query is not None else None
+        return stage
 
     def _clients_of(self, stage: StageSettings) -> set[str]:
         """Return the client ids of a stage, as far as its queries are known."""
-        named = {
-            query.client_id
-            for query in self._book.queries
-            if query.name in stage.members or query.client_id in stage.members
-        }
-        return named | set(stage.client_ids)
+        clients = set(stage.client_ids)
+        for member in stage.members:
+            if self._book.query_of(member) is not None:
+                clients.add(member)
+            if member in self._named:
+                clients.add(self._named[member])
+        return clients
 
     # Making, changing, dropping
 
     def _begin(self, pipeline: Pipeline, now_ms: float) -> _Line:
         settings = pipeline.settings
         graph = PipelineGraph(settings)
-        now_s = time.time()
+        now_s = self._clock_s()
         completion = Completion(
             pipeline.name,
             [graph.stages[name] for name in graph.order],
@@ -428,27 +481,42 @@ class Pipelines:
     def _change(self, line: _Line, pipeline: Pipeline, now_ms: float) -> None:
         self._release(line, now_ms)
         settings = pipeline.settings
-        line.settings, line.graph = pipeline, PipelineGraph(settings)
+        line.follow(pipeline, PipelineGraph(settings))
         self._apply(line, line.flow.update(settings, now_ms))
         self._apply(line, line.flow.reapply(now_ms))
         stages = [line.graph.stages[name] for name in line.graph.order]
         line.completion.update(stages, pipeline.timeout_ms, now_ms)
         line.completion.max_pending.limit(settings.max_pending_batches, settings.max_pending_bytes)
+        for name, outputs in list(line.outputs.items()):
+            produces = line.stages[name].produces if name in line.stages else ()
+            line.outputs[name] = [each for each in outputs if each.range.topic in produces]
+        self._forget_nodes(pipeline.name)
+        self._press(line, now_ms)
 
     def _drop(self, line: _Line, now_ms: float) -> None:
         self._release(line, now_ms)
-        pending = line.completion.max_pending.batches
-        _log.warning("pipeline is gone", pipeline=line.settings.name, pending=pending)
-        for metric in (
-            self._instruments.stage_state,
-            self._instruments.stage_rate,
-            self._instruments.ledger_pending,
-        ):
-            metric.forget(pipeline=line.settings.name)
+        self._tell_ended(line, line.completion.take_ended())
+        name, pending = line.settings.name, line.completion.max_pending.batches
+        _log.warning("pipeline is gone", pipeline=name, pending=pending)
+        if pending:
+            self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
+        self._forget_nodes(name)
+        self._instruments.ledger_pending.forget(pipeline=name)
+        # Another pipeline of that name must not take it up.
+        _, gone = line.completion.changes()
+        gone += [record.key for record in line.completion.snapshot()]
+        gone += [record_key(name, node) for node in line.graph.nodes]
+        prefixes = (line.flow.prefix, line.completion.prefix)
+        gone += [key for key in self._unwritten if key.startswith(prefixes)]
+        self._unwritten.update(dict.fromkeys(gone))
+
+    def _forget_nodes(self, pipeline: str) -> None:
+        for metric in (self._instruments.stage_state, self._instruments.stage_rate):
+            metric.forget(pipeline=pipeline)
 
     # State and metrics
 
-    async def _keep(self) -> None:
+    async def keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
         for line in self._lines.values():
             for records, deleted in (line.flow.changes(), line.completion.changes()):
@@ -468,7 +536,7 @@ class Pipelines:
 
     async def _reapply(self) -> None:
         """Read the state of the flow again and apply it, at a fixed period."""
-        now_ms = clock_ms()
+        now_ms = self._clock_ms()
         due = [line for line in self._lines.values() if line.flow.reapply_due(now_ms)]
         if not due or self._store is None:
             return
@@ -476,11 +544,11 @@ class Pipelines:
             records = await asyncio.to_thread(self._store.items, FLOW_RECORDS)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
-            records = []
+            records = None
         for line in due:
-            if records:
-                line.flow.load(_under(records, line.flow.prefix), clock_ms())
-            self._apply(line, line.flow.reapply(clock_ms()))
+            if records is not None:
+                line.flow.load(_under(records, line.flow.prefix), self._clock_ms())
+            self._apply(line, line.flow.reapply(self._clock_ms()))
 
     def _tell_ended(self, line: _Line, ended: Iterable[Ended]) -> None:
         name = line.settings.name

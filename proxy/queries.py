@@ -195,8 +195,11 @@ class Queries:
         while True:
             await asyncio.sleep(TICK_S)
             now_ms = clock_ms()
-            self._book.sweep(now_ms, time.time())
-            self._backpressure.tick(now_ms)
+            try:
+                self._book.sweep(now_ms, time.time())
+                self._backpressure.tick(now_ms)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error about queries", exc_info=error)
             await self._keep()
 
     async def _keep(self) -> None:

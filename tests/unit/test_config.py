@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -62,9 +63,14 @@ listeners:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the files that the cases name."""
-    path = tmp_path_factory.mktemp("config")
+def folder() -> Iterator[Path]:
+    """A directory with the files that the cases name; its path is short, for messages show it."""
+    with tempfile.TemporaryDirectory(prefix="kqp-", dir="/tmp") as path:
+        _fill(Path(path))
+        yield Path(path)
+
+
+def _fill(path: Path) -> None:
     authority = trustme.CA()
     server, other = authority.issue_cert("localhost"), authority.issue_cert("other")
     authority.cert_pem.write_to_path(path / "ca.pem")
@@ -78,7 +84,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "token").write_text("secret\n")
     (path / "folder").mkdir()
     (path / "loop").symlink_to("loop")
-    return path
 
 
 @pytest.fixture

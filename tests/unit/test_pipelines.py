@@ -1,0 +1,500 @@
+"""How pipelines are wired to what is measured and held: real parts, and a clock of the test's."""
+
+import asyncio
+import json
+from collections import Counter
+from itertools import count
+from uuid import UUID
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.app import quota_settings
+from proxy.backpressure.control import Backpressure
+from proxy.config import load_config
+from proxy.pipelines import MAX_OUTPUTS, Pipelines
+from proxy.progress.book import ProgressBook
+from proxy.progress.report import parse_report
+from proxy.queries import progress_settings
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
+from proxy.state import MemoryStore, StateError
+
+START_MS = 1_000_000.0
+START_S = 1_700_000_000.0
+SECOND_MS = 1000.0
+CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
+STATIC = 1_000_000_000.0
+NORMAL = 1000
+LOW, HIGH = 50, 100
+
+SECOND_STAGE = {"band": [LOW, HIGH]}
+
+
+def stage(name, consumes, *produces, **more):
+    return {
+        "name": name,
+        "consumes": [consumes],
+        "produces": list(produces),
+        "band": [0, 1_000_000],
+        "sampling_interval": "1s",
+        "period": "2s",
+        "normal_rate": NORMAL,
+        "step": NORMAL,
+        **more,
+    }
+
+
+def pipeline(name="p", *, first=None, second=SECOND_STAGE, last="two", **more):
+    """Make a pipeline: feed -> a -> one -> b -> two."""
+    return {
+        "name": name,
+        "sources": [
+            {"client-id": "feed", "produces": ["a"], "normal_rate": NORMAL, "step": NORMAL}
+        ],
+        "stages": [stage("one", "a", "b", **first or {}), stage(last, "b", **second)],
+        **more,
+    }
+
+
+class World:
+    """Pipelines among real parts; `store` outlives a restart."""
+
+    def __init__(self, folder, *pipelines, store=None):
+        self.file = folder / "proxy.yaml"
+        self.now_ms = START_MS
+        self.store = store or MemoryStore()
+        self.numbers, self.batches = count(1), Counter()
+        self.done = Counter()
+        self.config = self.configured(*pipelines)
+        self.start()
+
+    def configured(self, *pipelines):
+        adaptive = {"batch_interval": "1s"}
+        document = {
+            "cluster": {"bootstrap_servers": ["localhost:9092"]},
+            "listeners": [
+                {
+                    "name": "default",
+                    "bind": "127.0.0.1:0",
+                    "advertised_host": "h",
+                    "broker_ports": 0,
+                }
+            ],
+            "quotas": {
+                "rules": [
+                    {"client-id": name, "consumer_byte_rate": int(STATIC), "adaptive": adaptive}
+                    for name in ("one", "two", "id-of-one")
+                ]
+                + [
+                    {"client-id": "feed", "producer_byte_rate": int(STATIC)},
+                    {"client-id": "feed", "user": "alice", "producer_byte_rate": int(STATIC)},
+                ]
+            },
+            "pipelines": list(pipelines),
+        }
+        self.file.write_text(yaml.safe_dump(document))
+        return load_config(self.file)
+
+    def start(self):
+        """Begin, or begin again as another process that has the state."""
+        self.prometheus = CollectorRegistry()
+        instruments = Instruments(self.prometheus, max_label_sets=100)
+        made = quota_settings(self.config)
+        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
+        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.book = ProgressBook(progress_settings(self.config), lambda _: True, lambda _: None)
+        self.pipelines = Pipelines(
+            self.config,
+            self.book,
+            self.backpressure,
+            self.quotas,
+            instruments,
+            clock_ms=lambda: self.now_ms,
+            clock_s=lambda: START_S + (self.now_ms - START_MS) / SECOND_MS,
+        )
+        for name in ("one", "two"):
+            self.connect(name)
+        self.pipelines.load(self.store)
+
+    def connect(self, client_id, user=None):
+        identity = ClientIdentity("default", user, client_id)
+        self.quotas.client(identity)
+        if self.backpressure.pressure(identity, self.now_ms) is not None:
+            self.book.follow(client_id)
+        return identity
+
+    def reload(self, *pipelines):
+        self.config = self.configured(*pipelines)
+        self.quotas.update(quota_settings(self.config))
+        self.pipelines.update(self.config)
+
+    def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
+        document = {
+            "sender": str(UUID(int=1)),
+            "number": next(self.numbers),
+            "event": event,
+            "query_id": str(UUID(int=sum(name.encode()))),
+            "run_id": str(UUID(int=sum(name.encode()) * 1000 + run)),
+            "name": name,
+            "client_id": client_id,
+            "age_ms": age_ms,
+            "batch": batch,
+        }
+        report = parse_report(json.dumps(document).encode())
+        accepted = self.book.report(report, self.now_ms, START_S)
+        self.backpressure.reported(accepted, self.now_ms)
+        self.pipelines.reported(accepted, self.now_ms)
+
+    def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):
+        self.done[name] += 1
+        source = {
+            "description": "k",
+            "start": None if start is None else {topic: {"0": start}},
+            "end": {topic: {"0": end}},
+            "latest": None,
+            "rows": end - (start or 0),
+        }
+        batch = {
+            "batch_id": self.done[name],
+            "timestamp": "2026-01-02T03:04:05.678Z",
+            "rows": end - (start or 0) if rows is None else rows,
+            "durations_ms": {"triggerExecution": took_ms},
+            "sources": [source],
+        }
+        self.report(name, batch=batch, **more)
+
+    def write(self, client_id, topic, start, end):
+        self.pipelines.appended(client_id, topic, 0, start, end, self.now_ms)
+
+    def see(self, client_id, topic, end, partition=0):
+        """Let a client of a query be told the end of a log."""
+        self.book.follow(client_id)
+        self.book.query_of(client_id).log_end(topic, partition, end, self.now_ms)
+
+    def tick(self, ms=0.0):
+        self.now_ms += ms
+        self.pipelines.tick(self.now_ms)
+
+    def hurry(self, seconds=4, per_s=10 * HIGH):
+        """Let stage `two` be sent more than it takes, until `one` is held."""
+        self.batch("one", "a", 1000, 1001)
+        self.batch("two", "b", 0, HIGH, took_ms=1000)
+        for _ in range(seconds):
+            self.batches["b"] += per_s
+            self.see("two", "b", 1000 + self.batches["b"])
+            self.tick(SECOND_MS)
+
+    def pressed(self, client_id):
+        (found,) = self.backpressure.of_client(client_id)
+        return found
+
+    def value(self, name, **labels):
+        labels = {"pipeline": "p", **labels}
+        return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}", labels)
+
+    def completion(self):
+        (document,) = self.pipelines.documents()
+        return document["completion"]
+
+    def keep(self):
+        asyncio.run(self._keep())
+
+    async def _keep(self):
+        await self.pipelines.keep()
+
+    @property
+    def keys(self):
+        return {
+            record.key for prefix in ("flow/", "ledger/") for record in self.store.items(prefix)
+        }
+
+
+# Completion
+
+
+def test_a_root_goes_through_the_stages(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 0, 10, took_ms=500)
+    world.tick()
+    assert world.value("ledger_pending") == 1
+    assert world.completion()["pending"]["first"][0]["waits_at"] == "two"
+    world.now_ms += 2 * SECOND_MS
+    world.batch("two", "b", 0, 5)
+    world.tick()
+    assert world.value("ledger_pending") == 0
+    assert world.value("ledger_completion_seconds_count") == 1
+    assert world.value("ledger_completion_seconds_sum") == 2.5
+
+
+def test_what_is_written_after_a_batch_belongs_to_the_next(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 0, 5)
+    world.now_ms += 50
+    world.write("one", "b", 5, 8)
+    world.batch("one", "a", 0, 10, age_ms=20)
+    world.batch("two", "b", 0, 5)
+    assert world.completion()["completed"] == 1
+    world.batch("one", "a", 10, 20)
+    assert world.completion()["pending"]["batches"] == 1
+    world.batch("two", "b", 5, 8)
+    assert world.completion()["completed"] == 2
+
+
+def test_an_idle_report_that_comes_late_does_not_settle_what_was_written_since(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.now_ms += 100
+    world.write("one", "b", 0, 5)
+    world.batch("two", "b", 0, 5)
+    world.report("one", "idle", age_ms=50)
+    assert world.completion()["early_batches"] == 1
+    world.batch("one", "a", 0, 10)
+    assert world.completion()["completed"] == 1
+    assert world.completion()["counts"]["foreign_records"] == 0
+    world.batch("two", "b", 5, 6)
+    assert world.completion()["early_batches"] == 1
+    world.report("one", "idle")
+    assert world.completion()["early_batches"] == 0
+
+
+def test_the_first_batch_of_a_query_begins_where_the_log_does(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 3, 5)
+    world.batch("one", "a", None, 10)
+    assert world.completion()["pending"]["batches"] == 1
+    world.batch("two", "b", None, 5)
+    assert world.completion()["completed"] == 1
+
+
+def test_who_is_no_stage_and_where_no_stage_writes(tmp_path):
+    world = World(tmp_path, pipeline())
+    assert [world.pipelines.follows(each) for each in ("one", "feed", "other", None)] == [
+        *(True, True),
+        *(False, False),
+    ]
+    world.write("one", "elsewhere", 0, 5)
+    world.write("other", "b", 0, 5)
+    world.batch("other", "b", 0, 5)
+    world.batch("one", "a", 0, 10)
+    assert world.completion()["completed"] == 1
+    assert world.completion()["counts"]["unknown_stages"] == 0
+
+
+def test_a_query_is_found_by_a_name_that_comes_after_its_client(tmp_path):
+    world = World(tmp_path, pipeline(first={"queries": ["query-one"]}))
+    world.connect("id-of-one")
+    world.book.follow("id-of-one")
+    before = world.pipelines.generation
+    assert not world.pipelines.follows("id-of-one")
+    world.report("query-one", "started", client_id="id-of-one")
+    assert world.pipelines.follows("id-of-one")
+    assert world.pipelines.generation > before, "connections must ask again"
+
+
+def test_outputs_that_nobody_reports_are_bounded(tmp_path):
+    world = World(tmp_path, pipeline())
+    for number in range(MAX_OUTPUTS + 10):
+        world.write("one", "b", 2 * number, 2 * number + 1)
+    world.batch("one", "a", 0, 10)
+    assert world.completion()["edges"] == MAX_OUTPUTS + 1
+
+
+# Flow
+
+
+def test_a_stage_that_is_too_slow_holds_the_one_before(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.hurry()
+    rate = world.value("stage_rate", stage="one")
+    assert world.value("stage_state", stage="one") == 1
+    assert rate <= HIGH
+    assert world.pressed("one").ceiling == rate
+    assert world.value("stage_state", stage="two") == 0
+    assert world.value("stage_rate", stage="two") == NORMAL
+    for _ in range(4):  # nothing comes any more: too little
+        world.tick(SECOND_MS)
+    assert world.value("stage_state", stage="one") == 0
+    assert world.pressed("one").ceiling is None
+
+
+def test_a_partition_that_becomes_known_has_not_arrived_just_now(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.batch("two", "b", 0, 10)
+    for partition in range(10):
+        world.see("two", "b", 1_000_000 * partition, partition)
+        world.tick(SECOND_MS)
+    assert world.value("stage_state", stage="one") == 0
+    (document,) = world.pipelines.documents()
+    assert [each["received_rate"] for each in document["stages"]] == [None, 0.0]
+
+
+def test_max_pending_lets_the_first_stage_wait(tmp_path):
+    world = World(tmp_path, pipeline(max_pending={"batches": 1}))
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 0, 10)
+    world.tick()
+    assert world.pressed("one").ceiling == 1.0
+    assert world.pressed("two").ceiling is None
+    world.batch("two", "b", 0, 5)
+    world.tick()
+    assert world.pressed("one").ceiling is None
+
+
+def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
+    world = World(tmp_path, pipeline(hold_producers=True, first={"band": [0, HIGH]}))
+    identities = [world.connect("feed", user) for user in (None, "alice")]
+    for _ in range(10):
+        world.pipelines.sent("feed", 2000, 10)
+    world.pipelines.sent("other", 10**9, 1)
+
+    def bounds():
+        rows = world.quotas.snapshot(world.now_ms)
+        return [row.bound for row in rows if row.kind is PRODUCER]
+
+    for identity in identities:
+        world.quotas.client(identity).charge(PRODUCER, 1.0, world.now_ms)
+    assert bounds() == [STATIC, STATIC]
+    world.batch("one", "a", 0, HIGH, took_ms=1000)
+    for second in range(5):
+        world.see("one", "a", 10 * HIGH * second)
+        world.tick(SECOND_MS)
+    rate = world.value("stage_rate", stage="feed")
+    assert rate <= HIGH
+    assert bounds() == [pytest.approx(200 * rate)] * 2
+    world.reload(pipeline())
+    world.tick()
+    assert bounds() == [STATIC, STATIC]
+
+
+async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
+    world = World(tmp_path, pipeline())
+    (work,) = world.pipelines.works()
+    task = asyncio.create_task(work())
+    try:
+        async with asyncio.timeout(20):
+            for _ in range(1_000_000):
+                world.now_ms += 10
+                world.report("one", "idle", run=1)
+                await asyncio.sleep(0)
+                if world.value("ledger_pending") is not None:
+                    break
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await world.pipelines.close()
+    assert world.value("ledger_pending") == 0
+
+
+# State
+
+
+def test_another_process_goes_on(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 5, 10)
+    world.hurry()
+    rate = world.value("stage_rate", stage="one")
+    world.keep()
+    world.start()
+    world.tick()
+    assert world.value("stage_state", stage="one") == 1
+    assert world.value("stage_rate", stage="one") == rate
+    assert world.pressed("one").ceiling == rate
+    assert world.value("ledger_pending") >= 0
+
+
+def test_roots_survive(tmp_path):
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 0, 10)
+    world.keep()
+    world.start()
+    world.batch("two", "b", 0, 5)
+    world.tick()
+    assert world.value("ledger_completion_seconds_count") == 1
+    assert world.value("ledger_pending") == 0
+
+
+class Failing(MemoryStore):
+    """A store that can't be written for a while."""
+
+    fails = False
+
+    def put_many(self, records, *, delete=()):
+        if self.fails:
+            raise StateError("no room", "make some")
+        return super().put_many(records, delete=delete)
+
+
+def test_what_cannot_be_written_is_written_later(tmp_path):
+    world = World(tmp_path, pipeline(), store=Failing())
+    world.write("one", "b", 0, 5)
+    world.store.fails = True
+    world.batch("one", "a", 0, 10)
+    world.keep()
+    world.batch("one", "a", 10, 20)
+    world.keep()
+    assert world.keys == set()
+    world.store.fails = False
+    world.keep()
+    assert world.keys
+    world.start()
+    assert world.completion()["pending"]["batches"] == 1
+
+
+def test_what_other_pipelines_left_is_deleted(tmp_path):
+    world = World(tmp_path, pipeline("q"))
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 0, 10)
+    world.keep()
+    assert world.keys
+    world.config = world.configured(pipeline())
+    world.start()
+    assert world.keys == set()
+
+
+# Reloads
+
+
+def test_a_pipeline_that_goes_is_released_and_leaves_nothing(tmp_path):
+    world = World(tmp_path, pipeline(first={"produces": ["b", "c"]}))
+    world.write("one", "b", 0, 5)
+    world.hurry()
+    world.keep()
+    assert world.pressed("one").ceiling is not None
+    assert {key.split("/")[0] for key in world.keys} == {"flow", "ledger"}
+    pending = world.value("ledger_pending")
+    world.reload()
+    assert world.pressed("one").ceiling is None
+    assert world.value("stage_state", stage="one") is None
+    assert world.value("ledger_pending") is None
+    assert (world.value("ledger_failed_total", reason="pipeline_changed") or 0) == pending
+    assert not world.pipelines.follows("one")
+    world.reload(pipeline())
+    world.keep()
+    world.tick(10 * SECOND_MS)
+    assert world.value("stage_state", stage="one") == 0, "it does not take up what was before"
+    assert world.value("ledger_pending") == 0
+    world.start()
+    assert world.completion()["pending"]["batches"] == 0
+
+
+def test_a_pipeline_that_changes_goes_on(tmp_path):
+    world = World(tmp_path, pipeline(first={"produces": ["b", "c"]}))
+    world.hurry()
+    rate = world.pressed("one").ceiling
+    world.write("one", "b", 5000, 5005)
+    world.batch("one", "a", 1010, 1020)
+    world.write("one", "c", 0, 5)  # not reported when c is taken out
+    world.reload(pipeline(timeout="20m"))
+    assert world.pressed("one").ceiling == rate, "there is no gap in the hold"
+    world.batch("one", "a", 1020, 1030)
+    assert world.completion()["pending"]["batches"] == 1
+    world.reload(pipeline(last="three"))
+    world.tick()
+    assert world.value("stage_state", stage="two") is None
+    assert world.value("stage_state", stage="three") == 0
+    assert world.value("ledger_pending") == 0
+    assert world.value("ledger_failed_total", reason="pipeline_changed") == 1
