@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := proxy metrics tests bench
 
-.PHONY: help setup demo demo-backpressure test check format bench broker lock clean
+.PHONY: help setup demo demo-backpressure demo-pipeline test check format bench broker lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +20,11 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## See a PySpark query held to its quota (about 2 minutes)
 	$(BIN)/quota-proxy demo
 
-demo-backpressure: setup  ## See batches follow the rate of their processing (about 2 minutes)
+demo-backpressure: setup  ## See batches follow the rate of their processing (about 3 minutes)
 	$(BIN)/quota-proxy demo backpressure
+
+demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4 minutes)
+	$(BIN)/quota-proxy demo pipeline
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools

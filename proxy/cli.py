@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "show",
         nargs="?",
-        choices=("quotas", "backpressure"),
+        choices=("quotas", "backpressure", "pipeline"),
         default="quotas",
         help="what to see (default: quotas)",
     )
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_megabytes,
         help="MiB of records for the query to read (default: 100, about 50 s)",
     )
-    demo.add_argument("--brief", action="store_true", help="of backpressure: a shorter run")
+    demo.add_argument("--brief", action="store_true", help="not of quotas: a shorter run")
     demo.set_defaults(command=_demo)
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
@@ -256,8 +256,11 @@ def _demo(options: argparse.Namespace) -> int:
         MEGABYTES,
         run_backpressure_demo,
         run_demo,
+        run_pipeline_demo,
     )
 
     if options.show == "backpressure":
         return run_backpressure_demo(options.brief)
+    if options.show == "pipeline":
+        return run_pipeline_demo(options.brief)
     return run_demo(options.megabytes or MEGABYTES)

@@ -79,6 +79,8 @@ class _Line:
     completion: Completion
     outputs: dict[str, list[_Output]] = field(default_factory=lambda: defaultdict(list))
     """By stage, since its last report."""
+    loose: set[str] = field(default_factory=set)
+    """Nodes that are to be held and cannot be."""
     crowded: set[str] = field(default_factory=set)
     """Stages that have written more since their last report than is kept."""
     held: dict[str, RateChange] = field(default_factory=dict)
@@ -410,10 +412,30 @@ class Pipelines:
         why = change.reason if change is not None else ""
         if stage.name in line.graph.first and line.completion.full():
             ceiling, why = MIN_RATE, "as much is in flight as max_pending allows"
-        for client_id in self._clients_of(stage):
-            for pressed in self._backpressure.of_client(client_id):
-                if pressed.ceiling != ceiling:
-                    pressed.limit(ceiling, f"pipeline {line.settings.name}: {why}", now_ms)
+        pressures = [
+            pressed
+            for client_id in self._clients_of(stage)
+            for pressed in self._backpressure.of_client(client_id)
+        ]
+        for pressed in pressures:
+            if pressed.ceiling != ceiling:
+                pressed.limit(ceiling, f"pipeline {line.settings.name}: {why}", now_ms)
+        self._say_loose(
+            line, stage.name, ceiling is not None and not pressures, "a rule with adaptive"
+        )
+
+    def _say_loose(self, line: _Line, node: str, loose: bool, need: str) -> None:
+        """Log once that a node cannot be held, for lack of a rule or because it is not there."""
+        if not loose:
+            line.loose.discard(node)
+        elif node not in line.loose:
+            line.loose.add(node)
+            _log.warning(
+                "cannot be held now",
+                pipeline=line.settings.name,
+                node=node,
+                fix=f"let it connect through this proxy, and give its client id {need}",
+            )
 
     def _press_source(self, line: _Line, client_id: str, now_ms: float) -> None:
         change = line.held.get(client_id)
@@ -430,6 +452,7 @@ class Pipelines:
                 match = self._quotas.table.match(QuotaKind.PRODUCER_BYTE_RATE, identity)
                 if match is not None:
                     entities.add(match.entity)
+        self._say_loose(line, client_id, not entities, "a producer_byte_rate")
         for entity in entities:
             self._quotas.adapt(QuotaKind.PRODUCER_BYTE_RATE, entity, bound, reason, now_ms)
 

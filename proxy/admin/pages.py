@@ -22,6 +22,8 @@ FILES = {
     "/page/clients.js": ("clients.js", "text/javascript"),
     "/page/queries.js": ("queries.js", "text/javascript"),
     "/page/partitions.js": ("partitions.js", "text/javascript"),
+    "/page/pipelines.js": ("pipelines.js", "text/javascript"),
+    "/page/batches.js": ("batches.js", "text/javascript"),
     "/page/rows.js": ("rows.js", "text/javascript"),
     "/page/chart.js": ("chart.js", "text/javascript"),
     "/page/format.js": ("format.js", "text/javascript"),

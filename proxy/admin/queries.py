@@ -1,14 +1,11 @@
 """Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
-COST_FACTOR = 20.0
-"""So many times as long as it took to make them are the documents shown again: many may be looking,
-and with 10,000 partitions it takes 0.1 to 0.25 s, in which no client's traffic moves."""
+from proxy.admin.seldom import Seldom
 
 MAX_SUMMARIES = 100
 """Queries in the status document."""
@@ -18,8 +15,6 @@ MAX_TEXT_CHARS = 300
 
 Document = Mapping[str, Any]
 """A JSON object."""
-
-T = TypeVar("T")
 
 
 class Reports(Protocol):
@@ -34,9 +29,18 @@ class Reports(Protocol):
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to the queries that have it, by their names."""
 
+    def pipelines(self) -> Sequence[Document]:
+        """Return what there is to show of each pipeline, each of bounded size.
+
+        As proxy.pipeline.flow.PipelineFlow.documents, and as `completion` what
+        proxy.pipeline.completion.Completion.document gives.
+        """
+
 
 class Queries:
     """Asks for documents as seldom as their size demands, and picks what is shown.
+
+    With 10,000 partitions it takes 0.1 to 0.25 s to make them.
 
     Args:
         reports: the rest of the program.
@@ -46,8 +50,8 @@ class Queries:
 
     def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
         self._reports = reports
-        self._documents = _Seldom(self._make_documents, clock_ms)
-        self._pressure = _Seldom(self._make_pressure, clock_ms)
+        self._documents = Seldom(self._make_documents, clock_ms)
+        self._pressure = Seldom(self._make_pressure, clock_ms)
 
     def documents(self) -> Sequence[Document]:
         """Return each query with its partitions, what backpressure does to it, and totals."""
@@ -78,24 +82,6 @@ class Queries:
 
     def _make_pressure(self) -> Mapping[str, Document]:
         return {document["entity"]: document for document in self._reports.pressure().values()}
-
-
-class _Seldom(Generic[T]):
-    """What is made again when COST_FACTOR times as long has passed as it took to make."""
-
-    def __init__(self, make: Callable[[], T], clock_ms: Callable[[], float]) -> None:
-        self._make = make
-        self._clock_ms = clock_ms
-        self._made: T | None = None
-        self._stale_ms = -math.inf
-
-    def get(self) -> T:
-        started_ms = self._clock_ms()
-        if self._made is None or started_ms >= self._stale_ms:
-            self._made = self._make()
-            now_ms = self._clock_ms()
-            self._stale_ms = now_ms + COST_FACTOR * (now_ms - started_ms)
-        return self._made
 
 
 def limited(document: Document, most: int) -> Document:
@@ -148,7 +134,7 @@ def _summary(document: Document, now_s: float) -> Document:
         "name": document["name"],
         "client_id": document["client_id"],
         "state": document["state"],
-        "error": _cut(document["error"]),
+        "error": cut(document["error"]),
         "batch": batch
         and {
             "id": batch["id"],
@@ -161,7 +147,7 @@ def _summary(document: Document, now_s: float) -> Document:
         and {
             "group": commit["group"],
             "ok": commit["error"] is None,
-            "error": _cut(commit["error"]),
+            "error": cut(commit["error"]),
             "ago_s": _ago(commit["last"], now_s),
         },
         "adaptive": adaptive
@@ -169,7 +155,7 @@ def _summary(document: Document, now_s: float) -> Document:
             "rate": adaptive["rate"],
             "bound": adaptive["bound"],
             "static_bound": adaptive["static_bound"],
-            "reason": _cut(adaptive["reason"]),
+            "reason": cut(adaptive["reason"]),
         },
     }
 
@@ -188,5 +174,6 @@ def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
 
 
-def _cut(text: str | None) -> str | None:
+def cut(text: str | None) -> str | None:
+    """Return a text as the status document shows it: at most MAX_TEXT_CHARS of it."""
     return text if text is None or len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…"

@@ -14,6 +14,7 @@ from proxy.admin.guard import Guard
 from proxy.admin.history import History
 from proxy.admin.overrides import ParseSize
 from proxy.admin.pages import page_routes
+from proxy.admin.pipelines import Pipelines
 from proxy.admin.queries import Queries, Reports
 from proxy.admin.scrape import CONTENT_TYPE, scrape
 from proxy.admin.spark import SparkApi
@@ -49,7 +50,7 @@ class AdminServer:
         history: samples for the charts; whoever made it calls its `tick`.
         parse_size: reads sizes such as `10MiB` in bodies.
         clock_ms: the monotonic time that `quotas` is fed with.
-        reports: takes in the reports of queries, and knows their progress.
+        reports: takes in the reports of queries, and knows their progress and the pipelines.
         token: the bearer token that a request must carry to change something, or None.
 
     """
@@ -76,10 +77,13 @@ class AdminServer:
         self._not_ready = not_ready
         self._token = token
         queries = Queries(reports, clock_ms)
+        pipelines = Pipelines(reports, clock_ms)
         clients = Clients(quotas, rules, queries)
-        status = Status(source, not_ready, clients, history, queries, clock_ms())
+        status = Status(
+            source, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
+        )
         self._api = Api(clients, rules, status, parse_size, clock_ms)
-        self._spark_api = SparkApi(reports, queries)
+        self._spark_api = SparkApi(reports, queries, pipelines)
         self._runner: web.AppRunner | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The paths of Structured Streaming queries: reports come in, progress goes out."""
+"""The paths of Spark jobs: reports come in, progress and pipelines go out."""
 
 import asyncio
 
@@ -6,6 +6,7 @@ from aiohttp import web
 
 from proxy.admin.bodies import json_body, number
 from proxy.admin.errors import HEADERS, ApiError, answer
+from proxy.admin.pipelines import Pipelines
 from proxy.admin.queries import Queries, Reports, limited, written
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
@@ -19,19 +20,22 @@ class SparkApi:
 
     Args:
         reports: takes reports in.
-        queries: describes what is known.
+        queries: describes what is known of queries.
+        pipelines: describes what is known of pipelines.
 
     """
 
-    def __init__(self, reports: Reports, queries: Queries) -> None:
+    def __init__(self, reports: Reports, queries: Queries, pipelines: Pipelines) -> None:
         self._reports = reports
         self._queries = queries
+        self._pipelines = pipelines
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         return [
             web.post("/v1/spark/batches", self._post_report),
             web.get("/v1/progress", self._get_progress),
+            web.get("/v1/pipelines", self._get_pipelines),
         ]
 
     async def _post_report(self, request: web.Request) -> web.Response:
@@ -62,3 +66,19 @@ class SparkApi:
         return web.Response(
             body=body, content_type="application/json", charset="utf-8", headers=HEADERS
         )
+
+    async def _get_pipelines(self, request: web.Request) -> web.Response:
+        name = request.query.get("pipeline")
+        documents = [
+            document
+            for document in self._pipelines.documents()
+            if name is None or document["name"] == name
+        ]
+        if name is not None and not documents:
+            raise ApiError(
+                404,
+                f"there is no pipeline {name!r}",
+                "see GET /v1/pipelines for those that there are; name it under pipelines in the "
+                "configuration",
+            )
+        return answer({"pipelines": documents})

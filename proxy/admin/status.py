@@ -7,6 +7,7 @@ from typing import Protocol
 from proxy import __version__
 from proxy.admin.clients import Clients, Document, is_held, iso, pressing
 from proxy.admin.history import History
+from proxy.admin.pipelines import Pipelines
 from proxy.admin.queries import Queries
 
 NotReady = Callable[[], str | None]
@@ -77,6 +78,7 @@ class Status:
         clients: describes the bounded clients.
         history: their last ten minutes.
         queries: describes the queries that are followed.
+        pipelines: describes the pipelines.
         started_ms: when the proxy started, on the monotonic clock.
 
     """
@@ -88,6 +90,8 @@ class Status:
         clients: Clients,
         history: History,
         queries: Queries,
+        pipelines: Pipelines,
+        *,
         started_ms: float,
     ) -> None:
         self._source = source
@@ -95,6 +99,7 @@ class Status:
         self._clients = clients
         self._history = history
         self._queries = queries
+        self._pipelines = pipelines
         self._started_ms = started_ms
 
     def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
@@ -135,4 +140,6 @@ class Status:
             ],
             "followed": len(self._queries.documents()),
             "queries": self._queries.summaries(now_s),
+            "pipelines_total": len(self._pipelines.documents()),
+            "pipelines": self._pipelines.summaries(),
         }

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.top_view import CLIENTS, ORDERS, QUERIES, VIEWS, order_of, screen
+from proxy.admin.top_view import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
@@ -34,7 +34,7 @@ PLAIN_COLUMNS = 160
 """How wide the view is where no terminal says so."""
 
 QUIT_KEYS = ("q", "\x04")
-HELP = "q quit  c clients  s Spark queries  h held  n name  r rate"
+HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 
@@ -51,9 +51,9 @@ def run_top(
 ) -> int:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
-    Keys: `q` quits, `c` shows clients, `s` Spark queries, `h` `n` `r` sort by hold, name, rate. A
-    proxy that stops answering while the view is up is said so, and asked again. Printed once, the
-    queries follow the clients.
+    Keys: `q` quits, `c` shows clients, `s` Spark queries, `p` pipelines, `h` `n` `r` sort by hold,
+    name, rate. A proxy that stops answering while the view is up is said so, and asked again.
+    Printed once, queries and pipelines follow the clients.
 
     Args:
         url: of the admin server, such as `http://127.0.0.1:9644`.
@@ -80,7 +80,9 @@ def run_top(
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
             console.width = PLAIN_COLUMNS
-        views = (CLIENTS, QUERIES) if status["followed"] else (CLIENTS,)
+        views = [CLIENTS]
+        views += [QUERIES] if status["followed"] else []
+        views += [PIPELINES] if status["pipelines_total"] else []
         console.print(screen(status, "held", console.width, views=views))
         return EXIT_DONE
     with suppress(KeyboardInterrupt):
@@ -101,7 +103,7 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    if not isinstance(status, dict) or not {"bounded", "followed"} <= status.keys():
+    if not isinstance(status, dict) or not {"bounded", "followed", "pipelines"} <= status.keys():
         raise UnreachableError(f"{url} is not a quota proxy of this version")
     return status
 
@@ -115,6 +117,7 @@ def _watch(url: str, status: dict[str, Any], console: Console) -> None:
             rows = console.height - FRAME_LINES
             shown = screen(status, order, console.width, rows, (view,))
             help_line = Text(f"{view} sorted by {order_of(view, order)}   {HELP}", "dim")
+            help_line.no_wrap, help_line.overflow = True, "crop"
             live.update(Group(shown, Text(lost, "bold red"), help_line), refresh=True)
             key = key_within(max(0.0, next_s - time.monotonic()))
             if key in QUIT_KEYS:

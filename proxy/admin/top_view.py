@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from proxy.admin.top_pipelines import COLUMNS as PIPELINE_COLUMNS
+from proxy.admin.top_pipelines import held_nodes, pipeline_rows
 from proxy.admin.top_queries import COLUMNS as QUERY_COLUMNS
 from proxy.admin.top_queries import alarms, query_rows
 from proxy.admin.top_table import Column, Document, make_table, printable
@@ -16,8 +18,8 @@ SPARK_COLUMNS = 24
 ORDERS: dict[str, str] = {"h": "held", "n": "name", "r": "rate"}
 """By which key the table is sorted in which way."""
 
-CLIENTS, QUERIES = "clients", "queries"
-VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES}
+CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
+VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
 """By which key which table is shown."""
 
 _RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
@@ -63,7 +65,7 @@ def in_order(clients: Sequence[Document], order: str) -> list[Document]:
 
 
 def order_of(view: str, order: str) -> str:
-    """Return how a table is sorted: queries by name, or as they come, the urgent ones first."""
+    """Return how a table is sorted: other than clients only by name, or the urgent ones first."""
     return order if view == CLIENTS or order == "name" else "urgency"
 
 
@@ -84,7 +86,7 @@ def screen(
         views: which tables: values of `VIEWS`.
 
     """
-    draw = {CLIENTS: _clients, QUERIES: _queries}
+    draw = {CLIENTS: _clients, QUERIES: _queries, PIPELINES: _pipelines}
     tables = (part for view in views for part in ("", *draw[view](status, order, width, rows)))
     return Group(_head(status), *tables)
 
@@ -110,6 +112,21 @@ def _queries(
     return make_table(QUERY_COLUMNS, query_rows(shown), width), Text(below, "dim")
 
 
+def _pipelines(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
+    pipelines = list(status["pipelines"])
+    if order_of(PIPELINES, order) == "name":
+        pipelines.sort(key=lambda pipeline: str(pipeline["name"]))
+    lines = list(pipeline_rows(pipelines))
+    shown = lines if rows is None else lines[: max(rows, 0)]
+    left = len(lines) - len(shown)
+    below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s" + (
+        f"; {left} lines do not fit" if left else ""
+    )
+    return make_table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
+
+
 def _head(status: Document) -> Text:
     ready = status["ready"]
     state = "ready" if ready else f"NOT READY: {status['not_ready_reason']}"
@@ -123,6 +140,8 @@ def _head(status: Document) -> Text:
         f"  throttled {status['throttled']}",
         f"  queries {status['followed']}" if status["followed"] else "",
         (f" ({alarmed} in trouble)" if alarmed else "", "bold red"),
+        f"  pipelines {status['pipelines_total']}" if status["pipelines_total"] else "",
+        (f" ({held} held)" if (held := held_nodes(status["pipelines"])) else "", "yellow"),
         f"  {status['at']}",
     )
 

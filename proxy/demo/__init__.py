@@ -3,7 +3,7 @@
 `runner` starts and watches the parts, each a process of its own: the broker (`proxy.devkit`), the
 proxy, the query (`query`, also an example for users) and the client without quota (`neighbour`).
 `data` fills the topic, `figures` reads what the proxy measures, `screen` and `plot` show it.
-`backpressure` is a second demo.
+`backpressure` and `pipeline` are demos of their own; they share `feed`, `streams` and `verdict`.
 """
 
 import importlib.util
@@ -16,6 +16,7 @@ MEGABYTES = 100
 
 OUT_DIR = Path("build/demo")
 BACKPRESSURE_OUT_DIR = Path("build/demo-backpressure")
+PIPELINE_OUT_DIR = Path("build/demo-pipeline")
 
 
 class DemoError(DevkitError):
@@ -49,6 +50,14 @@ def run_backpressure_demo(brief: bool = False, out_dir: Path = BACKPRESSURE_OUT_
     """
     _require_modules()
     from proxy.demo.backpressure.runner import BRIEF, FULL, run  # noqa: PLC0415 - as above
+
+    return run(out_dir.resolve(), BRIEF if brief else FULL)
+
+
+def run_pipeline_demo(brief: bool = False, out_dir: Path = PIPELINE_OUT_DIR) -> int:
+    """Run the demo of pipelines; arguments, result and errors as of `run_backpressure_demo`."""
+    _require_modules()
+    from proxy.demo.pipeline.runner import BRIEF, FULL, run  # noqa: PLC0415 - as above
 
     return run(out_dir.resolve(), BRIEF if brief else FULL)
 

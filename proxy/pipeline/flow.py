@@ -37,7 +37,7 @@ from .controller import (
     to_record,
 )
 from .coordinator import Coordinator, Decision
-from .graph import PipelineGraph, PipelineSettings
+from .graph import Node, PipelineGraph, PipelineSettings, Source
 from .shares import Feed, fair_rates, room_for
 from .trigger import MS_PER_SECOND, Direction, RateMeter, Stage, Trigger, Verdict
 
@@ -245,9 +245,8 @@ class PipelineFlow:
                 for name in self._graph.order
             ],
             "sources": [
-                controller.document()
-                for controller in controllers.values()
-                if controller.node.is_source
+                (controllers.get(source.client_id) or _unheld(source)).document()
+                for source in self._graph.settings.sources
             ],
             "refused_readings": self._refused,
             "unknown": sorted(self._unknown),
@@ -379,6 +378,11 @@ class PipelineFlow:
 
     def _wall_s(self, now_ms: float) -> float:
         return self._start_s + (now_ms - self._start_ms) / MS_PER_SECOND
+
+
+def _unheld(source: Source) -> Controller:
+    """Return what shows a source that is never held."""
+    return Controller(Node(source.client_id, True, source.normal_rate, source.step))
 
 
 def find_strays(records: Iterable[Record], pipelines: Iterable[str]) -> dict[str, str]:

@@ -103,6 +103,9 @@ class NoQueries:
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
         return {}
 
+    def pipelines(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
 
 class Disk(MemoryStore):
     """A store whose disk may fill up."""

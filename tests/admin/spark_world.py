@@ -82,6 +82,9 @@ class SparkWorld(World):
             for pressed in self.backpressure.of_client(query.client_id)
         }
 
+    def pipelines(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
 
 @dataclass
 class Job:

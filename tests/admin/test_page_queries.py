@@ -63,6 +63,7 @@ class WithBatch:
     def __init__(self, spark: SparkWorld) -> None:
         self.pressure = spark.pressure
         self.accept = spark.accept
+        self.pipelines = spark.pipelines
         self._spark = spark
 
     def progress(self) -> list[dict[str, object]]:

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spark_world import REPORTS, Job, SparkWorld, uuid
 
-from proxy.admin.queries import COST_FACTOR, MAX_SUMMARIES, Queries, limited, written
+from proxy.admin.queries import MAX_SUMMARIES, Queries, limited, written
+from proxy.admin.seldom import COST_FACTOR
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 from proxy.progress.settings import QuerySettings
 

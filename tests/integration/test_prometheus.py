@@ -1,12 +1,17 @@
 """A real Prometheus scrapes the proxy while a client is held, and tells what the client saw."""
 
+import json
 import struct
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import confluent_kafka
 import pytest
@@ -42,6 +47,26 @@ TOLERANCE = 0.15
 UNKNOWN_REQUEST = struct.pack(">ihhih", 10, 9999, 0, 1, -1)
 """Passes the proxy, which need not know every API; the broker closes its connection."""
 
+STAGE, OUTPUT = "stage", "stage-output"
+"""A query and a stage of a pipeline, in which a batch is done, one never, and one waits."""
+
+PIPELINE = {
+    "name": "watched",
+    "timeout": "2s",
+    "sources": [{"client-id": "writer", "produces": ["written"], "normal_rate": 1000, "step": 100}],
+    "stages": [
+        {
+            "name": name,
+            "consumes": [consumes],
+            "produces": [produces],
+            "band": [0, 1000],
+            "normal_rate": 1000,
+            "step": 100,
+        }
+        for name, consumes, produces in ((STAGE, "written", OUTPUT), ("after", OUTPUT, "end"))
+    ],
+}
+
 CLIENT = "held"
 TOPIC = "watched"
 FETCHED = f'{PREFIX}bytes_total{{client_id="{CLIENT}",api="Fetch"}}'
@@ -71,10 +96,16 @@ def scene(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
         {"client-id": CLIENT, "consumer_byte_rate": BOUND_BYTES},
         {"client-id": "writer", "producer_byte_rate": BOUND_BYTES},
         {"client-id": "busy", "request_percentage": 0.001},
+        {
+            "client-id": STAGE,
+            "consumer_byte_rate": "100MiB",
+            "adaptive": {"batch_interval": "1s"},
+        },
     ]
-    process = ProxyProcess(
-        config(kafka.bootstrap, rules=rules, throttle={"max_delay": "2s"}), folder
+    made = config(
+        kafka.bootstrap, rules=rules, throttle={"max_delay": "2s"}, queries=[{"name": STAGE}]
     )
+    process = ProxyProcess({**made, "pipelines": [PIPELINE]}, folder)
     Librdkafka().produce(Access(kafka.bootstrap), TOPIC, [(0, bytes(RECORD_BYTES))] * COUNT)
     with running(process):
         target = f"{HOST}:{process.log('admin')[0]['port']}"
@@ -86,6 +117,7 @@ def scene(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> It
                     busy.ask(message(METADATA, 1, topics=None))
             writer = Access(process.bootstrap, "writer")
             Librdkafka().produce(writer, "written", [(0, bytes(RECORD_BYTES))] * 100)
+            run_stage(process)
             got = read(process.bootstrap)
             ended_s = time.time()
             prometheus.until_scraped(ended_s)
@@ -100,6 +132,59 @@ def make_trouble(bootstrap: str) -> None:
         with RawClient(bootstrap) as client:
             client.sock.sendall(frame)
             assert client.is_closed_by_peer()
+
+
+def run_stage(process: ProxyProcess) -> None:
+    """Read as a query would, and report as its driver would; one report is no report."""
+    access = Access(process.bootstrap, STAGE)
+    sender, query_id, run_id = (str(uuid4()) for _ in range(3))
+
+    def batch(number: int) -> dict[str, Any]:
+        return {
+            "sender": sender,
+            "number": number + 1,
+            "event": "progress",
+            "query_id": query_id,
+            "run_id": run_id,
+            "name": STAGE,
+            "client_id": STAGE,
+            "age_ms": 0,
+            "batch": {
+                "batch_id": number,
+                "timestamp": f"2026-01-01T00:00:0{number}.000Z",
+                "rows": 20,
+                "durations_ms": {"triggerExecution": 1000},
+                "sources": [
+                    {
+                        "description": "KafkaV2[Subscribe[written]]",
+                        "start": {"written": {"0": 20 * number}},
+                        "end": {"written": {"0": 20 * number + 20}},
+                        "latest": None,
+                        "rows": 20,
+                    }
+                ],
+            },
+        }
+
+    Librdkafka().consume(access, "written", 100)
+    for number in range(3):
+        if number == 2:
+            Librdkafka().produce(access, OUTPUT, [(0, b"never read")])
+        assert post(process, batch(number)) == 200
+    assert post(process, {}) == 400
+
+
+def post(process: ProxyProcess, report: dict[str, Any]) -> int:
+    request = urllib.request.Request(
+        f"{process.admin_url}/v1/spark/batches",
+        json.dumps(report).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10.0) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def read(bootstrap: str) -> list[tuple[float, int]]:
@@ -183,6 +268,7 @@ def test_the_alert_rules_are_evaluated(scene: Scene) -> None:
     } == {}
     states = {rule["name"]: rule["state"] for rule in loaded}
     assert states.pop("KafkaQuotaProxyClientThrottled") == "pending", "for less than an hour"
+    assert states.pop("KafkaQuotaProxyBatchesUnfinished") == "firing", "one root timed out"
     assert set(states.values()) == {"inactive"}
 
 

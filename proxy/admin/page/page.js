@@ -2,6 +2,7 @@
 
 import { showClients } from "./clients.js";
 import { count, element, say, seconds, time } from "./format.js";
+import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
 
 const INTERVAL_MS = 2000;
@@ -65,6 +66,7 @@ function show(status) {
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
   showQueries(status);
+  showPipelines(status);
   showPanels(status);
 }
 

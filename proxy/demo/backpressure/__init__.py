@@ -2,6 +2,6 @@
 
 Both read the same topic through the proxy in the same Spark session, with a trigger every two
 seconds. Half-way each record takes four times as long for a while. `runner` starts the parts and
-judges what came out, `feed` and `query` are the child processes, `figures` makes sense of what they
-print, `plot` draws it.
+judges what came out, `query` and `proxy.demo.feed` are the child processes, `figures` makes sense
+of what they print, `plot` draws it.
 """

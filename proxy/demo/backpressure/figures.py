@@ -2,25 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+
+from proxy.demo.verdict import Batch, Claim, Phase
 
 TRIGGER_S = 2.0
 LONGEST_BATCH = 1.5
 """Trigger intervals that a batch may take under backpressure, once the loop has settled."""
 SETTLE_BATCHES = 5
-SMALLEST_SHARE = 0.5
-"""Of what an interval can process while it is slow: a batch below has spiralled down."""
-MS_PER_SECOND = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch; times in seconds since the epoch."""
-
-    started_s: float
-    rows: int
-    duration_s: float
+MIN_RATE = 100.0
+"""Records per second that the loop never goes below; the default of an adaptive rule."""
+AWAY_FROM_MINIMUM = 2.0
+"""Times the minimum that a batch keeps to, or the loop has spiralled down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +26,12 @@ class Sample:
     """Adaptive rate, in records per second; of queries that have one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """When processing was slow, in seconds since the epoch."""
-
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A promise, and what was seen."""
-
-    text: str
-    seen: str
-    holds: bool
-
-
-def batches_of(lines: Sequence[dict[str, Any]], query: str) -> list[Batch]:
-    """Return the batches that a query printed."""
-    return [
-        Batch(
-            datetime.fromisoformat(line["started"]).timestamp(),
-            line["rows"],
-            line["duration_ms"] / MS_PER_SECOND,
-        )
-        for line in lines
-        if line.get("query") == query and "batch" in line
-    ]
-
-
 def judge(
     free: Sequence[Batch],
     pressed: Sequence[Batch],
     slow: Phase,
     *,
     rate: float,
-    slow_rate: float,
 ) -> list[Claim]:
     """Compare both queries with what backpressure promises.
 
@@ -79,7 +40,6 @@ def judge(
         pressed: those of the one with it.
         slow: when processing was slow.
         rate: records per second that come in.
-        slow_rate: records per second that can be processed while it is slow.
 
     """
     settled = _during(pressed, slow)[SETTLE_BATCHES:]
@@ -88,7 +48,7 @@ def judge(
     longest_s = max((batch.duration_s for batch in settled), default=0.0)
     free_longest_s = max((batch.duration_s for batch in grown), default=0.0)
     fewest = min((batch.rows for batch in settled), default=0)
-    floor = SMALLEST_SHARE * slow_rate * TRIGGER_S
+    floor = AWAY_FROM_MINIMUM * MIN_RATE * TRIGGER_S
     recovered = next(
         (index for index, batch in enumerate(after, 1) if batch.rows >= rate * TRIGGER_S), None
     )
@@ -105,7 +65,7 @@ def judge(
             free_longest_s > LONGEST_BATCH * TRIGGER_S and free_longest_s > longest_s,
         ),
         Claim(
-            f"no spiral to the minimum: a batch keeps {floor:,.0f} rows",
+            f"no spiral to the minimum of {MIN_RATE * TRIGGER_S:,.0f} rows",
             f"{fewest:,} at least",
             fewest >= floor,
         ),

@@ -7,12 +7,12 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from proxy.demo.backpressure.figures import LONGEST_BATCH, TRIGGER_S, Batch, Phase, Sample
+from proxy.demo.backpressure.figures import LONGEST_BATCH, TRIGGER_S, Sample
 from proxy.demo.plot import BOUND_COLOUR, DPI, HEIGHT_PX, STYLE, TEXT_COLOUR, WIDTH_PX
+from proxy.demo.verdict import Batch, Phase
 
 FREE_COLOUR, PRESSED_COLOUR, SLOW_COLOUR = "#8a8a86", "#d9730d", "#f3ead9"
 PANEL_HEIGHTS = (3, 2, 2)
-LABEL_GAP_PT = 8
 
 
 def draw(
@@ -38,23 +38,24 @@ def draw(
             axes.axvspan(slow.start_s - start_s, slow.end_s - start_s, color=SLOW_COLOUR, zorder=0)
         for query, colour in colours.items():
             of_query = batches[query]
-            ends_s = [batch.started_s + batch.duration_s - start_s for batch in of_query]
-            line = {"color": colour, "linewidth": 2.0, "marker": "o", "markersize": 4}
+            ends_s = [batch.ended_s - start_s for batch in of_query]
+            line: dict[str, Any] = {"color": colour, "linewidth": 2.0, "marker": "o"}
+            line |= {"markersize": 4, "label": f"{query} backpressure"}
             durations.plot(ends_s, [batch.duration_s for batch in of_query], **line)
             sizes.plot(ends_s, [batch.rows for batch in of_query], **line)
             at_s = [sample.at_s - start_s for sample in samples]
             lags.plot(
                 at_s, [sample.lag.get(query, 0) for sample in samples], color=colour, linewidth=2.0
             )
-            _label(durations, of_query[-1].duration_s, query, colour)
         durations.axhline(TRIGGER_S, color=TEXT_COLOUR, linewidth=1.0)
         durations.axhline(
             LONGEST_BATCH * TRIGGER_S, color=BOUND_COLOUR, linewidth=1.3, linestyle=(0, (5, 3))
         )
         durations.set(ylabel="batch, seconds", ylim=(0, None))
+        durations.legend(loc="upper right", frameon=False)
         sizes.set(ylabel="batch, rows", ylim=(0, None))
         lags.set(ylabel="lag, records", ylim=(0, None), xlabel="seconds since the first batch")
-        durations.annotate(
+        lags.annotate(
             "processing takes 4 times as long",
             ((slow.start_s + slow.end_s) / 2 - start_s, 1.0),
             xycoords=("data", "axes fraction"),
@@ -67,17 +68,3 @@ def draw(
             **{"x": 0.01, "ha": "left", "fontsize": 13, "fontweight": "bold"},
         )
         figure.savefig(path, facecolor="white")
-
-
-def _label(axes: Any, height: float, text: str, colour: str) -> None:
-    """Write the text beside the right end of the axes, at this height."""
-    axes.annotate(
-        text,
-        (1, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(LABEL_GAP_PT, 0),
-        textcoords="offset points",
-        va="center",
-        color=colour,
-        fontweight="bold",
-    )

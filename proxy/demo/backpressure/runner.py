@@ -1,32 +1,31 @@
 """Runs the demo of backpressure from the first step to the verdict."""
 
-import json
 import tempfile
 import time
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kafka import KafkaAdminClient
 from rich.console import Console
-from rich.table import Table
 
-from proxy.demo import DemoError
-from proxy.demo.backpressure.figures import (
-    TRIGGER_S,
-    Batch,
-    Claim,
-    Phase,
-    Sample,
-    batches_of,
-    judge,
-)
+from proxy.demo.backpressure.figures import TRIGGER_S, Sample, judge
 from proxy.demo.backpressure.plot import draw
 from proxy.demo.children import Child
 from proxy.demo.parts import Addresses, await_proxy, start_proxy, write_config
 from proxy.demo.runner import fetch_jars
 from proxy.demo.screen import Screen
+from proxy.demo.verdict import (
+    Batch,
+    Claim,
+    Phase,
+    Timing,
+    batches_of,
+    judge_rows,
+    lag_of,
+    progress,
+    rows_out_of,
+    summarise,
+)
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
 from proxy.devkit.signals import stop_signals_interrupt
@@ -41,27 +40,11 @@ RATE = 1000.0
 """Records per second that are written."""
 ROW_MS, SLOW_ROW_MS = 1.0, 4.0
 """Work per record; each partition is a task of its own."""
-MS_PER_SECOND = 1000.0
 
 START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 150.0
 INTERVAL_S = 1.0
-HTTP_TIMEOUT_S = 5.0
 EXIT_DONE, EXIT_FAILED = 0, 1
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long each part of the run takes, in seconds."""
-
-    fast_s: float
-    slow_s: float
-    again_s: float
-
-    @property
-    def total_s(self) -> float:
-        """The time for which records are written."""
-        return self.fast_s + self.slow_s + self.again_s
 
 
 FULL = Timing(fast_s=36.0, slow_s=40.0, again_s=28.0)
@@ -94,7 +77,7 @@ def run(out_dir: Path, timing: Timing) -> int:
         picture = out_dir / "backpressure.png"
         draw(dict(outcome.batches), outcome.samples, outcome.slow, picture)
     claims = _claims(outcome)
-    _summarise(screen.console, claims)
+    summarise(screen.console, claims)
     screen.step(f"Plot: {picture}")
     screen.step(f"Configuration and logs: {out_dir}")
     screen.step(f"Took {time.monotonic() - started_s:.0f} s.")
@@ -141,7 +124,7 @@ def _start_queries(addresses: Addresses, work_dir: Path, out_dir: Path) -> Child
 def _start_feed(bootstrap: str, timing: Timing, out_dir: Path) -> Child:
     arguments = ["--bootstrap", bootstrap, "--topic", TOPIC, "--partitions", str(PARTITIONS)]
     arguments += ["--rate", str(RATE), "--seconds", str(timing.total_s)]
-    return Child("feed", "proxy.demo.backpressure.feed", arguments, out_dir)
+    return Child("feed", "proxy.demo.feed", arguments, out_dir)
 
 
 def _watch(
@@ -184,11 +167,7 @@ def _watch(
         samples=samples,
         slow=Phase(slow_start_s, slow_end_s),
         rows_in=rows_in,
-        rows_out={
-            line["query"]: (line["rows_out"], line["distinct_rows_out"])
-            for line in lines
-            if "rows_out" in line
-        },
+        rows_out=rows_out_of(lines),
     )
 
 
@@ -200,19 +179,10 @@ def _rows_written(feed: Child) -> int:
 
 def _sample(admin_url: str, now_s: float) -> Sample:
     """Ask the proxy how far the queries are. Raises DemoError."""
-    try:
-        with urllib.request.urlopen(f"{admin_url}/v1/progress", timeout=HTTP_TIMEOUT_S) as answer:
-            queries: list[dict[str, Any]] = json.load(answer)["queries"]
-    except OSError as error:
-        raise DemoError(
-            f"The proxy does not tell the progress: {error}", "Read its log, proxy.log."
-        ) from error
+    queries = progress(admin_url)
     return Sample(
         at_s=now_s,
-        lag={
-            query["name"]: sum(part["lag_records"] or 0 for part in query["partitions"])
-            for query in queries
-        },
+        lag=lag_of(queries),
         bound={
             query["name"]: query["adaptive"]["rate"]
             for query in queries
@@ -222,31 +192,12 @@ def _sample(admin_url: str, now_s: float) -> Sample:
 
 
 def _claims(outcome: Outcome) -> list[Claim]:
-    once = all(rows == (outcome.rows_in, outcome.rows_in) for rows in outcome.rows_out.values())
-    rows = ", ".join(f"{name}: {out[0]:,}" for name, out in outcome.rows_out.items())
     return [
         *judge(
             outcome.batches[FREE],
             outcome.batches[PRESSED],
             outcome.slow,
             rate=RATE,
-            slow_rate=PARTITIONS * MS_PER_SECOND / SLOW_ROW_MS,
         ),
-        Claim(
-            f"each of {outcome.rows_in:,} rows exactly once",
-            rows,
-            once and len(outcome.rows_out) == len((FREE, PRESSED)),
-        ),
+        judge_rows(outcome.rows_in, outcome.rows_out, len((FREE, PRESSED))),
     ]
-
-
-def _summarise(console: Console, claims: list[Claim]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("promise", "seen", ""):
-        table.add_column(title)
-    for claim in claims:
-        verdict, style = ("holds", "green") if claim.holds else ("DOES NOT HOLD", "bold red")
-        table.add_row(claim.text, claim.seen, f"[{style}]{verdict}[/]")
-    console.print()
-    console.print(table)
-    console.print()
