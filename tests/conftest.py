@@ -1,16 +1,50 @@
-"""Fixtures that many tests share: a real broker, topics on it, records in them."""
+"""Fixtures that many tests share: a real broker, topics on it, records in them, a real Spark."""
 
 import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import hypothesis
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.jars import connector_jars
+
+# A busy machine is no failure of the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 ANSWER_TIMEOUT_S = 30
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
+
+JVM_END_TIMEOUT_S = 30
+SPARK_OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.streaming.noDataProgressEventInterval": "50",  # else idle after 10 s
+}
+SPARK_JAVA_OPTIONS = "-Xss8m -Dlog4j2.configurationFile={logging}"
+"""When a query is stopped within foreachBatch, Spark 4.0 matches the long message of the exception
+against a pattern; that needs more stack than threads have by default."""
+
+SPARK_LOGGING = """
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {file}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+"""
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +115,49 @@ def fill(kafka: EmbeddedBroker) -> Callable[..., None]:
         assert (unsent, failed) == (0, [])
 
     return produce
+
+
+@pytest.fixture(scope="session")
+def spark_log_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark's driver and its executor write their warnings: the terminal stays clean, and
+    tests can read them.
+    """
+    return tmp_path_factory.mktemp("spark") / "spark.log"
+
+
+@pytest.fixture(scope="session")
+def spark(spark_log_file: Path) -> Iterator[SparkSession]:
+    """The one Spark of the session. A test ends the queries, and takes away the listeners, that
+    it began.
+    """
+    logging = spark_log_file.with_suffix(".properties")
+    logging.write_text(SPARK_LOGGING.format(file=spark_log_file))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("kafka-quota-proxy-test")
+        .config(
+            map={
+                **SPARK_OPTIONS,
+                "spark.jars": ",".join(map(str, connector_jars())),
+                "spark.sql.warehouse.dir": str(spark_log_file.with_name("warehouse")),
+                "spark.driver.extraJavaOptions": SPARK_JAVA_OPTIONS.format(
+                    logging=logging.as_uri()
+                ),
+            }
+        )
+    )
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """End the JVM too: its clients would look for their broker, and say so, until the end."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(JVM_END_TIMEOUT_S)
+    SparkContext._gateway = SparkContext._jvm = None

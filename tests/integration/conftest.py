@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.spark import QuotaListener
 
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
 from support.proxy_process import ProxyProcess, config
+from support.streams import LOSS, Stream
 
 DATA_PATHS = {"splice": (), "copy": ("--no-splice",)}
 
@@ -46,3 +49,55 @@ def proxy(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Proxy
 def data_path(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Arguments that choose how record data is moved."""
     return DATA_PATHS[request.param]
+
+
+@pytest.fixture
+def listen(
+    spark: SparkSession, proxy: Callable[..., ProxyProcess]
+) -> Iterator[Callable[..., QuotaListener]]:
+    """`listen(running)` lets Spark report its batches to a proxy, for this test."""
+    assert proxy  # it outlives the listeners
+    listeners: list[QuotaListener] = []
+
+    def add(running: ProxyProcess) -> QuotaListener:
+        listener = QuotaListener(running.admin_url)
+        listeners.append(listener)
+        spark.streams.addListener(listener)
+        return listener
+
+    yield add
+    for listener in listeners:
+        spark.streams.removeListener(listener)
+        listener.close(0)
+
+
+@pytest.fixture
+def stream(
+    kafka: EmbeddedBroker,
+    spark: SparkSession,
+    listen: Callable[..., QuotaListener],
+    tmp_path: Path,
+) -> Iterator[Callable[..., Stream]]:
+    """`stream(running, name, topic, row_ms=0.0)` makes a query; its runs end with the test."""
+    assert listen  # it outlives the queries
+    streams: list[Stream] = []
+
+    def make(running: ProxyProcess, name: str, topic: str, row_ms: float = 0.0) -> Stream:
+        checkpoint = tmp_path / f"{name}-checkpoint"
+        made = Stream(spark, kafka.bootstrap, running, name, topic, checkpoint, row_ms)
+        streams.append(made)
+        return made
+
+    yield make
+    for each in streams:
+        each.stop()
+
+
+@pytest.fixture
+def no_data_loss(spark_log_file: Path) -> Iterator[None]:
+    """Require of a test that Spark warns of no lost data and of no offsets that went back."""
+    begin = spark_log_file.stat().st_size if spark_log_file.exists() else 0
+    yield
+    with spark_log_file.open() as log:
+        log.seek(begin)
+        assert [line for line in log if LOSS.search(line)] == []

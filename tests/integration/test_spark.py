@@ -1,17 +1,15 @@
 """Spark, that is the Java client: what it reads and writes through the proxy, and how fast."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from support.proxy_process import ProxyProcess
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import connector_jars
 
 pytestmark = pytest.mark.slow
 
@@ -21,38 +19,9 @@ LARGEST_RESPONSE_BYTES = 3 << 20
 LOWEST_SHARE = 0.6
 """Of the bound. A client that waits in addition to being held gets half of it."""
 
-END_TIMEOUT_S = 30
 PARTITIONS = 3
 RECORD_BYTES = 10_000
 COUNT = 1200
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("kafka-quota-proxy-test")
-        .config("spark.jars", ",".join(map(str, connector_jars())))
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
-    end_jvm()
-
-
-def end_jvm() -> None:
-    """End the JVM too: its clients would look for their broker, and say so, until the end."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(END_TIMEOUT_S)
-    SparkContext._gateway = SparkContext._jvm = None
 
 
 def source(reader: Any, bootstrap: str, topic: str, client_id: str) -> DataFrame:

@@ -8,6 +8,12 @@ from pathlib import Path
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
+from kafka import KafkaAdminClient
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    NotCoordinatorError,
+)
 from support.kafka_configs import QUIET, TIMEOUT_S
 
 from proxy.devkit.broker import QUICK_START
@@ -58,11 +64,16 @@ def _tools() -> tuple[Path, ...]:
 
 
 def offsets_of(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
-    """Give what a group has committed."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    found = asked[group].result(TIMEOUT_S).topic_partitions
-    return {(each.topic, each.partition): each.offset for each in found}
+    """Give what a group has committed; nothing while the cluster has no place for groups yet."""
+    # Not librdkafka: that crashes while the group's coordinator is not there yet.
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        found = admin.list_group_offsets(group)[group]
+    except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
+        return {}
+    finally:
+        admin.close()
+    return {(each.topic, each.partition): known.offset for each, known in found.items()}
 
 
 def set_offsets(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:

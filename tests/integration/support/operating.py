@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
-from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
+from support.proxy_process import WAIT_S, ProxyProcess, until
 from support.raw import RawClient, fetch
 
 
@@ -45,7 +45,7 @@ def call(
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(
-        f"http://{HOST}:{process.log('admin')[0]['port']}{path}",
+        f"{process.admin_url}{path}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),
         headers=headers,

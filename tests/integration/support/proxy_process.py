@@ -147,9 +147,14 @@ class ProxyProcess:
         """Bootstrap port of the first listener."""
         return int(self.bootstrap.rpartition(":")[2])
 
+    @property
+    def admin_url(self) -> str:
+        """`http://HOST:PORT` of the admin server."""
+        return f"http://{HOST}:{self.log('admin')[0]['port']}"
+
     def get(self, path: str) -> tuple[int, str]:
         """Ask the admin server; return status and text."""
-        url = f"http://{HOST}:{self.log('admin')[0]['port']}{path}"
+        url = f"{self.admin_url}{path}"
         try:
             with urllib.request.urlopen(url, timeout=WAIT_S) as response:
                 return response.status, response.read().decode()
@@ -184,6 +189,9 @@ def config(
     limits: dict[str, Any] | None = None,
     listeners: Iterable[dict[str, Any]] = ({},),
     cluster_tls: dict[str, Any] | None = None,
+    queries: Iterable[dict[str, Any]] = (),
+    state: dict[str, Any] | None = None,
+    admin_port: int = 0,
 ) -> dict[str, Any]:
     """Make a configuration whose sensors look back on one second instead of eleven.
 
@@ -201,6 +209,7 @@ def config(
         "quotas": {"window": "100ms", "samples": 11, "rules": list(rules), **(quotas or {})},
         "throttle": throttle or {},
         "limits": limits or {},
-        "state": {"kind": "memory"},
-        "admin": {"bind": f"{HOST}:0"},
+        "queries": list(queries),
+        "state": state or {"kind": "memory"},
+        "admin": {"bind": f"{HOST}:{admin_port}"},
     }

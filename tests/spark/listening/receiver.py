@@ -76,7 +76,7 @@ class Receiver:
 
     def stop(self) -> None:
         if self._loop is not None:
-            self._run(self._runner.cleanup())
+            self._run(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(WAIT_S)
             self._loop.close()
@@ -114,6 +114,14 @@ class Receiver:
         site = web.TCPSite(self._runner, HOST, self.port, ssl_context=self._tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    async def _close(self) -> None:
+        await self._runner.cleanup()
+        # A handler that hangs is left over, and would be complained of by a later test's log.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         report = await request.json()

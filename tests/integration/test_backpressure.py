@@ -1,0 +1,389 @@
+"""The batches of real Spark queries follow the rate of their processing, and nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import SparkSession
+from support import driver
+from support.groups import offsets_of
+from support.proxy_process import WAIT_S, ProxyProcess, until
+from support.raw import RawClient, produce
+from support.streams import END_S, Stream, feed, known, partition_of
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.spark import QuotaListener
+
+pytestmark = pytest.mark.slow
+
+RECORD_BYTES = 100
+HIGH_BOUND_BYTES = 50_000_000
+"""Far above what a query reads here: its batches are bounded, its reading is not."""
+
+TRIGGER = driver.TRIGGER
+RATE = 400
+PER_BATCH = RATE // 2
+"""What a rate of RATE makes of the batches of TRIGGER."""
+
+Run = Callable[..., ProxyProcess]
+Listen = Callable[..., QuotaListener]
+MakeStream = Callable[..., Stream]
+MakeTopic = Callable[..., str]
+
+
+def steady(client_id: str, bound_bytes: int = HIGH_BOUND_BYTES, **adaptive: Any) -> dict[str, Any]:
+    """Make an adaptive rule whose rate is always RATE, once there is one."""
+    return {
+        "client-id": client_id,
+        "consumer_byte_rate": bound_bytes,
+        "adaptive": {
+            "batch_interval": "500ms",
+            "min_rate": RATE,
+            "max_rate": RATE,
+            **adaptive,
+        },
+    }
+
+
+def two_batches(query: Stream, count: int = 10, size: int = RECORD_BYTES) -> None:
+    """Let the proxy learn the rate of a query that waits at the end of its log."""
+    for _ in range(2):
+        done = query.known()["run_batches"]
+        query.feed(count, size)
+        query.until(lambda done=done: query.known()["run_batches"] > done, "a batch is reported")
+
+
+def clamped(query: Stream, after: int = -1) -> list[int]:
+    """Give the batches whose driver was told less than the truth."""
+    return [
+        number
+        for number in sorted(query.batches)
+        if number > after and query.batches[number].clamp.get("withheld")
+    ]
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_batches_follow_the_rate_of_processing(
+    kafka: EmbeddedBroker, proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
+) -> None:
+    """A backlog is read in batches that fit, at two speeds; a partition comes."""
+    static, min_rate, record_bytes = 1_500_000, 10, 500
+    adaptive = {"batch_interval": "1s", "min_rate": min_rate}
+    running = proxy(
+        rules=[{"client-id": "follower", "consumer_byte_rate": static, "adaptive": adaptive}]
+    )
+    listen(running)
+    query = stream(running, "follower", topic(2), row_ms=4)
+    started = query.start("1 second")
+    two_batches(query, 100, record_bytes)
+
+    query.feed(1000, record_bytes)
+    query.until(lambda: len(clamped(query)) >= 4, "bounded batches")
+    fast = clamped(query)
+    query.row_ms *= 3
+    last = max(query.batches)
+    query.until(lambda: len(clamped(query, last)) >= 4, "bounded batches, slower ones")
+    slow = clamped(query, last)
+    took_ms = {
+        progress["batchId"]: progress["durationMs"]["triggerExecution"]
+        for progress in started.recentProgress
+    }
+    for number in (*fast, *slow):
+        batch = query.batches[number]
+        assert batch.rows == batch.clamp["offsets"], number
+    for number in (*fast[2:], *slow[2:]):
+        # In batches of one second are the records that the one before did in a second.
+        done = query.batches[number - 1].rows / took_ms[number - 1] * 1000
+        lowest = min(min_rate, 0.3 * done)
+        assert lowest <= query.batches[number].rows <= max(min_rate, 3 * done), number
+    document = query.known()["adaptive"]
+    assert min_rate <= document["rate"]
+    assert document["bound"] <= document["static_bound"] == static
+    assert record_bytes < document["bytes_per_record"] < 2 * record_bytes
+    assert document["reason"].startswith("batch ")
+
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_partitions([NewPartitions(query.topic, 3)])[query.topic].result(WAIT_S)
+    query.feed(50, record_bytes, [2])
+    query.until_read({2: 50})
+
+    query.stop()
+    query.row_ms = 0
+    query.start()
+    query.finish()
+    query.check_all_read({0: 1200, 1: 1200, 2: 50})
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_bound_goes_when_reports_stop(
+    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic, spark: SparkSession
+) -> None:
+    """The batches' at once when the last report is too old, that of the bytes in steps."""
+    hold_s, end = 5, 4020
+    running = proxy(rules=[steady("silent", bound_bytes=200_000, hold=f"{hold_s}s")])
+    listener = listen(running)
+    query = stream(running, "silent", topic(2))
+    query.start(TRIGGER)
+    two_batches(query)
+    query.feed(end - 20, RECORD_BYTES)
+    query.until(lambda: clamped(query), "bounded batches")
+    adapted = query.known()["adaptive"]["bound"]
+    spark.streams.removeListener(listener)
+    last = max(query.batches)
+    query.until_read({0: end, 1: end})
+    later = [query.batches[number] for number in sorted(query.batches) if number > last]
+    lifted = next(batch for batch in later if not batch.clamp["on"])
+    assert lifted.clamp["why"].startswith("no report for")
+    assert lifted.rows > 2 * PER_BATCH, query.sizes()
+    assert adapted < 200_000
+
+    def is_back() -> bool:
+        document = query.known()["adaptive"]
+        return bool(document["bound"] == document["static_bound"] == 200_000)
+
+    until(is_back, "the rule's own bound is in force again")
+    assert query.known()["adaptive"]["reason"].startswith(f"no report for more than {hold_s} s")
+    assert running.metrics().value("pid_bound_bytes", query="silent") == 200_000
+    query.stop()
+    query.check_all_read({0: end, 1: end})
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_reading_ahead_does_not_shrink_or_hold_batches(
+    kafka: EmbeddedBroker,
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """A consumer gets a megabyte at a time, the records of many batches to come: these are not the
+    bytes of the few records that the batch has meanwhile, nor is it to wait for them so long.
+    """
+    size, rate, static = 1000, 100, 1_000_000
+    batch = 900
+    adaptive = {"batch_interval": "1s", "min_rate": rate, "max_rate": rate}
+    running = proxy(
+        rules=[{"client-id": "ahead", "consumer_byte_rate": static, "adaptive": adaptive}]
+    )
+    listen(running)
+    query = stream(running, "ahead", topic(2))
+    started = query.start("1 second", {"kafka.max.partition.fetch.bytes": "1048576"})
+    two_batches(query)
+    with RawClient(kafka.bootstrap) as client:
+        for partition in (0, 0, 1, 1):
+            client.ask(produce(9, query.topic, *[b"." * size] * batch, partition=partition))
+    query.until(lambda: query.known()["run_batches"] >= 7, "bounded batches")
+    document = query.known()["adaptive"]
+    planned = {query.batches[number].clamp["offsets"] for number in clamped(query)}
+    longest_s = max(
+        progress["durationMs"]["triggerExecution"] / 1000 for progress in started.recentProgress[1:]
+    )
+    query.stop()
+    assert planned == {rate}
+    assert size < document["bytes_per_record"]
+    assert longest_s < 2 * batch / rate / 2, "they waited for the bytes of batches to come"
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_available_now_reads_to_the_true_end(
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """Whether the query is new, or its run before was bounded and has just been stopped."""
+    running = proxy(rules=[steady("new"), steady("bounded")])
+    listen(running)
+    new = stream(running, "new", topic(2))
+    new.feed(1000, RECORD_BYTES)
+    new.start()
+    new.finish()
+    assert new.sizes() == {0: 2000}
+    new.check_all_read({0: 1000, 1: 1000})
+
+    query = stream(running, "bounded", topic(2))
+    end = 0
+    for _ in range(2):
+        query.start(TRIGGER)
+        two_batches(query)
+        query.feed(1000, RECORD_BYTES)
+        end += 1020
+        last = max(query.batches)
+        numbers = query.until(lambda last=last: clamped(query, last)[1:], "bounded batches")
+        assert {query.batches[number].rows for number in numbers} == {PER_BATCH}
+        query.stop()
+        query.start()
+        query.finish()
+        query.check_all_read({0: end, 1: end})
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_available_now_after_a_driver_was_killed(
+    proxy: Run,
+    listen: Listen,
+    topic: MakeTopic,
+    kafka: EmbeddedBroker,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    """Its last words are a report like the others, and its bounded run is still on the books."""
+    running = proxy(rules=[steady("killed")])
+    name = topic(2)
+    feed(kafka.bootstrap, name, 10, RECORD_BYTES, [0, 1])
+    arguments = [running.bootstrap, running.admin_url, "killed", name, str(tmp_path)]
+    with (tmp_path / "driver.log").open("w") as log:
+        first = subprocess.Popen(
+            [sys.executable, driver.__file__, *arguments],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,
+        )
+    try:
+
+        def batches() -> int:
+            assert first.poll() is None, (tmp_path / "driver.log").read_text()
+            return int(known(running, "killed")["run_batches"])
+
+        until(lambda: running.get("/v1/progress?query=killed")[0] == 200, "it is there", END_S)
+        until(lambda: batches() >= 1, "a batch", END_S)
+        feed(kafka.bootstrap, name, 10, RECORD_BYTES, [0, 1])
+        until(lambda: batches() >= 2, "another batch", END_S)
+        feed(kafka.bootstrap, name, 2000, RECORD_BYTES, [0, 1])
+        done = batches()
+        until(lambda: batches() >= done + 2, "bounded batches", END_S)
+        assert known(running, "killed")["adaptive"]["clamp"]["withheld"] > 0
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    listen(running)
+    again = driver.writer(spark, running.bootstrap, "killed", name, tmp_path)
+    query = again.trigger(availableNow=True).start()
+    assert query.awaitTermination(END_S)
+    rows = spark.read.schema("partition int, offset long").json(str(tmp_path / "rows")).collect()
+    wanted = [(partition, offset) for partition in (0, 1) for offset in range(2020)]
+    assert sorted((row.partition, row.offset) for row in rows) == wanted
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_initial_rate_bounds_first_batches(
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """From the first batch of a query's first run on, and that of one from its checkpoint."""
+    running = proxy(rules=[steady("slowly", initial_rate=RATE)])
+    listen(running)
+    query = stream(running, "slowly", topic(2))
+    query.feed(600, RECORD_BYTES)
+    query.start(TRIGGER)
+    query.until(lambda: len(query.batches) >= 3, "batches")
+    query.stop()
+    query.start(TRIGGER)
+    query.until_read({0: 600, 1: 600})
+    query.stop()
+    query.check_all_read({0: 600, 1: 600})
+    assert max(query.sizes().values()) <= PER_BATCH, query.sizes()
+
+
+def test_records_that_retention_removed(
+    kafka: EmbeddedBroker,
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """They are skipped with the reason, the query goes on, and so does its consumer group."""
+    queries = [{"name": "unlucky", "commit_group": "unlucky-progress"}]
+    running = proxy(rules=[steady("unlucky")], queries=queries)
+    listen(running)
+    query = stream(running, "unlucky", topic(2))
+    query.start(TRIGGER, {"failOnDataLoss": "false"})
+    two_batches(query)
+    query.feed(600, 1000)
+    query.until(lambda: clamped(query), "a bounded batch")
+    query.gate.clear()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    gone = TopicPartition(query.topic, 0, 580)
+    (removed,) = admin.delete_records([gone]).values()
+    assert removed.result(WAIT_S).low_watermark == 580
+    query.gate.set()
+    query.until_read({0: 620, 1: 620})
+    query.until(lambda: query.known()["totals"]["lag_records"] == 0, "all is reported")
+
+    read = query.offsets()
+    first, second = (partition_of(query.known(), query.topic, number) for number in (0, 1))
+    assert {skip["reason"] for skip in first["skipped"]} == {"retention"}
+    skipped = [n for skip in first["skipped"] for n in range(skip["from"], skip["to"])]
+    assert sorted(read[0] + skipped) == list(range(620))
+    assert first["skipped_records"] == len(skipped) > 100
+    assert read[1] == list(range(620))
+    assert second["skipped"] == []
+    assert [note["kind"] for note in query.known()["notes"]].count("skipped") == 1
+    both = {"query": "unlucky", "topic": query.topic}
+    metrics = running.metrics()
+    assert metrics.value("partition_skipped_records_total", **both) == len(skipped)
+    whole = {(query.topic, 0): 620, (query.topic, 1): 620}
+    until(lambda: offsets_of(kafka.bootstrap, "unlucky-progress") == whole, "the group is there")
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_open_transactions_are_not_read(
+    kafka: EmbeddedBroker,
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """With read_committed a driver is told ends up to the last stable offset, and no more."""
+    running = proxy(rules=[steady("careful")])
+    listen(running)
+    query = stream(running, "careful", topic(2))
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": f"of-{query.topic}"}
+    )
+    producer.init_transactions(WAIT_S)
+    written: list[str] = []
+
+    def write(count: int) -> list[str]:
+        producer.begin_transaction()
+        values = [f"{len(written) + number:08d}" for number in range(count)]
+        for number, value in enumerate(values):
+            producer.produce(query.topic, value, partition=number % 2)
+        assert producer.flush(WAIT_S) == 0
+        written.extend(values)
+        return values
+
+    def values() -> list[str]:
+        return sorted(value for batch in list(query.batches.values()) for value in batch.values)
+
+    query.start(TRIGGER, {"kafka.isolation.level": "read_committed"})
+    for _ in range(2):
+        done = query.known()["run_batches"]
+        write(20)
+        producer.commit_transaction(WAIT_S)
+        query.until(lambda done=done: query.known()["run_batches"] > done, "a batch is reported")
+    write(1000)
+    producer.commit_transaction(WAIT_S)
+    committed = list(written)
+    aborted = write(100)
+    producer.abort_transaction(WAIT_S)
+    kept = [value for value in committed if value not in aborted]
+    open_values = write(100)
+    query.until(lambda: len(values()) >= len(kept), "all that is committed is read")
+    idle = query.known()["reports"]["received"]
+    query.until(lambda: query.known()["reports"]["received"] > idle + 2, "it stands there")
+    assert values() == kept
+    assert clamped(query)
+    producer.commit_transaction(WAIT_S)
+    query.until(lambda: len(values()) >= len(kept + open_values), "the rest is read")
+    query.stop()
+    assert values() == sorted(kept + open_values)
