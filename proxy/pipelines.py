@@ -40,6 +40,9 @@ MAX_OUTPUTS = 10_000
 SIZE_DECAY = 0.9
 """Weight of what a source sent before in the size of its records, for each request."""
 
+FULL_BATCH = 0.5
+"""Of its interval: a batch that takes less does not say how fast its stage can process."""
+
 EXECUTION = "triggerExecution"
 
 _log = get_logger(__name__)
@@ -295,9 +298,11 @@ class Pipelines:
         )
         if batch.rows > 0 and execution_ms > 0:
             rate = next((each.processing_rate for each in pressed if each.processing_rate), None)
-            line.flow.processing_rate(
-                stage.name, rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms
-            )
+            # A short batch had little to do: what it shows is Spark's own time, not the stage's.
+            if not any(execution_ms < FULL_BATCH * each.batch_interval_ms for each in pressed):
+                line.flow.processing_rate(
+                    stage.name, rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms
+                )
             made: dict[str, int] = dict.fromkeys(stage.produces, 0)
             for each in outputs:
                 made[each.topic] += each.end - each.start

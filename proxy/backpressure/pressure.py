@@ -107,6 +107,11 @@ class QueryPressure:
         return min(self._rate, self._settings.max_rate)
 
     @property
+    def batch_interval_ms(self) -> float:
+        """The query's trigger interval, as its rule says."""
+        return self._settings.batch_interval_ms
+
+    @property
     def ceiling(self) -> float | None:
         """What `limit` allows, in records per second; None: what its batches can take."""
         return self._ceiling
