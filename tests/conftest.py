@@ -90,7 +90,9 @@ def fill(kafka: EmbeddedBroker) -> Callable[..., None]:
         topic: str, count: int, size: int, partitions: int = 1, bootstrap: str | None = None
     ) -> None:
         config = {"linger.ms": 5, "message.max.bytes": max(size * 2, 10**6)}
-        producer = Producer({"bootstrap.servers": bootstrap or kafka.bootstrap, **config})
+        producer = Producer(
+            {"bootstrap.servers": bootstrap or kafka.bootstrap, "log_level": 0, **config}
+        )
         failed: list[str] = []
 
         def delivered(error: object, _message: object) -> None:

@@ -289,8 +289,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if answer.status < _SENT_BELOW or taken_before:
                 self.sent += 1
             else:
-                self.refused += 1
                 self._log_refusal(answer)
+                self.refused += 1
             return
         self._drop(1)
 

@@ -125,19 +125,23 @@ def test_batches_follow_the_rate_of_processing(
 def test_bound_goes_when_reports_stop(
     proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic, spark: SparkSession
 ) -> None:
-    """The batches' at once when the last report is too old, that of the bytes in steps."""
-    hold_s, end = 5, 4020
+    """The batches' at once when the last report is too old, that of the bytes in steps. Until then
+    the driver is never told less of a partition than before, however the lags shift.
+    """
+    hold_s, ends = 5, {0: 2020, 1: 6020}
     running = proxy(rules=[steady("silent", bound_bytes=200_000, hold=f"{hold_s}s")])
     listener = listen(running)
     query = stream(running, "silent", topic(2))
     query.start(TRIGGER)
     two_batches(query)
-    query.feed(end - 20, RECORD_BYTES)
+    query.feed(2000, RECORD_BYTES)
     query.until(lambda: clamped(query), "bounded batches")
     adapted = query.known()["adaptive"]["bound"]
     spark.streams.removeListener(listener)
     last = max(query.batches)
-    query.until_read({0: end, 1: end})
+    query.until(lambda: max(query.batches) > last, "a batch that is not reported")
+    query.feed(4000, RECORD_BYTES, [1])
+    query.until_read(ends)
     later = [query.batches[number] for number in sorted(query.batches) if number > last]
     lifted = next(batch for batch in later if not batch.clamp["on"])
     assert lifted.clamp["why"].startswith("no report for")
@@ -152,7 +156,7 @@ def test_bound_goes_when_reports_stop(
     assert query.known()["adaptive"]["reason"].startswith(f"no report for more than {hold_s} s")
     assert running.metrics().value("pid_bound_bytes", query="silent") == 200_000
     query.stop()
-    query.check_all_read({0: end, 1: end})
+    query.check_all_read(ends)
 
 
 @pytest.mark.usefixtures("no_data_loss")
@@ -226,14 +230,9 @@ def test_available_now_reads_to_the_true_end(
 
 @pytest.mark.usefixtures("no_data_loss")
 def test_available_now_after_a_driver_was_killed(
-    proxy: Run,
-    listen: Listen,
-    topic: MakeTopic,
-    kafka: EmbeddedBroker,
-    spark: SparkSession,
-    tmp_path: Path,
+    kafka: EmbeddedBroker, proxy: Run, topic: MakeTopic, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its last words are a report like the others, and its bounded run is still on the books."""
+    """Its bounded run is still on the books, and the driver that follows it reports nothing."""
     running = proxy(rules=[steady("killed")])
     name = topic(2)
     feed(kafka.bootstrap, name, 10, RECORD_BYTES, [0, 1])
@@ -263,7 +262,6 @@ def test_available_now_after_a_driver_was_killed(
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    listen(running)
     again = driver.writer(spark, running.bootstrap, "killed", name, tmp_path)
     query = again.trigger(availableNow=True).start()
     assert query.awaitTermination(END_S)
@@ -321,16 +319,21 @@ def test_records_that_retention_removed(
 
     read = query.offsets()
     first, second = (partition_of(query.known(), query.topic, number) for number in (0, 1))
-    assert {skip["reason"] for skip in first["skipped"]} == {"retention"}
+    # Which of the two the proxy sees first: that the log begins later, or that a fetch is refused.
+    assert {skip["reason"] for skip in first["skipped"]} <= {"retention", "out_of_range"}
     skipped = [n for skip in first["skipped"] for n in range(skip["from"], skip["to"])]
-    assert sorted(read[0] + skipped) == list(range(620))
-    assert first["skipped_records"] == len(skipped) > 100
+    # A batch that was being read when the records went may be counted with those that are gone.
+    assert sorted({*read[0], *skipped}) == list(range(620))
+    assert len(read[0]) == len(set(read[0]))
+    assert first["skipped_records"] >= 620 - len(read[0]) > 100
     assert read[1] == list(range(620))
     assert second["skipped"] == []
-    assert [note["kind"] for note in query.known()["notes"]].count("skipped") == 1
+    notes = [note["kind"] for note in query.known()["notes"]]
+    assert notes.count("skipped") == len(first["skipped"])
     both = {"query": "unlucky", "topic": query.topic}
     metrics = running.metrics()
-    assert metrics.value("partition_skipped_records_total", **both) == len(skipped)
+    shown = metrics.value("partition_skipped_records_total", **both)
+    assert shown == first["skipped_records"]
     whole = {(query.topic, 0): 620, (query.topic, 1): 620}
     until(lambda: offsets_of(kafka.bootstrap, "unlucky-progress") == whole, "the group is there")
 
