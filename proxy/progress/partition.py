@@ -271,7 +271,8 @@ class PartitionProgress:
         self.completed_s = now_s
         self.delivered.remove_below(end)
         self.failed.remove_below(end)
-        self.skips.forget_below(end)
+        # What was found lost stays known: the reader may yet pass over it.
+        self.skips.forget_below(end if self.lost_at is None else min(end, self.lost_at))
         self.log.ends.forget_below(end)
         self._check_retention(now_ms)
         self._sink.changed(self)
