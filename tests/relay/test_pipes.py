@@ -41,7 +41,7 @@ def test_close_leaves_nothing_open():
     assert pool.open_pipes == 5
     pool.close()
     assert pool.open_pipes == 0
-    assert open_files() == files
+    assert open_files() <= files
 
 
 def test_no_descriptor_left():
