@@ -7,7 +7,7 @@ import statistics
 
 from bench.client import Load
 from bench.lab import Lab, Target, open_lab, unviolated_rules
-from bench.rates import rate_between
+from bench.rates import GIGABYTE, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "crossover"
@@ -55,7 +55,7 @@ def _row(size: int, rates: dict[str, list[float]]) -> Row:
         FIGURE,
         f"{size // 1024} KiB, {CONNECTIONS} connections",
         "",
-        f"splice {spliced / 1e9:.2f} GB/s, copy {copied / 1e9:.2f} GB/s",
+        f"splice {spliced / GIGABYTE:.2f} GB/s, copy {copied / GIGABYTE:.2f} GB/s",
         Verdict.INFO,
         {"bytes_per_s": rates},
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from bench.client import Load
 from bench.lab import Lab, Target, open_lab, unviolated_rules
 from bench.processes import BenchError
-from bench.rates import rate_between
+from bench.rates import GIGABYTE, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "large fetch"
@@ -24,7 +24,6 @@ RESPONSE_BYTES = 1_000_000
 CONNECTIONS = 2
 # The first part of a trial, while windows and buffers grow, is left out.
 WARM_UP_S = 0.3
-GIGABYTE = 1e9
 # Share of the load's cores from which on generator and client count as the limit.
 LOAD_FULL_SHARE = 0.95
 

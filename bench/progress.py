@@ -7,7 +7,8 @@ within each round, as in `large_fetch`, whose load this is.
 import statistics
 
 from bench.lab import open_lab, unviolated_rules
-from bench.large_fetch import CLIENT_ID, GIGABYTE, RESPONSE_BYTES, VARIANTS, Trial, try_once
+from bench.large_fetch import CLIENT_ID, RESPONSE_BYTES, VARIANTS, Trial, try_once
+from bench.rates import GIGABYTE
 from bench.report import Row, Verdict
 
 FIGURE = "progress"

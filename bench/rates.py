@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+GIGABYTE = 1e9
 # A completion ends a burst when the next one is later than this share of the mean spacing.
 BURST_GAP_SHARE = 0.5
 

@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.lab import Lab, open_lab, unviolated_rules
 from bench.processes import BenchError, Child, python
+from bench.rates import GIGABYTE
 from bench.report import Row, Verdict
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
@@ -50,7 +51,6 @@ PRODUCER_SETTINGS = {
     "acks": 1,
 }
 QUEUE_POLL_S = 0.1
-GIGABYTE = 1e9
 
 
 def measure(quick: bool) -> list[Row]:

@@ -14,6 +14,7 @@ from proxy.progress.query import QueryProgress
 from proxy.quota.rules import Adaptive
 from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition
 
+from .estimator import MS_PER_SECOND
 from .shares import shares
 
 MAX_PARTITIONS = 10_000
@@ -24,8 +25,6 @@ MAX_OFFSETS = 2**63
 
 EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
-
-MS_PER_SECOND = 1000.0
 
 
 class Lookups(Protocol):
@@ -218,11 +217,10 @@ class Clamp:
         latest: dict[TopicPartition, int],
         offsets: int,
     ) -> dict[TopicPartition, int]:
-        bases = {key: self._base(query, key) for key in latest}
+        ends = dict(self._ends(query, lookups, latest))
+        bases = {key: self._base(query, key) for key in ends}
         lags = {
-            key: max(0, end - base)
-            for key, end in self._ends(query, lookups, latest)
-            if (base := bases[key] if key in bases else self._base(query, key)) is not None
+            key: max(0, end - base) for key, end in ends.items() if (base := bases[key]) is not None
         }
         made = shares(offsets, lags)
         has_room = len(self._told) + len(latest) <= MAX_PARTITIONS

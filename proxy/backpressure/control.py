@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
+from prometheus_client import Gauge
+
+from metrics import BoundedLabels
 from proxy.progress.book import Accepted
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.state import Json
 
-from .pressure import KIND, Gauges, QueryPressure
+from .pressure import KIND, QueryPressure
 
 __all__ = ["Backpressure", "QueryPressure"]
 
@@ -27,7 +30,7 @@ class Backpressure:
 
     """
 
-    def __init__(self, quotas: QuotaManager, gauges: Gauges) -> None:
+    def __init__(self, quotas: QuotaManager, gauges: BoundedLabels[Gauge]) -> None:
         self._quotas = quotas
         self._gauges = gauges
         self._by_client: dict[str, dict[str, QueryPressure]] = {}

@@ -3,6 +3,8 @@
 import math
 from typing import Protocol
 
+from proxy.quota.rules import Adaptive
+
 MS_PER_SECOND = 1000.0
 
 _NEVER = -1.0
@@ -41,43 +43,14 @@ class PidEstimator:
     passed over, and so is one whose figures are not finite or lead to a rate that is not.
 
     Args:
-        batch_interval_ms: time between two batches; above 0.
-        proportional: gain for the error; 0 or more.
-        integral: gain for the accumulated error; 0 or more.
-        derivative: gain for the change of the error per second; 0 or more.
-        min_rate: the lowest rate that is given, in records per second; above 0.
-
-    Raises:
-        ValueError: a setting is out of range or not finite.
+        settings: the batch interval, the gains and the lowest rate that is given.
 
     """
 
-    __slots__ = (
-        *("_batch_interval_ms", "_derivative", "_integral", "_min_rate", "_proportional"),
-        *("_first_run", "_latest_error", "_latest_rate", "_latest_time_ms"),
-    )
+    __slots__ = ("_first_run", "_latest_error", "_latest_rate", "_latest_time_ms", "_settings")
 
-    def __init__(
-        self,
-        batch_interval_ms: float,
-        *,
-        proportional: float = 1.0,
-        integral: float = 0.2,
-        derivative: float = 0.0,
-        min_rate: float = 100.0,
-    ) -> None:
-        for name, value in {"batch_interval_ms": batch_interval_ms, "min_rate": min_rate}.items():
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be above 0, not {value!r}")
-        gains = {"proportional": proportional, "integral": integral, "derivative": derivative}
-        for name, value in gains.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be 0 or more, not {value!r}")
-        self._batch_interval_ms = batch_interval_ms
-        self._proportional = proportional
-        self._integral = integral
-        self._derivative = derivative
-        self._min_rate = min_rate
+    def __init__(self, settings: Adaptive) -> None:
+        self._settings = settings
         self._first_run = True
         self._latest_time_ms = _NEVER
         self._latest_rate = _NEVER
@@ -93,19 +66,20 @@ class PidEstimator:
         """See RateEstimator."""
         if not (time_ms > self._latest_time_ms and elements > 0 and processing_delay_ms > 0):
             return None
+        settings = self._settings
         try:
             elapsed_s = (time_ms - self._latest_time_ms) / MS_PER_SECOND
             processing_rate = elements / processing_delay_ms * MS_PER_SECOND
             error = self._latest_rate - processing_rate
-            historical_error = scheduling_delay_ms * processing_rate / self._batch_interval_ms
+            historical_error = scheduling_delay_ms * processing_rate / settings.batch_interval_ms
             error_change = (error - self._latest_error) / elapsed_s
         except ArithmeticError:  # two times that are as good as the same, or figures beyond measure
             return None
         rate = (
             self._latest_rate
-            - self._proportional * error
-            - self._integral * historical_error
-            - self._derivative * error_change
+            - settings.proportional * error
+            - settings.integral * historical_error
+            - settings.derivative * error_change
         )
         if not all(map(math.isfinite, (time_ms, processing_rate, rate))):
             return None
@@ -115,6 +89,6 @@ class PidEstimator:
             self._latest_rate = processing_rate
             self._latest_error = 0.0
             return None
-        self._latest_rate = max(self._min_rate, rate)
+        self._latest_rate = max(settings.min_rate, rate)
         self._latest_error = error
         return self._latest_rate

@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from typing import Protocol
 
 from proxy.progress.query import QueryProgress
 from proxy.wire.offsets import (
@@ -16,20 +15,13 @@ from proxy.wire.offsets import (
 )
 
 from .clamp import Clamp
+from .pressure import QueryPressure
 
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not ask for in so many answers is read no more."""
-
-
-class Pressing(Protocol):
-    """Who has a clamp: control.QueryPressure."""
-
-    @property
-    def clamp(self) -> Clamp:
-        """What its drivers are told."""
 
 
 class DriverLookups:
@@ -51,7 +43,9 @@ class DriverLookups:
         *("_vain", "_waits_since_ms"),
     )
 
-    def __init__(self, query: QueryProgress, pressure: Pressing | None, opened_ms: float) -> None:
+    def __init__(
+        self, query: QueryProgress, pressure: QueryPressure | None, opened_ms: float
+    ) -> None:
         self._query = query
         self._opened_ms = opened_ms
         self._fetched = False
@@ -62,7 +56,7 @@ class DriverLookups:
         self._vain = False
         self.follow(pressure)
 
-    def follow(self, pressure: Pressing | None) -> None:
+    def follow(self, pressure: QueryPressure | None) -> None:
         """Go on under the rule that applies now; None: it is not adaptive."""
         clamp = pressure.clamp if pressure is not None else None
         if clamp is self._clamp:
@@ -119,6 +113,7 @@ class DriverLookups:
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
+        clamp = None if self._fetched else self._clamp
         latest: dict[TopicPartition, int] = {}
         for key, answer in read_list_offsets_response(version, frame).items():
             if answer.error_code or answer.offset < 0:
@@ -126,14 +121,13 @@ class DriverLookups:
             timestamp = ask.timestamps.get(key)
             if timestamp == EARLIEST:
                 self._query.log_start(*key, answer.offset, now_ms)
-                if self._clamp is not None and not self._fetched:
-                    self._clamp.tell_earliest(key, answer.offset)
+                if clamp is not None:
+                    clamp.tell_earliest(key, answer.offset)
             elif timestamp == LATEST:
                 latest[key] = answer.offset
                 if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset
                     self._query.log_end(*key, answer.offset, now_ms)
-        clamp = self._clamp
-        if clamp is None or self._fetched or not latest:
+        if clamp is None or not latest:
             return frame
         if self._waits_since_ms is not None:
             clamp.on_wait(self._waits_since_ms, now_ms)

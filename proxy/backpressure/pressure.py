@@ -1,8 +1,10 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from dataclasses import asdict, replace
-from typing import Protocol
 
+from prometheus_client import Gauge
+
+from metrics import BoundedLabels
 from proxy.progress.book import Accepted
 from proxy.progress.report import Batch
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -17,28 +19,8 @@ from .inputs import HeldTime, PerRecord, Reach, WaitingTime, reading
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
-EXECUTION = "triggerExecution"
-"""The duration of a whole batch."""
-
 MIN_PROCESSING_MS = 1.0
 """Of a batch that was held all the time."""
-
-
-class Gauge(Protocol):
-    """One value of a metric."""
-
-    def set(self, value: float) -> None:
-        """Show this value."""
-
-
-class Gauges(Protocol):
-    """A metric by query; metrics.BoundedLabels is one."""
-
-    def of(self, *values: str) -> Gauge:
-        """Return the gauge with these label values."""
-
-    def forget(self, **labels: str) -> int:
-        """Drop the gauges with these labels; return how many there were."""
 
 
 class QueryPressure:
@@ -60,7 +42,7 @@ class QueryPressure:
         entity: str,
         rule: Rule,
         quotas: QuotaManager,
-        gauges: Gauges,
+        gauges: BoundedLabels[Gauge],
         now_ms: float,
     ) -> None:
         self.identity = identity
@@ -71,14 +53,14 @@ class QueryPressure:
         self._gauges = gauges
         self._settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
-        self.clamp = Clamp(self._settings, self._waited)
-        """What its drivers are told."""
-        self._estimator = _estimator(self._settings)
-        self._waiting = WaitingTime()
-        self._reach = Reach()
         self._reading_held = HeldTime()
         self._held = HeldTime()
         """That, and the waits of the driver's look-ups."""
+        self.clamp = Clamp(self._settings, self._held.add)
+        """What its drivers are told."""
+        self._estimator: RateEstimator = PidEstimator(self._settings)
+        self._waiting = WaitingTime()
+        self._reach = Reach()
         self._bytes_per_record = PerRecord()
         self._offsets_per_record = PerRecord()
         self._bytes: float | None = None
@@ -94,9 +76,10 @@ class QueryPressure:
         self._ceiling: float | None = None
         self._ceiling_why = ""
         self._return: Return | None = None
-        self._bound: Bound | None = None
+        self._bound = Bound(None, self._why)
         self._bound_ms = now_ms
         """Since when."""
+        quotas.adapt(KIND, entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
     @property
@@ -119,7 +102,7 @@ class QueryPressure:
     @property
     def bound(self) -> float:
         """The bound in force, in bytes per second."""
-        adapted = self._bound.bytes_per_s if self._bound is not None else None
+        adapted = self._bound.bytes_per_s
         return self._static if adapted is None else adapted
 
     @property
@@ -191,7 +174,7 @@ class QueryPressure:
         self._settings = self.clamp.settings = settings
         self._static = rule.bounds[KIND]
         if _of_estimator(settings) != _of_estimator(before):
-            self._estimator = _estimator(settings)
+            self._estimator = PidEstimator(settings)
         if self._rate is not None:
             self._rate = max(self._rate, settings.min_rate)
         self._enforce(now_ms)
@@ -218,13 +201,13 @@ class QueryPressure:
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
             "waiting_ms": self._waiting.ms,
-            "reason": self._bound.reason if self._bound is not None else None,
+            "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
             "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.withheld},
         }
 
     def _state(self) -> str:
-        if self._return is not None and self._bound is not None:
+        if self._return is not None:
             return "static" if self._bound.bytes_per_s is None else "returning"
         return "static" if self._rate is None and self._ceiling is None else "adaptive"
 
@@ -232,7 +215,7 @@ class QueryPressure:
         if self._run_id is not None:
             self.clamp.begin_run()
         self._run_id = run_id
-        self._estimator = _estimator(self._settings)
+        self._estimator = PidEstimator(self._settings)
         self._waiting = WaitingTime()
         self._reach = Reach()
         self._forget_rate("a new run began", now_ms)
@@ -240,7 +223,7 @@ class QueryPressure:
     def _add_batch(self, batch: Batch, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         read = reading(batch)
-        execution_ms = float(batch.durations_ms.get(EXECUTION, 0))
+        execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         held_ms = self._held.within(start_ms, end_ms)
         reading_held_ms = self._reading_held.within(start_ms, end_ms)
@@ -273,18 +256,15 @@ class QueryPressure:
         elif self._rate is None:
             self._why = f"{figures}: the first of this run, no rate yet"
 
-    def _waited(self, start_ms: float, end_ms: float) -> None:
-        self._held.add(start_ms, end_ms)
-
     def _forget_rate(self, why: str, now_ms: float) -> None:
         self._go_back(why, now_ms)
         self._rate, self._why = None, why
 
     def _go_back(self, why: str, now_ms: float) -> None:
         """Begin the way back to the rule's own bound, unless it is in force or has begun."""
-        if self._return is None and self._bound is not None:
-            adapted = self._bound.bytes_per_s
-            self._return = Return(adapted, why, now_ms) if adapted is not None else None
+        adapted = self._bound.bytes_per_s
+        if self._return is None and adapted is not None:
+            self._return = Return(adapted, why, now_ms)
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what follows from all that is known."""
@@ -302,7 +282,7 @@ class QueryPressure:
             self._gauges.of(self._label).set(self.bound)
 
     def _wanted(self, now_ms: float) -> Bound:
-        size = self._bytes_per_record.value
+        size = self.bytes_per_record
         bound = Bound(None, self._why)
         if self._return is not None:
             bound = self._return.bound(self._static, now_ms)
@@ -334,13 +314,3 @@ def _adaptive(rule: Rule) -> Adaptive:
 def _of_estimator(settings: Adaptive) -> tuple[float, ...]:
     gains = (settings.proportional, settings.integral, settings.derivative)
     return (settings.batch_interval_ms, settings.min_rate, *gains)
-
-
-def _estimator(settings: Adaptive) -> RateEstimator:
-    return PidEstimator(
-        settings.batch_interval_ms,
-        proportional=settings.proportional,
-        integral=settings.integral,
-        derivative=settings.derivative,
-        min_rate=settings.min_rate,
-    )

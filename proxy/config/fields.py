@@ -26,7 +26,6 @@ MAX_NUMBER: Final = 10**12
 MIN_INTERVAL_S: Final = 0.001
 """The shortest batch interval: Spark counts in milliseconds."""
 
-
 _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE][-+]?[0-9]+", re.ASCII)
 """A number with an exponent. PyYAML takes most of them for text; Helm writes small numbers so."""
 

@@ -58,8 +58,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
                 yield _placed(document, reader.loc, problem)
     # A query that is named twice in a stage is a mistake once.
     for position, problem in dict.fromkeys(graph.find_conflicts(made for _, made in read)):
-        if problem.path != ("name",):
-            yield _placed(document, read[position][0], problem)
+        yield _placed(document, read[position][0], problem)
 
 
 def _named_twice(document: Document, reader: "_Reader") -> Iterator[ConfigProblem]:

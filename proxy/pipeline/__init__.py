@@ -8,5 +8,8 @@ said otherwise. Rates are records per second.
   before it slows down, and of several requests one is applied.
 - `shares`: how several nodes before a stage share what it processes.
 - `flow`: these joined for one pipeline.
-- the completion ledger: which batches of the source are still being worked on, and where.
+- `ledger`, on `buckets`: when everything made from a source batch is done.
+- `lane`, `edges`: what was written and not yet read. `early`: batches told before those that feed
+  them. `anchoring`: what a batch does to the edges. `inflight`: how much is not finished.
+- `completion`, and `completion_state` for its records: these joined for one pipeline.
 """

@@ -6,8 +6,9 @@ What it appends belongs to the roots of what it read, and to its own when it rea
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .early import StageBatch, StageTopics
+from .early import StageBatch
 from .edges import EdgeTable
+from .graph import StageSettings
 from .lane import NOTHING_KNOWN, Group, LaneKey, merged
 from .ledger import Ledger
 
@@ -50,14 +51,14 @@ class Anchoring:
     Raises ValueError when a stage consumes what a later one produces.
     """
 
-    def __init__(self, stages: Sequence[StageTopics], ledger: Ledger, edges: EdgeTable) -> None:
+    def __init__(self, stages: Sequence[StageSettings], ledger: Ledger, edges: EdgeTable) -> None:
         self._ledger = ledger
         self._edges = edges
         self.counts = CompletionCounts()
         check_order(stages)
         self.follow(stages)
 
-    def follow(self, stages: Sequence[StageTopics]) -> None:
+    def follow(self, stages: Sequence[StageSettings]) -> None:
         """Take other stages, in topological order; see `check_order`."""
         self._consumes = {stage.name: frozenset(stage.consumes) for stage in stages}
         self._produces = {stage.name: frozenset(stage.produces) for stage in stages}
@@ -147,7 +148,7 @@ class Anchoring:
         return made, replaced
 
 
-def check_order(stages: Sequence[StageTopics]) -> None:
+def check_order(stages: Sequence[StageSettings]) -> None:
     """Raise ValueError when a stage consumes what it or a later one produces."""
     seen: set[str] = set()
     for stage in reversed(stages):

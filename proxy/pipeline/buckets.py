@@ -1,38 +1,10 @@
 """A map whose entries fall out by their age, without a look at each of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
-
-MS_PER_SECOND = 1000.0
-ROUND_MS = 3
-"""Decimals of a millisecond that survive a wall-clock time in seconds kept as a float."""
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class WallTime:
-    """What turns monotonic milliseconds into wall-clock seconds and back.
-
-    The distance is taken once: a wall clock that is set anew matters only at the next start.
-    """
-
-    offset_ms: float
-
-    @classmethod
-    def at(cls, now_ms: float, now_s: float) -> "WallTime":
-        """Make it from the two clocks read at one moment."""
-        return cls(now_s * MS_PER_SECOND - now_ms)
-
-    def to_s(self, time_ms: float) -> float:
-        """Return the wall-clock seconds of a monotonic time."""
-        return (time_ms + self.offset_ms) / MS_PER_SECOND
-
-    def to_ms(self, time_s: float) -> float:
-        """Return the monotonic time of wall-clock seconds."""
-        return round(time_s * MS_PER_SECOND - self.offset_ms, ROUND_MS)
 
 
 class RotatingMap(Generic[K, V]):

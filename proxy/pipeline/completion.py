@@ -17,12 +17,13 @@ from random import Random
 from proxy.state import Json, Record
 
 from .anchoring import Anchoring, check_order
-from .buckets import WallTime
 from .completion_state import CompletionState
-from .early import EarlyBatches, StageBatch, StageTopics
+from .early import EarlyBatches, StageBatch
 from .edges import MAX_EDGES, EdgeTable
+from .graph import StageSettings
 from .inflight import MaxPending
 from .ledger import PIPELINE_CHANGED, Ended, Ledger, Outcome, Owner
+from .walltime import WallTime
 
 TOO_MANY_EDGES = "too_many_edges"
 """Reason: it was the oldest one when more edges waited than are kept."""
@@ -61,7 +62,7 @@ class Completion:
     def __init__(
         self,
         pipeline: str,
-        stages: Sequence[StageTopics],
+        stages: Sequence[StageSettings],
         *,
         timeout_ms: float,
         random: Random,
@@ -127,11 +128,7 @@ class Completion:
         """Say whether so much is in flight that the first stages are to wait."""
         return self.max_pending.full()
 
-    def holder(self, root: int) -> str | None:
-        """Return the first stage in topological order that a root waits at; None: it ended."""
-        return self.ledger.holder(root)
-
-    def update(self, stages: Sequence[StageTopics], timeout_ms: float, now_ms: float) -> None:
+    def update(self, stages: Sequence[StageSettings], timeout_ms: float, now_ms: float) -> None:
         """Follow a reload.
 
         Roots that wait at a stage that is gone, or for a topic that it no longer consumes, fail

@@ -21,11 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.state import Json, Record, StateError
 
-from .buckets import WallTime
 from .early import Early, EarlyBatches, StageBatch
 from .edges import EdgeTable
 from .lane import MAX_OFFSET, Group, LaneKey, TopicRange
 from .ledger import Entry, Ledger, Owner
+from .walltime import WallTime
 
 NAMESPACE = "ledger"
 RECORD_VERSION = 1
@@ -179,6 +179,9 @@ class CompletionState:
                 except (ValueError, StateError) as error:
                     self._refuse(record, str(error), loaded)
         self._deletes |= {self._key("group", n) for n, group in groups.items() if not group.edges}
+        # Taking up marks these as changed; they are as they were written.
+        for as_written in (self._edges.dirty_groups, self._early.dirty_stages):
+            as_written.clear()
         return loaded
 
     def _read(
@@ -230,12 +233,9 @@ class CompletionState:
             raise ValueError("the root is there already")
         parts = {stage: _id(part) for stage, part in form.at.items()}
         here = {stage: part for stage, part in parts.items() if stage in self._ledger.stages}
-        entry = Entry()
-        entry.value = self._ledger.whole(here)
-        if form.owner is not None:
-            entry.owner = Owner(form.owner.stage, form.owner.batch, form.owner.size_bytes)
-        entry.started_ms = self._wall.to_ms(form.started_s)
-        entry.failed = form.failed
+        owner = None if form.owner is None else Owner(**form.owner.model_dump())
+        started_ms = self._wall.to_ms(form.started_s)
+        entry = Entry(self._ledger.whole(here), owner, started_ms, form.failed)
         self._ledger.restore(root, entry, self._wall.to_ms(form.heard_s), now_ms)
         if len(here) < len(parts):
             loaded.stranded.append(root)

@@ -20,7 +20,8 @@ from urllib.parse import quote
 from proxy.state import Json, Record
 
 from .graph import MIN_RATE, Node
-from .trigger import MS_PER_SECOND, Direction
+from .trigger import Direction
+from .walltime import MS_PER_SECOND
 
 NAMESPACE = "flow"
 RECORD_VERSION = 1
@@ -171,7 +172,7 @@ class Controller:
         new = replace(
             old,
             rate=rate,
-            t_delay_ms=self._delay_in_force(rate),
+            t_delay_ms=delay_ms(node.normal_rate, rate),
             holders=tuple(name for name in old.holders if name in consumers),
         )
         if new == old:
@@ -202,13 +203,10 @@ class Controller:
     def _bounded(self, rate: float) -> float:
         return max(MIN_RATE, min(rate, self.node.normal_rate))
 
-    def _delay_in_force(self, rate: float) -> float:
-        return max(0.0, MS_PER_SECOND / rate - MS_PER_SECOND / self.node.normal_rate)
-
     def _become(
         self, rate: float | None, now_s: float, request: Request, holders: tuple[str, ...]
     ) -> None:
-        t_delay_ms = 0.0 if rate is None else self._delay_in_force(rate)
+        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
         self.state = NodeState(
             rate,
             t_delay_ms,
@@ -264,7 +262,7 @@ def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
         raise ValueError("holders is no list of names")
     return NodeState(
         rate,
-        MS_PER_SECOND / rate - MS_PER_SECOND / node.normal_rate,
+        delay_ms(node.normal_rate, rate),
         _number(value, "since_s", 0.0),
         _text(value, "why"),
         _text(value, "by"),

@@ -24,11 +24,9 @@ NOBODY_LEFT = "no stage that asked to hold it back is alive"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """That a request to a node was applied."""
+    """That the state of a node is different now."""
 
     node: str
-    is_new: bool
-    """Whether the state of the node is different now."""
     ended_for: tuple[str, ...]
     """The stages to be told that control has ended; empty when it has not."""
 
@@ -181,6 +179,6 @@ class Coordinator:
         else:
             return None
         asking = frozenset(change.request.stage for change in decreases)
-        is_new = controller.apply(chosen, asking, now_s)
-        is_over = is_new and controller.state.rate is None
-        return Decision(name, is_new, holders if is_over else ())
+        if not controller.apply(chosen, asking, now_s):
+            return None
+        return Decision(name, holders if controller.state.rate is None else ())

@@ -10,8 +10,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from .graph import StageSettings
 from .lane import LaneKey, TopicRange
 
 EARLY_MS = 60_000.0
@@ -20,22 +20,6 @@ dead, or what was read may be another producer's."""
 
 MAX_EARLY = 1_000
 """Batches of one stage that wait at most; beyond it the first is taken as it is."""
-
-
-class StageTopics(Protocol):
-    """What must be known of a stage."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the pipeline."""
-
-    @property
-    def consumes(self) -> Sequence[str]:
-        """The topics that it reads."""
-
-    @property
-    def produces(self) -> Sequence[str]:
-        """The topics that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +66,7 @@ class EarlyBatches:
 
     def __init__(
         self,
-        stages: Sequence[StageTopics],
+        stages: Sequence[StageSettings],
         known_to: Callable[[LaneKey], int],
         timeout_ms: float,
     ) -> None:
@@ -104,7 +88,7 @@ class EarlyBatches:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def update(self, stages: Sequence[StageTopics], timeout_ms: float) -> None:
+    def update(self, stages: Sequence[StageSettings], timeout_ms: float) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
         self._limit_ms = min(EARLY_MS, timeout_ms / 2)
         self._rank = {stage.name: rank for rank, stage in enumerate(stages)}
@@ -125,8 +109,8 @@ class EarlyBatches:
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
         """Take a batch; `ready` gives it out again, at once if it need not wait."""
+        self.dirty.add(self._next)
         self.restore(Early(self._next, batch, now_ms))
-        self.dirty.add(self._next - 1)
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Give out the batches that need not wait, each with whether its input is known.

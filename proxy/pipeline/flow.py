@@ -28,18 +28,12 @@ from dataclasses import dataclass
 
 from proxy.state import Json, Record
 
-from .controller import (
-    NAMESPACE,
-    Controller,
-    Request,
-    record_key,
-    record_prefix,
-    to_record,
-)
+from .controller import Controller, Request, record_key, record_prefix, to_record
 from .coordinator import Coordinator, Decision
 from .graph import Node, PipelineGraph, PipelineSettings, Source
 from .shares import Feed, fair_rates, room_for
-from .trigger import MS_PER_SECOND, Direction, RateMeter, Stage, Trigger, Verdict
+from .trigger import Direction, RateMeter, Stage, Trigger, Verdict
+from .walltime import WallTime
 
 REAPPLY_MS = 5_000.0
 """How often the state is read and applied again."""
@@ -72,7 +66,7 @@ class PipelineFlow:
 
     def __init__(self, settings: PipelineSettings, now_ms: float, now_s: float) -> None:
         self._graph = PipelineGraph(settings)
-        self._start_ms, self._start_s = now_ms, now_s
+        self._wall = WallTime.at(now_ms, now_s)
         self._coordinator = Coordinator(self._graph, now_ms)
         self._stages: dict[str, Stage] = {}
         self._topics: dict[str, RateMeter] = {}
@@ -159,12 +153,11 @@ class PipelineFlow:
                 verdicts.append((name, stage, verdict))
         for name, stage, verdict in verdicts:
             self._ask(name, stage, verdict, now_ms)
-        now_s = self._wall_s(now_ms)
+        now_s = self._wall.to_s(now_ms)
         decisions = self._coordinator.tick(
             now_ms, now_s, lambda name: self._stages[name].is_alive(now_ms)
         )
-        changes = (self._follow(decision, now_s) for decision in decisions)
-        return [change for change in changes if change is not None]
+        return [self._follow(decision, now_s) for decision in decisions]
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
@@ -191,7 +184,7 @@ class PipelineFlow:
         self._deletes.update(loaded.to_delete)
         self._follow_holders()
         for message in loaded.refused:
-            self._event(self._wall_s(now_ms), "", None, message)
+            self._event(self._wall.to_s(now_ms), "", None, message)
         return loaded.refused
 
     def reapply_due(self, now_ms: float) -> bool:
@@ -228,7 +221,7 @@ class PipelineFlow:
             rate = self._coordinator.controllers[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
         for change in changes:
-            self._event(self._wall_s(now_ms), change.node, change.rate, change.reason)
+            self._event(self._wall.to_s(now_ms), change.node, change.rate, change.reason)
         return changes
 
     def documents(self, now_ms: float) -> dict[str, Json]:
@@ -236,7 +229,7 @@ class PipelineFlow:
         controllers = self._coordinator.controllers
         return {
             "name": self.name,
-            "at_s": self._wall_s(now_ms),
+            "at_s": self._wall.to_s(now_ms),
             "hold_producers": self._graph.settings.hold_producers,
             "max_lag": self._graph.settings.max_lag,
             "stages": [
@@ -335,17 +328,15 @@ class PipelineFlow:
                 )
             )
         stage.request = {
-            "at_s": self._wall_s(now_ms),
+            "at_s": self._wall.to_s(now_ms),
             "direction": verdict.direction,
             "processing_rate": processing_rate,
             "reason": verdict.reason,
             "asked": list(rates),
         }
 
-    def _follow(self, decision: Decision, now_s: float) -> RateChange | None:
+    def _follow(self, decision: Decision, now_s: float) -> RateChange:
         """Tell the stages and the state what was decided."""
-        if not decision.is_new:
-            return None
         name = decision.node
         state = self._coordinator.controllers[name].state
         self._dirty.add(name)
@@ -376,20 +367,7 @@ class PipelineFlow:
     def _event(self, at_s: float, node: str, rate: float | None, reason: str) -> None:
         self._events.append({"at_s": at_s, "node": node, "rate": rate, "reason": reason})
 
-    def _wall_s(self, now_ms: float) -> float:
-        return self._start_s + (now_ms - self._start_ms) / MS_PER_SECOND
-
 
 def _unheld(source: Source) -> Controller:
     """Return what shows a source that is never held."""
     return Controller(Node(source.client_id, True, source.normal_rate, source.step))
-
-
-def find_strays(records: Iterable[Record], pipelines: Iterable[str]) -> dict[str, str]:
-    """Return the keys of records whose pipeline is gone, to be deleted, each with what to tell."""
-    prefixes = tuple(record_prefix(name) for name in pipelines)
-    return {
-        record.key: f"{record.key}: there is no such pipeline any more; deleted"
-        for record in records
-        if record.key.startswith(f"{NAMESPACE}/") and not record.key.startswith(prefixes)
-    }

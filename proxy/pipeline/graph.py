@@ -8,8 +8,8 @@ to slow down has one address.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 MIN_RATE = 1.0
 """Records/s: no node is ever held below this, so that a hold never becomes a standstill."""
@@ -99,26 +99,18 @@ class Node:
     step: float
 
 
-@dataclass(slots=True)
-class _Topics:
-    """Who produces and who consumes each topic; the first producer counts."""
-
-    producers: dict[str, tuple[str, Path]] = field(default_factory=dict)
-    consumed: dict[str, list[str]] = field(default_factory=dict)
-
-
 def find_problems(settings: PipelineSettings) -> list[Problem]:
     """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
 
     Checked: values in range; names, and the queries and clients of stages, that occur twice; a
     topic with two producers, or consumed without any; a source that nobody reads; cycles.
     """
-    topics = _Topics()
+    producers: dict[str, str] = {}
     problems = [*_pipeline_values(settings), *_names(settings)]
     for index, source in enumerate(settings.sources):
         path: Path = ("sources", index)
         problems += _rate_values(path, source.normal_rate, source.step)
-        problems += _produced(topics, source.client_id, path, source.produces)
+        problems += _produced(producers, source.client_id, path, source.produces)
         if not source.produces:
             problems.append(
                 Problem((*path, "produces"), "is empty", "name the topics that it produces")
@@ -126,10 +118,8 @@ def find_problems(settings: PipelineSettings) -> list[Problem]:
     for index, stage in enumerate(settings.stages):
         path = ("stages", index)
         problems += _stage_values(stage, path)
-        problems += _produced(topics, stage.name, path, stage.produces)
-        for topic in stage.consumes:
-            topics.consumed.setdefault(topic, []).append(stage.name)
-    problems += _consumed(settings, topics)
+        problems += _produced(producers, stage.name, path, stage.produces)
+    problems += _consumed(settings, producers)
     cycle = _cycle(settings)
     if cycle:
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
@@ -144,18 +134,13 @@ def find_problems(settings: PipelineSettings) -> list[Problem]:
 
 
 def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, Problem]]:
-    """Return what is wrong between pipelines, each with the position of the later one.
+    """Return what is wrong between pipelines of different names, with the position of the later.
 
-    Two pipelines must not have the same name, nor hold the same query or client to two rates.
+    Two pipelines must not hold the same query or client to two rates.
     """
     found: list[tuple[int, Problem]] = []
-    names: dict[str, int] = {}
     members: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
-        if names.setdefault(pipeline.name, position) != position:
-            message = f'"{pipeline.name}" is also the name of pipeline {names[pipeline.name] + 1}'
-            fix = "give each pipeline a name of its own"
-            found.append((position, Problem(("name",), message, fix)))
         for path, _, used in _members(pipeline):
             if path[0] == "sources" and not pipeline.hold_producers:
                 continue
@@ -205,8 +190,6 @@ class PipelineGraph:
             name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
         )
         """Stages that read a source: where its batches come in."""
-        self.last = tuple(name for name in self.order if name not in self._downstream)
-        """Stages whose products no stage consumes."""
 
     def upstream_of(self, stage: str) -> tuple[str, ...]:
         """Return the stages and sources whose topics a stage consumes. KeyError: no such stage."""
@@ -297,30 +280,31 @@ def _names(settings: PipelineSettings) -> Iterator[Problem]:
 
 
 def _produced(
-    topics: _Topics, name: str, path: Path, produces: tuple[str, ...]
+    producers: dict[str, str], name: str, path: Path, produces: tuple[str, ...]
 ) -> Iterator[Problem]:
+    """Note who produces the topics; of two the first one counts."""
     for index, topic in enumerate(produces):
-        place: Path = (*path, "produces", index)
-        owner, first = topics.producers.setdefault(topic, (name, place))
-        if first != place and owner != name:
+        owner = producers.setdefault(topic, name)
+        if owner != name:
             yield Problem(
-                place,
+                (*path, "produces", index),
                 f'"{topic}" is produced by "{owner}" already',
                 "let each topic have one producer in the pipeline",
             )
 
 
-def _consumed(settings: PipelineSettings, topics: _Topics) -> Iterator[Problem]:
+def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator[Problem]:
+    consumed = {topic for stage in settings.stages for topic in stage.consumes}
     for index, stage in enumerate(settings.stages):
         for number, topic in enumerate(stage.consumes):
-            if topic not in topics.producers:
+            if topic not in produced:
                 yield Problem(
                     ("stages", index, "consumes", number),
                     f'nobody produces "{topic}"',
                     "name it in a stage's produces, or write a source that produces it",
                 )
     for index, source in enumerate(settings.sources):
-        if source.produces and not any(topic in topics.consumed for topic in source.produces):
+        if source.produces and consumed.isdisjoint(source.produces):
             yield Problem(
                 ("sources", index, "produces"),
                 f'no stage consumes what "{source.client_id}" produces',

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from .buckets import RotatingMap, WallTime
+from .buckets import RotatingMap
+from .walltime import WallTime
 
 BUCKETS = 3
 """As in Storm: a root times out after its time, and at most half of that later."""
@@ -64,18 +65,16 @@ class Ended:
     """Why it failed; empty otherwise."""
 
 
+@dataclass(slots=True)
 class Entry:
     """What is kept of a root."""
 
-    __slots__ = ("failed", "owner", "started_ms", "value")
-
-    def __init__(self) -> None:
-        self.value = 0
-        self.owner: Owner | None = None
-        """None until `init`: an ack or a fail came before it."""
-        self.started_ms = 0.0
-        self.failed: str | None = None
-        """Why it failed, while there is no owner to tell."""
+    value: int
+    owner: Owner | None
+    """None until `init`: an ack or a fail came before it."""
+    started_ms: float
+    failed: str | None = None
+    """Why it failed, while there is no owner to tell."""
 
 
 @dataclass(slots=True)
@@ -283,8 +282,7 @@ class Ledger:
     def _entry(self, root: int, now_ms: float) -> Entry:
         entry = self._roots.get(root)
         if entry is None:
-            entry = Entry()
-            entry.started_ms = now_ms
+            entry = Entry(0, None, now_ms)
             self._roots.put(root, entry, self._turn(now_ms))
         return entry
 

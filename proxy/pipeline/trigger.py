@@ -28,12 +28,10 @@ from enum import StrEnum
 from proxy.state import Json
 
 from .graph import StageSettings
-
-MS_PER_SECOND = 1000.0
+from .walltime import MS_PER_SECOND
 
 EASED_SHARE = 0.5
 """Share of `max_lag`: with more lag than this a stage does not ask for more."""
-
 
 SILENT_MS = 300_000.0
 """A stage without a sign of life for so long is taken for dead."""
@@ -198,9 +196,7 @@ class Trigger:
         is_out = period.samples > 0 and out / period.samples > self.settings.ratio
         if is_out and period.above >= period.below:
             return Verdict(Direction.DECREASE, self._band_reason("above", period.above, period))
-        lag, max_lag = period.lag, self.max_lag
-        knows_lag = lag is not None and max_lag is not None
-        is_growing = False
+        lag, max_lag, eased = period.lag, self.max_lag, ""
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
@@ -208,12 +204,13 @@ class Trigger:
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
+            eased = f"only {lag:,} records wait for it"
         if not self._holds:
             return None
         if is_out:
             return Verdict(Direction.INCREASE, self._band_reason("below", period.below, period))
-        if knows_lag:
-            return Verdict(Direction.INCREASE, f"only {lag:,} records wait for it")
+        if eased:
+            return Verdict(Direction.INCREASE, eased)
         if self._easing and period.samples:
             return Verdict(Direction.INCREASE, "it is sent no more than its band allows")
         return None

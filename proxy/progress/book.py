@@ -78,6 +78,10 @@ class ProgressBook:
         """Return the query that reads with this client id; None when it is not followed."""
         return self._roster.get(client_id) if client_id is not None else None
 
+    def query_named(self, name: str) -> QueryProgress | None:
+        """Return the query of this name; None when it is not known."""
+        return self._roster.labelled(name)
+
     def doubtful(self, report: Report) -> set[PartitionKey]:
         """Return the partitions of which a report says more than is known of the log.
 

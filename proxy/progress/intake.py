@@ -6,20 +6,14 @@ from dataclasses import dataclass
 
 from .notes import NoteKind, SkipReason
 from .partition import PartitionProgress
-from .query import LIVE_MS, MAX_PARTITIONS, LastBatch, QueryProgress
+from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .report import Refusal, Report, ReportRefused
 from .roster import Roster
 from .senders import Senders
 from .spans import PartitionKey, Span, spans_of
 
-EXECUTION = "triggerExecution"
-"""The duration of a whole batch."""
-
 MAX_ERROR_SHOWN = 500
 """Characters of a failure that are kept."""
-
-TAKEOVER_MS = LIVE_MS
-"""A query that did not report for so long no longer has its client id to itself."""
 
 KnowsClient = Callable[[str], bool]
 """Says whether a client id has ever connected."""
@@ -195,7 +189,7 @@ class Intake:
             query.last_batch = LastBatch(
                 report.batch.batch_id,
                 report.batch.rows,
-                report.batch.durations_ms.get(EXECUTION),
+                report.batch.execution_ms,
                 began_ms,
             )
             query.completed(report.batch.batch_id, spans, gap, now_ms, now_s)

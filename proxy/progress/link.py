@@ -8,6 +8,7 @@ create topics by themselves, and repeats a commit for a topic that is gone witho
 import asyncio
 import logging
 import ssl
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -59,11 +60,12 @@ class ClusterAccess:
 
 
 class Link:
-    """Connections to brokers, opened when they are needed; one question at a time at each."""
+    """Connections to brokers, one to each, opened when they are needed."""
 
     def __init__(self, access: ClusterAccess) -> None:
         self._access = access
         self._open: dict[Address, AIOKafkaConnection] = {}
+        self._opening: defaultdict[Address, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._next_bootstrap = 0
 
     @property
@@ -103,9 +105,10 @@ class Link:
     async def _ask_at(self, address: Address, request: Any) -> Any:
         host, port = address
         try:
-            connection = self._open.get(address)
-            if connection is None or not connection.connected():
-                connection = self._open[address] = await self._connect(address)
+            async with self._opening[address]:  # who asks meanwhile shares the connection
+                connection = self._open.get(address)
+                if connection is None or not connection.connected():
+                    connection = self._open[address] = await self._connect(address)
             return await connection.send(request)
         except TimeoutError:
             reason = f"no answer in {self._access.answer_timeout_s:g} s"

@@ -39,7 +39,7 @@ def load_records(
             elif kept.query_id != latest.query_id:
                 text = f"it is of query {kept.query_id}, {label!r} is {latest.query_id} now"
                 refused.append(f"progress record {key!r} is left out: {text}")
-            elif not _take_up(query, kept, commits):
+            elif not _take_up(query, kept, commits, roster.now_ms):
                 refused.append(f"progress record {key!r} is left out: too many partitions")
             elif query.name != label:
                 journal.delete(key)
@@ -62,8 +62,8 @@ def _query_for(kept: Kept, roster: Roster) -> tuple[QueryProgress | None, str]:
     return query, ""
 
 
-def _take_up(query: QueryProgress, kept: Kept, commits: Commits) -> bool:
-    partition = query.open(kept.topic, kept.partition)
+def _take_up(query: QueryProgress, kept: Kept, commits: Commits, now_ms: float) -> bool:
+    partition = query.open(kept.topic, kept.partition, now_ms)
     if partition is None:
         return False
     partition.run_id = kept.run_id

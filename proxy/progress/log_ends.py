@@ -4,14 +4,15 @@ So lag stays true while a query that would be told the ends through the proxy is
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from typing import Protocol
 
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from structlog import get_logger
 
 from proxy.progress.link import Address, ClusterAccess, Link, LinkError, Partition, by_topic, named
+from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 LOG_END_INTERVAL_S = 10.0
 
@@ -20,14 +21,6 @@ POLL_TIMEOUT_S = 30.0
 
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
-
-_READ_UNCOMMITTED = 0
-
-_LATEST = -1
-_EARLIEST = -2
-"""What ListOffsets takes for a timestamp."""
-
-_NO_LEADER = -1
 
 _log = get_logger(__name__)
 
@@ -101,9 +94,7 @@ class LogEnds:
             failures.append(await self._find_leaders(unknown))
         if not any(failures):
             self._say_absent(followed - self._leaders.keys())
-        by_leader: dict[Address, list[Partition]] = {}
-        for partition, address in self._leaders.items():
-            by_leader.setdefault(address, []).append(partition)
+        by_leader = self._by_leader(followed)
         failures += await asyncio.gather(*(self._ask(*each) for each in by_leader.items()))
         for failure in filter(None, failures):
             raise failure
@@ -116,17 +107,11 @@ class LogEnds:
         missing = set(partitions) - self._leaders.keys()
         if missing:
             await self._find_leaders(missing)
-        by_leader: dict[Address, list[Partition]] = {}
-        for partition in partitions:
-            if partition in self._leaders:
-                by_leader.setdefault(self._leaders[partition], []).append(partition)
-        ends: dict[Partition, int] = {}
-        for leader, of_leader in by_leader.items():
-            for topics in by_topic(dict.fromkeys(of_leader, _LATEST)):
-                request = OffsetRequest(_CONSUMER, _READ_UNCOMMITTED, list(topics.items()))
-                response = await self._link.ask(request, leader)
-                ends |= {(topic, number): end for topic, number, end in self._good(response)}
-        return ends
+        return {
+            partition: end
+            for leader, of_leader in self._by_leader(partitions).items()
+            async for partition, end in self._offsets(leader, of_leader, LATEST)
+        }
 
     async def _find_leaders(self, partitions: Collection[Partition]) -> LinkError | None:
         """Look for the leaders of partitions; return why nobody could be asked."""
@@ -139,37 +124,47 @@ class LogEnds:
         brokers = {node_id: (host, port) for node_id, host, port, *_ in response.brokers}
         for _error, topic, _internal, rows in response.topics:
             for _partition_error, number, leader, *_ in rows:
-                if leader != _NO_LEADER and leader in brokers and (topic, number) in partitions:
+                if leader in brokers and (topic, number) in partitions:  # -1: it has none
                     self._leaders[topic, number] = brokers[leader]
         return None
+
+    def _by_leader(self, partitions: Iterable[Partition]) -> dict[Address, list[Partition]]:
+        """Return whom to ask for which of them; those without a known leader are left out."""
+        by_leader: dict[Address, list[Partition]] = {}
+        for partition in partitions:
+            if partition in self._leaders:
+                by_leader.setdefault(self._leaders[partition], []).append(partition)
+        return by_leader
 
     async def _ask(self, leader: Address, partitions: list[Partition]) -> LinkError | None:
         """Ask a leader; return why that was not possible."""
         try:
-            for timestamp, tell in (
-                (_EARLIEST, self._book.log_start),
-                (_LATEST, self._book.log_end),
-            ):
-                for topics in by_topic(dict.fromkeys(partitions, timestamp)):
-                    request = OffsetRequest(_CONSUMER, _READ_UNCOMMITTED, list(topics.items()))
-                    response = await self._link.ask(request, leader)
-                    now_ms = self._clock_ms()
-                    for topic, number, offset in self._good(response):
-                        tell(topic, number, offset, now_ms)
+            async for partition, offset in self._offsets(leader, partitions, EARLIEST):
+                self._book.log_start(*partition, offset, self._clock_ms())
+            async for partition, offset in self._offsets(leader, partitions, LATEST):
+                self._book.log_end(*partition, offset, self._clock_ms())
         except LinkError as error:
             for partition in partitions:
                 self._leaders.pop(partition, None)
             return error
         return None
 
-    def _good(self, response: Any) -> Iterator[tuple[str, int, int]]:
-        """Yield topic, partition and offset; a partition with an error gets its leader anew."""
-        for topic, rows in response.topics:
-            for number, error_code, _timestamp, offset in rows:
-                if error_code:
-                    self._leaders.pop((topic, number), None)
-                elif offset >= 0:
-                    yield topic, number, offset
+    async def _offsets(
+        self, leader: Address, partitions: Iterable[Partition], timestamp: int
+    ) -> AsyncIterator[tuple[Partition, int]]:
+        """Yield each partition's offset; one with an error gets its leader anew.
+
+        Raises LinkError.
+        """
+        for topics in by_topic(dict.fromkeys(partitions, timestamp)):
+            request = OffsetRequest(_CONSUMER, READ_UNCOMMITTED, list(topics.items()))
+            response = await self._link.ask(request, leader)
+            for topic, rows in response.topics:
+                for number, error_code, _timestamp, offset in rows:
+                    if error_code:
+                        self._leaders.pop((topic, number), None)
+                    elif offset >= 0:
+                        yield (topic, number), offset
 
     def _say(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""

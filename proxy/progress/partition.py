@@ -168,7 +168,7 @@ class PartitionProgress:
             if self.completed_to is None or end >= self.completed_to:
                 self.log.is_whole()
             if self.stall.since_ms is None and self.lag_records():
-                self.stall.behind(now_ms)
+                self.stall.since_ms = now_ms
 
     def looked_up_end(self, end: int, now_ms: float, *, told: bool) -> None:
         """Take note of a log end from a look-up; see LogEdges on one that is lower than before.

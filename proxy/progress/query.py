@@ -97,7 +97,7 @@ class QueryProgress:
         self.last_report_ms: float | None = None
         """When the last report of whatever event was accepted."""
         self.touched_ms: float | None = None
-        """When it was last seen in any way, or taken up."""
+        """When the first sweep found it, if it had neither read nor reported by then."""
         self.ended = False
         self.idle = False
         """Whether the last report said that there was nothing to do."""
@@ -187,17 +187,17 @@ class QueryProgress:
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Take note of a log end that a client of the query was told."""
-        kept = self.open(topic, partition)
+        kept = self.open(topic, partition, now_ms)
         if kept is not None:
             kept.looked_up_end(offset, now_ms, told=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Take note of a log start that a client of the query was told."""
-        kept = self.open(topic, partition)
+        kept = self.open(topic, partition, now_ms)
         if kept is not None:
             kept.saw_start(offset, now_ms)
 
-    def open(self, topic: str, partition: int) -> PartitionProgress | None:
+    def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
         kept = self.partitions.get((topic, partition))
         if kept is not None:
@@ -206,7 +206,7 @@ class QueryProgress:
             if not self._too_many:
                 self._too_many = True
                 text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-                self.note(NoteKind.TOO_MANY, None, text, self.touched_ms or 0.0)
+                self.note(NoteKind.TOO_MANY, None, text, now_ms)
             return None
         kept = PartitionProgress(topic, partition, self)
         self.partitions[topic, partition] = kept
@@ -243,7 +243,7 @@ class QueryProgress:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
         self.progress_id = self.query_id
         for key, span in spans.items():
-            kept = self.open(*key)
+            kept = self.open(*key, now_ms)
             assert kept is not None, "there was room"
             kept.complete(span, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1

@@ -38,16 +38,8 @@ class Ranges:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __contains__(self, offset: int) -> bool:
-        return self.end_at(offset) is not None
-
     def __repr__(self) -> str:
         return f"Ranges({list(self)})"
-
-    @property
-    def count(self) -> int:
-        """How many offsets there are."""
-        return sum(self._ends) - sum(self._starts)
 
     @property
     def first(self) -> int | None:

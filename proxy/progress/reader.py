@@ -17,8 +17,8 @@ MAX_FLOWS = 20_000
 """So many partitions of one connection are kept before those are dropped that the query let go of.
 Twice as many as a query may have at a time."""
 
-OpenPartition = Callable[[str, int], PartitionProgress | None]
-"""Returns what is kept of a topic's partition; None when there are too many to keep."""
+OpenPartition = Callable[[str, int, float], PartitionProgress | None]
+"""Returns what is kept of a topic's partition, at this time; None when there are too many."""
 
 
 class _Flow:
@@ -120,7 +120,7 @@ class Reader:
     ) -> _Flow | None:
         """Follow a partition that this connection did not read before."""
         key = (topic, partition)
-        kept = self._open(topic, partition)
+        kept = self._open(topic, partition, now_ms)
         if kept is None:
             self._flows.pop(key, None)
             return None

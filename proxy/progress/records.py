@@ -1,7 +1,7 @@
 """What is kept in the state of each partition: one record each, written when it changes."""
 
 import re
-from typing import Annotated
+from typing import Annotated, TypeAlias
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -26,6 +26,9 @@ _TOPIC_ID = re.compile("[0-9a-f]{32}")
 
 Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+_Changes: TypeAlias = dict[tuple[QueryProgress, PartitionKey], None]
+_Keys: TypeAlias = dict[str, None]
 
 
 class Kept(BaseModel):
@@ -86,10 +89,9 @@ class Journal:
     """Which records are out of date."""
 
     def __init__(self) -> None:
-        self._changed: dict[tuple[QueryProgress, PartitionKey], None] = {}
-        self._deletes: dict[str, None] = {}
-        self._taken: tuple[dict[tuple[QueryProgress, PartitionKey], None], dict[str, None]]
-        self._taken = ({}, {})
+        self._changed: _Changes = {}
+        self._deletes: _Keys = {}
+        self._taken: tuple[_Changes, _Keys] = {}, {}
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Take note that a partition's record is to be written."""

@@ -157,6 +157,11 @@ class Batch(_Part):
         """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
         return self.timestamp.timestamp() * 1000
 
+    @property
+    def execution_ms(self) -> int | None:
+        """How long the whole batch took, from its trigger on; None when it does not say."""
+        return self.durations_ms.get("triggerExecution")
+
 
 class Report(_Part):
     """One event of a query; `parse_report` makes it."""
@@ -207,11 +212,10 @@ def parse_report(raw: bytes) -> Report:
     except ValidationError as error:
         raise _malformed(_in_words(error)) from None
     if report.batch is not None:
-        for what, value in _figures(report.batch):
+        for where, value in _figures(report.batch):
             if value < 0:
-                raise ReportRefused(
-                    Refusal.IMPOSSIBLE, f"{what} is {value}", "report figures of 0 or more"
-                )
+                text = f"{'.'.join(map(str, where))} is {value}"
+                raise ReportRefused(Refusal.IMPOSSIBLE, text, "report figures of 0 or more")
     return report
 
 
@@ -226,17 +230,18 @@ def _partitions(offsets: Mapping[str, Mapping[int, int]]) -> int:
     return sum(map(len, offsets.values()))
 
 
-def _figures(batch: Batch) -> Iterator[tuple[str, int]]:
-    yield "batch_id", batch.batch_id
-    yield "rows", batch.rows
+def _figures(batch: Batch) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """Yield where each figure stands, and the figure. There may be tens of thousands."""
+    yield ("batch_id",), batch.batch_id
+    yield ("rows",), batch.rows
     for name, value in batch.durations_ms.items():
-        yield f"durations_ms.{name}", value
+        yield ("durations_ms", name), value
     for number, source in enumerate(batch.sources):
-        yield f"sources.{number}.rows", source.rows
+        yield ("sources", number, "rows"), source.rows
         for what in ("start", "end", "latest"):
             for topic, offsets in (getattr(source, what) or {}).items():
                 for partition, offset in offsets.items():
-                    yield f"sources.{number}.{what}.{topic}.{partition}", offset
+                    yield ("sources", number, what, topic, partition), offset
 
 
 def _malformed(message: str) -> ReportRefused:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from .notes import NoteKind
 from .query import QueryProgress, QuerySink
 from .records import Journal
-from .settings import ProgressSettings, QuerySettings
+from .settings import ProgressSettings
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """For so long a query that is not configured is kept after it was seen last: three days, so that a
@@ -121,7 +121,7 @@ class Roster:
 
     def relabel(self, query: QueryProgress) -> None:
         """Give a query the label that suits what is known of it, unlike every other label."""
-        wanted = _label(query.settings, query)
+        wanted = _label(query)
         holder = self._labels.get(wanted)
         if holder is query:
             return
@@ -165,7 +165,7 @@ class Roster:
         query.note(NoteKind.FORGOTTEN, None, f"not followed any more: {why}", self.now_ms)
 
 
-def _label(settings: QuerySettings | None, query: QueryProgress) -> str:
-    if settings is not None:
-        return settings.name
+def _label(query: QueryProgress) -> str:
+    if query.settings is not None:
+        return query.settings.name
     return query.reported_name or query.query_id or query.client_id

@@ -38,6 +38,7 @@ def spans_of(sources: Iterable[Source]) -> dict[PartitionKey, Span]:
 
 
 def _both(one: Span, other: Span) -> Span:
-    known = one.start is not None and other.start is not None
-    start = min(one.start, other.start) if known else None  # type: ignore[type-var]
+    start = None
+    if one.start is not None and other.start is not None:
+        start = min(one.start, other.start)
     return Span(start, min(one.end, other.end))

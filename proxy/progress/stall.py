@@ -12,14 +12,8 @@ class Stall:
         self.stuck = False
         """Whether the alarm is on."""
 
-    def behind(self, now_ms: float) -> None:
-        """Take note that there is lag."""
-        if self.since_ms is None:
-            self.since_ms = now_ms
-
     def check(self, now_ms: float, stuck_after_ms: float) -> bool:
         """Given that there is lag, return whether the alarm goes on now."""
-        self.behind(now_ms)
         if self.stuck or self.since_ms is None or now_ms - self.since_ms < stuck_after_ms:
             return False
         self.stuck = True

@@ -95,11 +95,6 @@ class FetchTracker:
         self._session: _Session | None = None
         self._pending: deque[tuple[FetchAsk, _Asked]] = deque()
 
-    @property
-    def session_partitions(self) -> int:
-        """How many partitions of the present session are known."""
-        return len(self._session.positions) if self._session is not None else 0
-
     def asked(self, ask: FetchAsk, now_ms: float) -> None:
         """Take note of a request that is sent on to the broker."""
         self._pending.append((ask, self._begin(ask) if ask.is_full else self._go_on(ask)))
@@ -172,8 +167,10 @@ class FetchTracker:
         if self._session is not None and self._session.session_id == ask.session_id:
             self._session = None
         session = _Session(NO_SESSION)
-        for topic, index, offset in ask.positions[:MAX_SESSION_PARTITIONS]:
-            session.positions[topic, index] = offset
+        session.positions = {
+            (topic, index): offset
+            for topic, index, offset in ask.positions[:MAX_SESSION_PARTITIONS]
+        }
         asked = session.latest = _Asked(session)
         return asked
 

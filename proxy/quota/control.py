@@ -7,6 +7,13 @@ MS_PER_SECOND = 1000.0
 MAX_CARRY_MS = 600_000.0
 """What a client owes is forgotten beyond ten minutes, so that it is never locked out for longer."""
 
+SAVED_INTERVALS = 2
+"""How many batches an adaptive query may read at once. It reads each batch as fast as it can and
+then nothing until the next one: to hold it within that time would only make its batches longer."""
+
+LONGEST_BRAKE = 0.25
+"""Batch intervals that a response is held at most because of an adapted bound."""
+
 
 def throttle_time_ms(rate: float, bound: float, window_ms: float) -> int:
     """Return the whole milliseconds without traffic that bring `rate` down to `bound`.
@@ -101,30 +108,33 @@ class Brake:
 
     Args:
         bound: per second; above 0.
-        memory_ms: for how much time that was not used a client may read at once.
-        longest_ms: of a single hold.
+        interval_ms: from one batch to the next.
 
     """
 
-    __slots__ = ("bound", "due_ms", "longest_ms", "memory_ms")
+    __slots__ = ("bound", "due_ms", "interval_ms")
 
-    def __init__(self, bound: float, memory_ms: float, longest_ms: float) -> None:
+    def __init__(self, bound: float, interval_ms: float) -> None:
         self.bound = bound
-        self.memory_ms = memory_ms
-        self.longest_ms = longest_ms
+        self.interval_ms = interval_ms
         self.due_ms = -math.inf
         """When all that was read before is worked off."""
 
+    def owed_ms(self, now_ms: float) -> float:
+        """Return for how long a response that came now would be held."""
+        return min(max(self.due_ms - now_ms, 0.0), LONGEST_BRAKE * self.interval_ms)
+
     def hold_ms(self, size: float, now_ms: float) -> int:
         """Add a response; return for how many whole milliseconds to hold it."""
-        before_ms = max(self.due_ms, now_ms - self.memory_ms)
+        owed_ms = self.owed_ms(now_ms)
+        before_ms = max(self.due_ms, now_ms - SAVED_INTERVALS * self.interval_ms)
         due_ms = before_ms + size / self.bound * MS_PER_SECOND
         self.due_ms = min(due_ms, now_ms + MAX_CARRY_MS)
-        return round(min(max(before_ms - now_ms, 0.0), self.longest_ms))
+        return round(owed_ms)
 
-    def change_bound(self, bound: float, now_ms: float) -> None:
+    def follow(self, bound: float, interval_ms: float, now_ms: float) -> None:
         """Follow another bound; what is to be worked off is a number of bytes."""
         owed_ms = self.due_ms - now_ms
         if owed_ms > 0:
             self.due_ms = now_ms + min(owed_ms * self.bound / bound, MAX_CARRY_MS)
-        self.bound = bound
+        self.bound, self.interval_ms = bound, interval_ms

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from .control import MS_PER_SECOND
+
 COMPACT_AT_ENTRIES = 64
 """A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
-
-MS_PER_SECOND = 1000.0
 
 Release = Callable[[], None]
 

@@ -16,13 +16,6 @@ from .settings import QuotaSettings
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
 
-SAVED_INTERVALS = 2
-"""How many batches an adaptive query may read at once. It reads each batch as fast as it can and
-then nothing until the next one: to hold it within that time would only make its batches longer."""
-
-LONGEST_BRAKE = 0.25
-"""Batch intervals that a response is held at most because of an adapted bound."""
-
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
 
@@ -54,14 +47,14 @@ class QuotaRow:
     client_count: int
     """How many of them there are."""
     static_bound: float | None = None
-    """The rule's own bound when the rule is adaptive: `bound` is this or less; else None."""
+    """The rule's own bound when it may be adapted: `bound` is this or less; else None."""
     reason: str | None = None
-    """Why an adaptive bound is what it is; None when it is not adaptive or nothing is known yet."""
+    """Why an adapted bound is what it is; None when none may be or nothing is known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What an adaptive rule makes of its bound at the moment."""
+    """What a query or a pipeline makes of a rule's bound at the moment."""
 
     bound: float | None
     """In force when it is below the rule's own; None: the rule's own is."""
@@ -83,7 +76,7 @@ class Meter:
         self.entity = entity
         self.rule = rule
         self.adapted: Adapted | None = None
-        """Counts only under an adaptive rule."""
+        """Of a query's reading it counts only under an adaptive rule."""
         self.brake: Brake | None = None
         """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
         self.is_clients = False
@@ -151,7 +144,7 @@ class Meter:
             rate=self.metric.measure(now_ms),
             bound=self.bound,
             window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
-            owed_ms=max(0.0, self.pacer.due_ms - now_ms, self._braked_ms(now_ms)),
+            owed_ms=self._owed_ms(now_ms),
             holds=holds.count(now_ms) if holds else 0,
             held_ms=holds.total_ms(now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
@@ -163,8 +156,8 @@ class Meter:
         )
 
     def has_history(self, now_ms: float) -> bool:
-        """Return whether the sensor or the schedule still knows anything."""
-        return self.pacer.due_ms > now_ms or self.metric.measure(now_ms) > 0
+        """Return whether the sensor, the schedule or the brake still knows anything."""
+        return self._owed_ms(now_ms) > 0 or self.metric.measure(now_ms) > 0
 
     @property
     def _is_adaptive(self) -> bool:
@@ -180,10 +173,10 @@ class Meter:
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
 
-    def _braked_ms(self, now_ms: float) -> float:
-        if self.brake is None:
-            return 0.0
-        return min(self.brake.due_ms - now_ms, self.brake.longest_ms)
+    def _owed_ms(self, now_ms: float) -> float:
+        """Return for how long a response that came now would be held for what went before it."""
+        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
+        return max(self.pacer.due_ms - now_ms, braked_ms)
 
     def _press(self, now_ms: float) -> None:
         """Keep the bound in force: a query's adapted one with the brake, all else by schedule."""
@@ -194,13 +187,10 @@ class Meter:
             self.pacer.change_bound(kept, self.metric.measure(now_ms), now_ms)
         if adaptive is None or kept == bound:
             self.brake = None
-            return
-        interval_ms = adaptive.batch_interval_ms
-        if self.brake is None:
-            self.brake = Brake(bound, 0.0, 0.0)
-        self.brake.memory_ms = SAVED_INTERVALS * interval_ms
-        self.brake.longest_ms = LONGEST_BRAKE * interval_ms
-        self.brake.change_bound(bound, now_ms)
+        elif self.brake is None:
+            self.brake = Brake(bound, adaptive.batch_interval_ms)
+        else:
+            self.brake.follow(bound, adaptive.batch_interval_ms, now_ms)
 
 
 def sensor_name(kind: QuotaKind, entity: str) -> str:

@@ -17,15 +17,13 @@ from proxy.progress.tracker import FetchTracker
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import FetchAsk, read_fetch_request
+from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
 from proxy.wire.offsets import OffsetsAsk, read_list_offsets_request
 from proxy.wire.produce import Appended, read_produce_request, read_produce_response
 from proxy.wire.varint import Buffer
 from proxy.wire.walk import FetchObserver
 
 FOLLOWED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
-
-NO_OFFSET = -1
 
 ProduceAsk: TypeAlias = tuple[Appended, ...]
 

@@ -112,7 +112,7 @@ class ResponseFlow(Flow):
         asked = exchange.asked
         if (
             plan.takes_whole
-            or isinstance(asked, OffsetsAsk | tuple)
+            or not (asked is None or isinstance(asked, FetchAsk))
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:

@@ -10,7 +10,16 @@ from typing import NamedTuple, TypeAlias
 
 from proxy.wire.apis import FETCH, is_known
 from proxy.wire.errors import MalformedFrame, MalformedResponse
-from proxy.wire.layout import Array, Cursor, Fixed, Node, Record, Sized, TagSection, request_layout
+from proxy.wire.layout import (
+    Cursor,
+    Fixed,
+    Node,
+    Record,
+    Sized,
+    TagSection,
+    record_of,
+    request_layout,
+)
 from proxy.wire.varint import Buffer, read_tags, read_uvarint
 
 __all__ = [
@@ -244,17 +253,10 @@ def _form(version: int) -> _Form:
     if not is_known(FETCH, version):
         raise ValueError(f"no schema for Fetch version {version}")
     request = request_layout(FETCH, version)
-    topics = request.fields["topics"]
-    # The schemas say so; the checks are for the types.
-    assert isinstance(topics, Array)
-    topic = topics.element
-    assert isinstance(topic, Record)
-    partitions = topic.fields["partitions"]
-    assert isinstance(partitions, Array)
-    partition = partitions.element
-    assert isinstance(partition, Record)
+    topic = record_of(request.fields["topics"])
+    partition = record_of(topic.fields["partitions"])
     name = topic.fields.get("topic")
-    assert name is None or isinstance(name, Sized)
+    assert name is None or isinstance(name, Sized)  # the schemas say so
     flexible = request.tags is not None
     position = packing(partition.fields, ("partition", "fetch_offset"))
     fields = list(request.fields)

@@ -80,6 +80,13 @@ class TagSection:
 Node: TypeAlias = Fixed | Sized | Array | Record | Optional | TagSection
 
 
+def record_of(array: Node) -> Record:
+    """Return the layout of an array's elements. Raises TypeError when they are no records."""
+    if isinstance(array, Array) and isinstance(array.element, Record):
+        return array.element
+    raise TypeError(f"not an array of records: {array}")
+
+
 @cache
 def request_layout(api_key: int, version: int) -> Record:
     """Return the layout of a request's body. Raises KeyError for an unknown API."""
@@ -237,15 +244,19 @@ class Cursor:
             self.pos += length
 
 
+def content_start(node: Sized, data: Buffer, start: int) -> int:
+    """Return where the content of the value at `start` begins: behind its length."""
+    return read_uvarint(data, start)[1] if node.length is None else start + node.length.size
+
+
 def read_string(node: Sized, data: Buffer, span: tuple[int, int]) -> str:
     """Return the string that lies at `span`; null reads as the empty string.
 
     Raises MalformedResponse when it is not UTF-8.
     """
     start, end = span
-    prefix = read_uvarint(data, start)[1] - start if node.length is None else node.length.size
     try:
-        return str(data[start + prefix : end], "utf-8")
+        return str(data[content_start(node, data, start) : end], "utf-8")
     except UnicodeDecodeError as error:
         raise MalformedResponse(f"a name is not UTF-8: {error}") from None
 

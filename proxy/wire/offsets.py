@@ -1,7 +1,8 @@
 """ListOffsets: what a client asks for, what it is answered, and other offsets in the answer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -12,11 +13,11 @@ from proxy.wire.layout import (
     Array,
     Cursor,
     Fixed,
-    Node,
     Record,
     Sized,
     TagSection,
     read_string,
+    record_of,
     request_layout,
     response_layout,
 )
@@ -36,6 +37,9 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 _FIRST_VERSION = 1
 """Version 0, gone since Kafka 4.0, answers with lists of offsets. It is left alone."""
+
+_Layout: TypeAlias = Callable[[int, int], Record]
+"""`request_layout` or `response_layout`."""
 
 _INT8 = Struct(">b")
 _INT16 = Struct(">h")
@@ -90,7 +94,7 @@ def read_list_offsets_request(version: int, body: Buffer) -> OffsetsAsk:
             (isolation,) = _INT8.unpack_from(body, start)
         timestamps = {
             key: _INT64.unpack_from(body, start + row.at["timestamp"])[0]
-            for key, start, row in _partitions(layout, Cursor(body, 0))
+            for key, start, row in _partitions(request_layout, version, Cursor(body, 0))
         }
     except MalformedResponse as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
@@ -135,24 +139,27 @@ def _answers(version: int, frame: Buffer) -> Iterator[tuple[TopicPartition, int,
     cursor = Cursor(frame, response_body(LIST_OFFSETS, version, frame))
     if _INT32.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
         raise MalformedResponse("the frame's length is not that of the frame")
-    yield from _partitions(response_layout(LIST_OFFSETS, version), cursor)
+    yield from _partitions(response_layout, version, cursor)
 
 
 def _is_read(version: int) -> bool:
     return version >= _FIRST_VERSION and is_known(LIST_OFFSETS, version)
 
 
-def _partitions(layout: Record, cursor: Cursor) -> Iterator[tuple[TopicPartition, int, _Row]]:
+def _partitions(
+    layout_of: _Layout, version: int, cursor: Cursor
+) -> Iterator[tuple[TopicPartition, int, _Row]]:
     """Walk topics and their partitions, which requests and responses hold in the same form."""
+    layout = layout_of(LIST_OFFSETS, version)
     cursor.seek(layout, "topics")
     topics = layout.fields["topics"]
-    topic = _element(topics)
+    topic = record_of(topics)
     name_form, partitions = topic.fields.values()
     # The schemas say so; the checks are for the types.
     assert isinstance(topics, Array)
     assert isinstance(partitions, Array)
     assert isinstance(name_form, Sized)
-    row = _row_of(_element(partitions))
+    row = _row_of(layout_of, version)
     index_at = row.at["partition_index"]
     data = cursor.data
     have = len(data)
@@ -175,7 +182,10 @@ def _partitions(layout: Record, cursor: Cursor) -> Iterator[tuple[TopicPartition
             cursor.skip(TagSection())
 
 
-def _row_of(partition: Record) -> _Row:
+@cache
+def _row_of(layout_of: _Layout, version: int) -> _Row:
+    topic = record_of(layout_of(LIST_OFFSETS, version).fields["topics"])
+    partition = record_of(topic.fields["partitions"])
     at: dict[str, int] = {}
     size = 0
     for name, node in partition.fields.items():
@@ -183,9 +193,3 @@ def _row_of(partition: Record) -> _Row:
         at[name] = size
         size += node.size
     return _Row(at, size, partition.tags is not None)
-
-
-def _element(array: Node) -> Record:
-    assert isinstance(array, Array)
-    assert isinstance(array.element, Record)
-    return array.element

@@ -15,11 +15,14 @@ from proxy.wire.layout import (
     Node,
     Record,
     Sized,
+    TagSection,
+    content_start,
     read_string,
+    record_of,
     request_layout,
     response_layout,
 )
-from proxy.wire.varint import Buffer, read_uvarint
+from proxy.wire.varint import Buffer
 
 _FIRST_VERSION = 3
 """Kafka 4.0 has none below; the schemas begin here, too."""
@@ -60,14 +63,14 @@ def read_produce_request(version: int, body: Buffer) -> tuple[Appended, ...]:
     if not _is_read(version):
         return ()
     layout = request_layout(PRODUCE, version)
+    partition = record_of(record_of(layout.fields["topic_data"]).fields["partition_data"])
+    records = partition.fields["records"]
+    assert isinstance(records, Sized)  # the schemas say so
     found = []
     try:
-        for topic, spans in _partitions(layout, Cursor(body, 0), "topic_data", "partition_data"):
+        for topic, spans in _partitions(layout, Cursor(body, 0), "topic_data"):
             start, end = spans["records"]
-            form = _element(_inner(layout, "topic_data", "partition_data")).fields["records"]
-            assert isinstance(form, Sized)
-            start = read_uvarint(body, start)[1] if form.length is None else start + _INT32.size
-            offsets = end_of_batches(body, start, end)
+            offsets = end_of_batches(body, content_start(records, body, start), end)
             if offsets is not None:
                 found.append(Appended(topic, _read(_INT32, body, spans["index"]), offsets))
     except MalformedResponse as error:
@@ -91,7 +94,7 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[Appending, ...]:
             _read(_INT16, frame, spans["error_code"]),
             _read(_INT64, frame, spans["base_offset"]),
         )
-        for topic, spans in _partitions(layout, cursor, "responses", "partition_responses")
+        for topic, spans in _partitions(layout, cursor, "responses")
     )
 
 
@@ -99,42 +102,29 @@ def _is_read(version: int) -> bool:
     return version >= _FIRST_VERSION and is_known(PRODUCE, version)
 
 
-def _partitions(
-    layout: Record, cursor: Cursor, outer: str, inner: str
-) -> Iterator[tuple[TopicKey, _Spans]]:
+def _partitions(layout: Record, cursor: Cursor, field: str) -> Iterator[tuple[TopicKey, _Spans]]:
     """Walk topics and their partitions, which requests and responses hold in the same form."""
-    cursor.seek(layout, outer)
-    topics = layout.fields[outer]
-    topic = _element(topics)
-    partitions = topic.fields[inner]
+    cursor.seek(layout, field)
+    topics = layout.fields[field]
+    topic = record_of(topics)
+    key_form, partitions = topic.fields.values()
+    # The schemas say so; the checks are for the types.
     assert isinstance(topics, Array)
     assert isinstance(partitions, Array)
-    partition = _element(partitions)
+    partition = record_of(partitions)
     for _ in range(cursor.enter(topics)):
-        spans = cursor.spans(topic)
-        key = _key(topic, cursor.data, spans)
-        within = Cursor(cursor.data, spans[inner][0])
-        for _ in range(within.enter(partitions)):
-            yield key, within.spans(partition)
+        key = _key(key_form, cursor.data, cursor.skip(key_form))
+        for _ in range(cursor.enter(partitions)):
+            yield key, cursor.spans(partition)
+        if topic.tags is not None:
+            cursor.skip(TagSection())
 
 
-def _key(topic: Record, data: Buffer, spans: _Spans) -> TopicKey:
-    if "topic_id" in spans:
-        start, end = spans["topic_id"]
-        return bytes(data[start:end])
-    form = topic.fields["name"]
-    assert isinstance(form, Sized)
-    return read_string(form, data, spans["name"])
-
-
-def _inner(layout: Record, outer: str, inner: str) -> Node:
-    return _element(layout.fields[outer]).fields[inner]
-
-
-def _element(array: Node) -> Record:
-    assert isinstance(array, Array)
-    assert isinstance(array.element, Record)
-    return array.element
+def _key(form: Node, data: Buffer, span: tuple[int, int]) -> TopicKey:
+    if isinstance(form, Sized):
+        return read_string(form, data, span)
+    start, end = span
+    return bytes(data[start:end])
 
 
 def _read(form: Struct, data: Buffer, span: tuple[int, int]) -> int:

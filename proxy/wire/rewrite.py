@@ -27,6 +27,7 @@ from proxy.wire.layout import (
     Sized,
     TagSection,
     read_string,
+    record_of,
     response_layout,
     tagged_response_layout,
     write_count,
@@ -162,7 +163,7 @@ def _coordinators(layout: Record, cursor: Cursor, advertise: Advertise) -> list[
         return _coordinator(layout, cursor.data, cursor.spans(layout), advertise)
     cursor.seek(layout, "coordinators")
     array = layout.fields["coordinators"]
-    record = _record_of(array)
+    record = record_of(array)
     return _edit_elements(
         cursor, array, lambda spans: _coordinator(record, cursor.data, spans, advertise)
     )
@@ -217,7 +218,7 @@ def _node_endpoints(
 
 def _addresses(cursor: Cursor, array: Node, id_field: str, advertise: Advertise) -> list[Edit]:
     """Rewrite an array of brokers; those without an address for clients are left out."""
-    host_form = _string_of(_record_of(array).fields["host"])
+    host_form = _string_of(record_of(array).fields["host"])
 
     def rewrite(spans: dict[str, tuple[int, int]]) -> list[Edit] | None:
         host = read_string(host_form, cursor.data, spans["host"])
@@ -252,7 +253,7 @@ def _edit_elements(
     """Edit each element of the array at the cursor; those for which `edit` gives None go."""
     if not isinstance(array, Array):
         raise TypeError(f"not an array: {array}")
-    record = _record_of(array)
+    record = record_of(array)
     count_start = cursor.pos
     count = cursor.enter(array)
     count_end = cursor.pos
@@ -286,12 +287,6 @@ def _read_int(form: Struct, data: Buffer, pos: int) -> int:
     if pos + form.size > len(data):
         raise MalformedResponse(f"the response ends at byte {len(data)}")
     return int(form.unpack_from(data, pos)[0])
-
-
-def _record_of(array: Node) -> Record:
-    if isinstance(array, Array) and isinstance(array.element, Record):
-        return array.element
-    raise TypeError(f"not an array of records: {array}")
 
 
 def _string_of(node: Node) -> Sized:

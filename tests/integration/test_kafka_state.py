@@ -48,6 +48,9 @@ while True:
 
 TAKEN = r"another proxy \(process \d+ on .*\) has taken the state in topic .*\n    fix: stop one"
 
+TOPIC = "the-state"
+"""Of a broker that is the test's own, or is none."""
+
 Open = Callable[..., KafkaStore]
 
 
@@ -403,7 +406,7 @@ def free_port() -> int:
 
 def test_no_broker_at_the_start(free_port):
     with pytest.raises(StateError) as caught:
-        KafkaStore([(HOST, free_port)])
+        KafkaStore([(HOST, free_port)], TOPIC)
     assert f"cannot be opened: {HOST}:{free_port}: " in caught.value.what
     assert "Connection refused" in caught.value.what
     assert "cluster.bootstrap_servers" in caught.value.fix
@@ -436,19 +439,19 @@ def test_who_is_no_broker(answer, message):
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(StateError, match=message):
-            KafkaStore([server.getsockname()[:2]])
+            KafkaStore([server.getsockname()[:2]], TOPIC)
         thread.join(30)
 
 
 def test_who_does_not_answer():
     with socket.create_server((HOST, 0)) as server, pytest.raises(StateError, match="no answer in"):
-        KafkaStore([server.getsockname()[:2]], timeout_s=0.3)
+        KafkaStore([server.getsockname()[:2]], TOPIC, timeout_s=0.3)
 
 
 def test_a_listener_that_wants_a_login(kafka):
     host, port = kafka.sasl_bootstrap.split(":")
     with pytest.raises(StateError, match="wants a login, which the proxy itself has not"):
-        KafkaStore([(host, int(port))])
+        KafkaStore([(host, int(port))], TOPIC)
 
 
 def test_a_connection_that_broke_is_made_anew(opened):
@@ -462,7 +465,7 @@ def test_a_connection_that_broke_is_made_anew(opened):
 @pytest.mark.slow
 def test_a_broker_that_goes_and_comes_back(tmp_path):
     with EmbeddedBroker(tmp_path) as broker:
-        store = KafkaStore([(HOST, broker.port)], timeout_s=1.0)
+        store = KafkaStore([(HOST, broker.port)], TOPIC, timeout_s=1.0)
         store.put("a/b", 1)
         broker.kill()
         for _ in range(2):
@@ -473,7 +476,7 @@ def test_a_broker_that_goes_and_comes_back(tmp_path):
         store._timeout_s = 30.0
         store.put("a/c", 3)
         store.close()
-        with closing(KafkaStore([(HOST, broker.port)], wait_ms=60_000.0)) as again:
+        with closing(KafkaStore([(HOST, broker.port)], TOPIC, wait_ms=60_000.0)) as again:
             assert [item.value for item in again.items("")] == [1, 3]
             broker.kill()
         with pytest.raises(RuntimeError, match="is closed"):
@@ -488,15 +491,15 @@ def test_one_broker_of_three_may_go(tmp_path):
     }
     with EmbeddedCluster(tmp_path, 3, properties=properties) as cluster:
         servers = [(HOST, broker.port) for broker in cluster.brokers]
-        with closing(KafkaStore(servers, timeout_s=30.0)) as store:
+        with closing(KafkaStore(servers, TOPIC, timeout_s=30.0)) as store:
             store.put("a/b", 1)
-            (found,) = store._link.metadata(store_module.DEFAULT_TOPIC, Deadline(30)).topics
+            (found,) = store._link.metadata(TOPIC, Deadline(30)).topics
             (partition,) = found.partitions
             assert sorted(partition.replica_nodes) == [1, 2, 3]
             # The first is the only controller, and must stay.
             cluster.brokers[max(partition.leader_id, 2) - 1].kill()
             store.put("a/b", 2)
-        with closing(KafkaStore(servers, timeout_s=30.0)) as store:
+        with closing(KafkaStore(servers, TOPIC, timeout_s=30.0)) as store:
             assert store.get("a/b").value == 2
 
 
@@ -524,9 +527,9 @@ def test_brokers_over_tls(tmp_path):
     authority.configure_trust(trusting)
     server = [(HOST, tls_port)]
     with EmbeddedBroker(tmp_path, port, properties=properties, quorum=quorum):
-        with closing(KafkaStore(server, tls=trusting)) as store:
+        with closing(KafkaStore(server, TOPIC, tls=trusting)) as store:
             store.put("a/b", 1)
         with pytest.raises(StateError, match="certificate verify failed"):
-            KafkaStore(server, tls=ssl.create_default_context())
+            KafkaStore(server, TOPIC, tls=ssl.create_default_context())
         with pytest.raises(StateError, match=r"wants TLS|closed the connection"):
-            KafkaStore(server)
+            KafkaStore(server, TOPIC)

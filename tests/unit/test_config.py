@@ -574,6 +574,7 @@ def test_pipelines_are_sound_or_refused(
     assert all(problem.key.startswith("pipelines") for problem in problems)
     assert all(PipelineGraph(pipeline).order for pipeline in loaded)
     assert find_conflicts(loaded) == []
+    assert len({pipeline.name for pipeline in loaded}) == len(loaded)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from metrics import Instruments, Registry
 from proxy.app import quota_settings
 from proxy.backpressure.control import Backpressure
 from proxy.config import load_config
-from proxy.pipelines import MAX_OUTPUTS, Pipelines
+from proxy.pipelines import Pipelines
+from proxy.pipelines.line import MAX_OUTPUTS
 from proxy.progress.book import ProgressBook
 from proxy.progress.report import parse_report
 from proxy.queries import progress_settings

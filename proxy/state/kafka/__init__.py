@@ -4,6 +4,6 @@
 transactions, `messages` says what stands in it, and `store` is the store made of these.
 """
 
-from .store import DEFAULT_TOPIC, KafkaStore
+from .store import KafkaStore
 
-__all__ = ["DEFAULT_TOPIC", "KafkaStore"]
+__all__ = ["KafkaStore"]

@@ -43,6 +43,8 @@ METADATA_VERSION = 5
 FIND_COORDINATOR_VERSION = 2
 TRANSACTION_COORDINATOR = 1
 
+MS_PER_SECOND = 1000.0
+
 _LENGTH = struct.Struct(">i")
 _CORRELATION_ID = 1
 """The same for all: there is one question at a time."""
@@ -76,6 +78,11 @@ class Deadline:
     def left_s(self) -> float:
         """Seconds until then, 0 when it has passed."""
         return max(self._at_s - time.monotonic(), 0.0)
+
+    @property
+    def left_ms(self) -> int:
+        """The same in whole milliseconds, as requests have it."""
+        return int(self.left_s * MS_PER_SECOND)
 
     def retry(self, attempt: Callable[[], Value]) -> Value:
         """Call until there is an answer; the last UnansweredError when there is none in time."""

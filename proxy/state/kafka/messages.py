@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from proxy.state.errors import StateError
 from proxy.state.store import Record
@@ -51,16 +52,19 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
+Content: TypeAlias = Record | Owner | None
+"""What stands under a key; None: nothing any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a message says: that a key has this content from now on."""
 
     key: str
-    content: Record | Owner | None
-    """None: nothing any more."""
+    content: Content
 
 
-def to_message(key: str, content: Record | Owner | None) -> Message:
+def to_message(key: str, content: Content) -> Message:
     """Return the message that says so."""
     if content is None:
         return Message(key.encode(), None)

@@ -21,6 +21,7 @@ from kafka.protocol.producer import (
 
 from .link import (
     CONCURRENT_TRANSACTIONS,
+    MS_PER_SECOND,
     Deadline,
     FencedError,
     Link,
@@ -47,7 +48,6 @@ ACKS_ALL = -1
 NO_ID = -1
 NO_EPOCH = -1
 SEQUENCES = 2**31
-MS_PER_SECOND = 1000.0
 _MAGIC = 2
 
 
@@ -139,7 +139,7 @@ class Producer:
         request = ProduceRequest[PRODUCE_VERSION](
             transactional_id=self._topic,
             acks=ACKS_ALL,
-            timeout_ms=int(deadline.left_s * MS_PER_SECOND),
+            timeout_ms=deadline.left_ms,
             topic_data=[topic],
         )
         leader = self._link.leader(self._topic, deadline)

@@ -10,13 +10,11 @@ from proxy.state.errors import StateError
 from proxy.state.memory import MemoryStore
 from proxy.state.store import Record, Store
 
-from .link import Address, Deadline, FencedError, Link, RefusedError, UnansweredError
+from .link import MS_PER_SECOND, Address, Deadline, FencedError, Link, RefusedError, UnansweredError
 from .log import Log
-from .messages import OWNER_KEY, Owner, read_message, to_message
+from .messages import OWNER_KEY, Content, Owner, read_message, to_message
 from .producer import Producer
 from .topic import MAX_RECORD_BYTES, ensure_topic
-
-DEFAULT_TOPIC = "quota-proxy-state"
 
 TIMEOUT_S = 10.0
 """For a write with all its attempts."""
@@ -31,8 +29,6 @@ OWNER_POLL_S = 0.1
 
 MAX_STATE_BYTES = 256 * 2**20
 """Of all keys and values together; they are in memory."""
-
-MS_PER_SECOND = 1000.0
 
 MESSAGE_TOO_LARGE = 10
 FORBIDDEN = frozenset({29, 31, 53})
@@ -67,7 +63,7 @@ class KafkaStore(Store):
     def __init__(
         self,
         servers: Sequence[Address],
-        topic: str = DEFAULT_TOPIC,
+        topic: str,
         *,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -129,7 +125,7 @@ class KafkaStore(Store):
             # Who comes next takes the state also when it cannot be told so.
             with suppress(StateError), self._explained("closed"):
                 if self._taken is None:
-                    changes: dict[str, Record | Owner | None] = {OWNER_KEY: None}
+                    changes: dict[str, Content] = {OWNER_KEY: None}
                     self._write(changes | self._changes({}, ()), Deadline(CLOSE_TIMEOUT_S))
             self._link.forget()
             self._records.close()
@@ -173,18 +169,16 @@ class KafkaStore(Store):
             if self._size_bytes > MAX_STATE_BYTES:
                 raise self._too_large()
 
-    def _changes(
-        self, new: dict[str, Record], gone: Iterable[str]
-    ) -> dict[str, Record | Owner | None]:
+    def _changes(self, new: dict[str, Record], gone: Iterable[str]) -> dict[str, Content]:
         """Return what is to be written: what is asked for, and what undoes failed writes."""
-        changes: dict[str, Record | Owner | None] = {
+        changes: dict[str, Content] = {
             key: None for key in gone if key in self._sizes or key in self._unsure
         }
         for key in self._unsure - new.keys() - changes.keys():
             changes[key] = self._records.get(key)
         return changes | new
 
-    def _write(self, changes: dict[str, Record | Owner | None], deadline: Deadline) -> None:
+    def _write(self, changes: dict[str, Content], deadline: Deadline) -> None:
         if self._taken is not None:
             raise self._taken
         messages = [to_message(key, content) for key, content in changes.items()]
@@ -208,7 +202,7 @@ class KafkaStore(Store):
         if self._taken is not None:
             raise self._taken
 
-    def _check_sizes(self, changes: dict[str, Record | Owner | None]) -> None:
+    def _check_sizes(self, changes: dict[str, Content]) -> None:
         total_bytes = self._size_bytes
         for key, content in changes.items():
             size_bytes = _size(key, content)
@@ -222,7 +216,7 @@ class KafkaStore(Store):
         if total_bytes > MAX_STATE_BYTES:
             raise self._too_large()
 
-    def _count(self, key: str, content: Record | Owner | None) -> None:
+    def _count(self, key: str, content: Content) -> None:
         self._size_bytes -= self._sizes.pop(key, 0)
         if content is not None:
             self._sizes[key] = _size(key, content)
@@ -234,7 +228,7 @@ class KafkaStore(Store):
             "name another topic as state.topic, or keep state in SQLite (state.kind: sqlite)",
         )
 
-    def _lost(self, owner: Record | Owner | None) -> StateError:
+    def _lost(self, owner: Content) -> StateError:
         name = f" ({owner})" if isinstance(owner, Owner) else ""
         return StateError(
             f"another proxy{name} has taken the state in topic {self._topic}",
@@ -257,7 +251,7 @@ class KafkaStore(Store):
             raise StateError(f"{what}: {error}", _mend(self._topic, error.error_code)) from error
 
 
-def _size(key: str, content: Record | Owner | None) -> int:
+def _size(key: str, content: Content) -> int:
     text = content.text if isinstance(content, Record) else ""
     return len(key.encode()) + len(text.encode())
 

@@ -105,7 +105,7 @@ def _create(link: Link, topic: str, deadline: Deadline) -> None:
         configs=configs,
     )
     request = CreateTopicsRequest[CREATE_VERSION](
-        topics=[wanted], timeout_ms=int(deadline.left_s * 1000), validate_only=False
+        topics=[wanted], timeout_ms=deadline.left_ms, validate_only=False
     )
     addresses = {broker.node_id: (broker.host, broker.port) for broker in cluster.brokers}
     answer = link.ask(request, deadline, addresses.get(cluster.controller_id))

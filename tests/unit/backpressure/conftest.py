@@ -3,5 +3,8 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
+pytest.register_assert_rewrite("backpressure_parts", "driver_script")

@@ -3,12 +3,11 @@
 import math
 
 import pytest
+from backpressure_parts import adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.estimator import PidEstimator
-
-INTERVAL_MS = 2000.0
 
 
 class Transcription:
@@ -36,8 +35,12 @@ class Transcription:
         return self.rate
 
 
+def estimator(**settings) -> PidEstimator:
+    return PidEstimator(adaptive(**settings))
+
+
 def test_the_first_batch_gives_no_rate_but_sets_the_latest_one():
-    pid = PidEstimator(INTERVAL_MS, proportional=0.0, integral=0.0)
+    pid = estimator(proportional=0.0, integral=0.0)
     assert pid.compute(1000, 4000, 2000, 0) is None
     assert pid.compute(3000, 100, 2000, 0) == 2000.0
 
@@ -82,7 +85,7 @@ WORKED = [
     ("gains", "batches", "rate"), [row[1:] for row in WORKED], ids=[row[0] for row in WORKED]
 )
 def test_worked_figures(gains, batches, rate):
-    pid = PidEstimator(INTERVAL_MS, **gains)
+    pid = estimator(**gains)
     *_, last = [pid.compute(*batch) for batch in batches]
     assert last == pytest.approx(rate)
 
@@ -107,7 +110,7 @@ def test_worked_figures(gains, batches, rate):
     ],
 )
 def test_what_is_skipped_leaves_no_trace(skipped):
-    pid, untouched = PidEstimator(INTERVAL_MS), PidEstimator(INTERVAL_MS)
+    pid, untouched = estimator(), estimator()
     for each in (pid, untouched):
         each.compute(0, 800, 400, 0)
         each.compute(2000, 1000, 500, 100)
@@ -132,7 +135,9 @@ BATCH = st.tuples(
 def test_it_is_the_formula(interval, gains, min_rate, batches):
     p, i, d = gains
     oracle = Transcription(interval, p, i, d, min_rate)
-    pid = PidEstimator(interval, proportional=p, integral=i, derivative=d, min_rate=min_rate)
+    pid = estimator(
+        batch_interval_ms=interval, proportional=p, integral=i, derivative=d, min_rate=min_rate
+    )
     for batch in batches:
         expected = oracle.compute(*batch)
         rate = pid.compute(*batch)
@@ -151,21 +156,7 @@ ANY = st.floats() | st.sampled_from([5e-324, 1e308, -0.0, 1e-9])
 )
 def test_no_input_whatever_makes_a_rate_that_is_no_number(gains, min_rate, batches):
     p, i, d = gains
-    pid = PidEstimator(INTERVAL_MS, proportional=p, integral=i, derivative=d, min_rate=min_rate)
+    pid = estimator(proportional=p, integral=i, derivative=d, min_rate=min_rate)
     for batch in batches:
         rate = pid.compute(*batch)
         assert rate is None or (math.isfinite(rate) and rate >= min_rate)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-@pytest.mark.parametrize("name", ["batch_interval_ms", "min_rate"])
-def test_what_must_be_above_0(name, bad):
-    with pytest.raises(ValueError, match=name):
-        PidEstimator(**{"batch_interval_ms": 1.0, name: bad})
-
-
-@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("name", ["proportional", "integral", "derivative"])
-def test_what_must_not_be_below_0(name, bad):
-    with pytest.raises(ValueError, match=name):
-        PidEstimator(1.0, **{name: bad})

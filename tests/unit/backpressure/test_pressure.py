@@ -32,15 +32,21 @@ def row(world: World):
     return found
 
 
-def steady(world: World, rate: float = 2000.0) -> None:
+def steady(*rules: Rule, rate: float = 2000.0) -> World:
     """A query that makes one batch per interval and reads 100 bytes for a record."""
+    world = begun(*rules)
+    for end in (4000, 8000):
+        world.pass_ms(INTERVAL_MS)
+        world.batch({0: end}, rate=rate, bytes_read=400_000)
+    return world
+
+
+def begun(*rules: Rule) -> World:
+    """A run whose client has connected after its first report."""
+    world = World(*rules)
     world.start()
     assert world.pressure is not None
-    end = world.reported_at.get(("t", 0), 0)
-    for _ in range(2):
-        world.pass_ms(INTERVAL_MS)
-        end += 4000
-        world.batch({0: end}, rate=rate, bytes_read=400_000)
+    return world
 
 
 def test_before_any_report_the_rules_own_bound_is_in_force():
@@ -63,8 +69,7 @@ def test_the_first_report_gives_no_rate():
 
 
 def test_the_second_report_bounds_the_reading():
-    world = World()
-    steady(world)
+    world = steady()
     assert world.pressure.rate == pytest.approx(2000)
     assert world.pressure.bytes_per_record == 100
     seen = row(world)
@@ -74,14 +79,12 @@ def test_the_second_report_bounds_the_reading():
 
 
 def test_time_that_the_proxy_held_the_query_is_left_out():
-    world = World(rule(integral=0.0))
-    world.start()
-    pressure = world.pressure
+    world = begun(rule(integral=0.0))
     world.batch({0: 4000}, ms=1000)
     start_ms = world.now_ms
     # Three executors side by side, and a hold that outlasts the batch.
     for begin, end in [(100, 300), (150, 350), (200, 250), (1750, 5000)]:
-        pressure.held(start_ms + begin, start_ms + end)
+        world.pressure.held(start_ms + begin, start_ms + end)
     world.pass_ms(1800)
     world.batch({0: 8000}, ms=1800, bytes_read=400_000)
     assert world.pressure.rate == pytest.approx(4000 / 1500 * 1000)
@@ -91,14 +94,12 @@ def test_time_that_the_proxy_held_the_query_is_left_out():
 
 
 def test_the_batch_was_when_the_driver_says_not_when_its_report_came():
-    world = World(rule(integral=0.0))
-    world.start()
-    pressure = world.pressure
+    world = begun(rule(integral=0.0))
     world.batch({0: 1000}, ms=1000)
-    pressure.held(world.now_ms, world.now_ms + 500)
+    world.pressure.held(world.now_ms, world.now_ms + 500)
     world.pass_ms(1000 + 700)
     world.batch({0: 2000}, ms=1000, age_ms=700)
-    assert pressure.rate == pytest.approx(2000)
+    assert world.pressure.rate == pytest.approx(2000)
 
 
 def test_a_batch_that_was_held_all_the_time_took_a_millisecond():
@@ -112,9 +113,7 @@ def test_a_batch_that_was_held_all_the_time_took_a_millisecond():
 
 
 def test_batches_that_wait_lower_the_rate():
-    world = World()
-    world.start()
-    assert world.pressure is not None
+    world = begun()
     world.pass_ms(4000)
     world.batch({0: 4000}, ms=4000)
     world.pass_ms(2000)
@@ -125,16 +124,14 @@ def test_batches_that_wait_lower_the_rate():
 
 
 def test_an_idle_query_has_no_batches_waiting():
-    world = World()
-    steady(world, rate=1000.0)
+    world = steady(rate=1000.0)
     assert world.document["waiting_ms"] > 0
     world.send("idle")
     assert world.document["waiting_ms"] == 0
 
 
 def test_batches_without_records_change_nothing():
-    world = World()
-    steady(world)
+    world = steady()
     before = world.document["bound"]
     world.pass_ms(INTERVAL_MS)
     world.batch({0: 8000}, rows=0, ms=50)
@@ -142,30 +139,25 @@ def test_batches_without_records_change_nothing():
 
 
 def test_the_rate_is_capped_outside_of_the_estimator():
-    world = World(rule(max_rate=1500.0))
-    steady(world, rate=4000.0)
+    world = steady(rule(max_rate=1500.0), rate=4000.0)
     assert (world.pressure.rate, world.pressure.bound) == (1500.0, 150_000.0)
     assert world.document["reason"].endswith("-> 4,000 records/s of 100 bytes, at most 1,500")
 
 
 def test_the_rate_does_not_fall_below_the_lowest():
-    world = World(rule(min_rate=500.0))
-    steady(world, rate=10.0)
+    world = steady(rule(min_rate=500.0), rate=10.0)
     assert world.pressure.rate == 500.0
 
 
 def test_the_bound_is_never_above_the_rules_own():
-    world = World(rule(static=150_000.0))
-    steady(world, rate=4000.0)
+    world = steady(rule(static=150_000.0), rate=4000.0)
     assert world.pressure.bound == 150_000.0
     assert row(world).bound == 150_000.0
     assert row(world).reason.endswith("; the rule's own bound is lower")
 
 
 def test_without_the_size_of_a_record_the_rules_own_bound_stays():
-    world = World()
-    world.start()
-    assert world.pressure is not None
+    world = begun()
     for end in (1000, 2000):
         world.pass_ms(INTERVAL_MS)
         world.batch({0: end})
@@ -187,8 +179,7 @@ def test_what_was_read_before_the_first_report_says_nothing_of_its_size():
 
 
 def test_when_reports_stop_the_bound_stays_and_then_goes_back_stepwise():
-    world = World()
-    steady(world)
+    world = steady()
     world.tick(HOLD_MS)
     assert world.document["bound"] == pytest.approx(200_000)
     world.tick(1000)
@@ -202,16 +193,14 @@ def test_when_reports_stop_the_bound_stays_and_then_goes_back_stepwise():
 
 
 def test_each_step_back_has_its_reason():
-    world = World()
-    steady(world)
+    world = steady()
     world.tick(HOLD_MS + 1000)
     assert row(world).reason == "no report for more than 30 s: step 1 back to the rule's own bound"
     assert world.document["state"] == "returning"
 
 
 def test_idle_events_keep_the_bound():
-    world = World()
-    steady(world)
+    world = steady()
     for _ in range(6):
         world.tick(HOLD_MS / 2)
         world.send("idle")
@@ -219,8 +208,7 @@ def test_idle_events_keep_the_bound():
 
 
 def test_when_reports_are_back_the_bound_is_too():
-    world = World()
-    steady(world)
+    world = steady()
     world.tick(HOLD_MS + 5000)
     assert world.document["bound"] > 200_000
     world.send("idle")
@@ -229,8 +217,7 @@ def test_when_reports_are_back_the_bound_is_too():
 
 
 def test_how_long_the_bound_stays_is_a_setting():
-    world = World(rule(hold_ms=5000.0))
-    steady(world)
+    world = steady(rule(hold_ms=5000.0))
     world.tick(6000)
     assert world.document["state"] == "returning"
 
@@ -239,8 +226,7 @@ def test_how_long_the_bound_stays_is_a_setting():
     ("error", "why"), [(None, "the query ended"), ("boom", "the query failed")]
 )
 def test_when_the_run_ends_the_bound_goes_back_at_once(error, why):
-    world = World()
-    steady(world)
+    world = steady()
     world.send("terminated", error=error)
     assert world.document["bound"] == pytest.approx(200_000 * RETURN_FACTOR)
     assert world.document["reason"] == f"{why}: step 1 back to the rule's own bound"
@@ -249,8 +235,7 @@ def test_when_the_run_ends_the_bound_goes_back_at_once(error, why):
 
 
 def test_a_new_run_begins_anew():
-    world = World()
-    steady(world)
+    world = steady()
     world.start()
     assert world.pressure.rate is None
     assert world.document["reason"].startswith("a new run began: step 1 back")
@@ -267,63 +252,57 @@ def test_a_new_run_begins_anew():
 
 
 def test_a_lower_bound_set_by_an_operator_holds_and_the_adapted_one_is_not_lost():
-    world = World()
-    steady(world)
+    world = steady()
     world.update(rule(static=120_000.0))
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert (world.pressure.bound, row(world).bound) == (120_000.0, 120_000.0)
     assert world.gauge == 120_000.0
     world.update(rule())
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.pressure.bound == pytest.approx(200_000)
     assert row(world).bound == pytest.approx(200_000)
 
 
 def test_a_rule_that_is_adaptive_no_more_is_back_at_its_own_bound_at_once():
-    world = World()
-    steady(world)
+    world = steady()
     world.update(PLAIN)
     assert row(world).bound == STATIC
     assert (row(world).static_bound, row(world).reason) == (None, None)
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.backpressure.documents(world.now_ms) == []
     assert world.backpressure.pressure(IDENTITY, world.now_ms) is None
     assert world.gauge is None
 
 
 def test_a_rule_that_becomes_adaptive_again_begins_anew():
-    world = World()
-    steady(world)
+    world = steady()
     world.update(PLAIN)
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     world.update(rule())
     assert (world.pressure.bound, world.pressure.rate) == (STATIC, None)
     assert row(world).bound == STATIC
 
 
 def test_settings_follow_a_reload():
-    world = World()
-    steady(world)
+    world = steady()
     world.update(rule(max_rate=1000.0, hold_ms=1000.0))
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.document["bound"] == pytest.approx(100_000)
     world.update(rule(min_rate=3000.0, integral=0.0))
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.document["bound"] == pytest.approx(300_000)
 
 
 def test_a_reload_that_changes_nothing_changes_nothing():
-    world = World()
-    steady(world)
+    world = steady()
     before = world.document
     world.update(rule())
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.document == before
 
 
 def test_a_more_special_rule_takes_over():
-    world = World(rule())
-    steady(world)
+    world = steady()
     special = Rule(
         client_id=CLIENT, listener="default", bounds={CONSUMER: 5e6}, adaptive=rule().adaptive
     )
@@ -337,8 +316,7 @@ def test_a_more_special_rule_takes_over():
 
 
 def test_a_ceiling_lowers_the_bound_and_says_why():
-    world = World()
-    steady(world)
+    world = steady()
     world.pressure.limit(50.0, "stage `join` takes 50 records/s", world.now_ms)
     assert world.document["bound"] == 5000.0
     assert row(world).reason == "stage `join` takes 50 records/s"
@@ -347,8 +325,7 @@ def test_a_ceiling_lowers_the_bound_and_says_why():
 
 
 def test_a_ceiling_holds_before_there_is_a_rate_and_when_reports_stop():
-    world = World()
-    steady(world)
+    world = steady()
     world.pressure.limit(50.0, "slow", world.now_ms)
     world.tick(HOLD_MS + 60_000)
     assert world.document["bound"] == 5000.0
@@ -357,8 +334,7 @@ def test_a_ceiling_holds_before_there_is_a_rate_and_when_reports_stop():
 
 
 def test_a_ceiling_above_the_rate_changes_nothing():
-    world = World()
-    steady(world)
+    world = steady()
     world.pressure.limit(1e9, "fast", world.now_ms)
     assert world.document["bound"] == pytest.approx(200_000)
 
@@ -408,18 +384,17 @@ def test_a_run_that_was_known_before_the_client_connected_counts():
 
 
 def test_it_is_forgotten_an_hour_after_the_client_is_gone():
-    world = World()
+    world = steady()
     driver = world.lookups()
-    steady(world)
     world.pass_ms(2 * FORGET_MS)
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert len(world.backpressure.documents(world.now_ms)) == 1
     driver.closed()
     world.pass_ms(FORGET_MS)
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert len(world.backpressure.documents(world.now_ms)) == 1
     world.pass_ms(1)
-    world.backpressure.tick(world.now_ms)
+    world.tick()
     assert world.backpressure.documents(world.now_ms) == []
     assert world.gauge is None
 
@@ -437,8 +412,7 @@ def test_there_is_a_bound_on_how_many_there_are(monkeypatch):
 def test_the_document_can_be_written_as_json():
     world = World()
     assert json.loads(json.dumps(world.pressure.document(world.now_ms)))["rate"] is None
-    steady(world)
-    shown = json.loads(json.dumps(world.document))
+    shown = json.loads(json.dumps(steady().document))
     assert shown["query"] == LABEL
     assert shown["client_id"] == CLIENT
     assert shown["state"] == "adaptive"

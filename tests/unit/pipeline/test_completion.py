@@ -1,12 +1,12 @@
 import gc
 import tracemalloc
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_parts import stage
 
 from proxy.pipeline.completion import OFFSETS_REUSED, SWEEP_AT, TOO_MANY_EDGES, Completion
 from proxy.pipeline.early import EARLY_MS, MAX_EARLY, StageBatch
@@ -19,21 +19,14 @@ NOW_S = 1_700_000_000.0
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    consumes: tuple
-    produces: tuple = ()
-
-
-CHAIN = (Stage("one", ("A",), ("B",)), Stage("two", ("B",), ("C",)), Stage("three", ("C",)))
+CHAIN = (stage("one", "A", "B"), stage("two", "B", "C"), stage("three", "C"))
 DIAMOND = (
-    Stage("one", ("A",), ("B", "C")),
-    Stage("two", ("B",), ("D",)),
-    Stage("three", ("B", "C"), ("E",)),
-    Stage("four", ("D", "E", "A")),
+    stage("one", "A", "B C"),
+    stage("two", "B", "D"),
+    stage("three", "B C", "E"),
+    stage("four", "D E A"),
 )
-JOIN = (Stage("one", ("A",), ("B",)), Stage("two", ("B", "A"), ("C",)), Stage("three", ("C",)))
+JOIN = (stage("one", "A", "B"), stage("two", "B A", "C"), stage("three", "C"))
 
 
 def make(stages=CHAIN, **settings):
@@ -256,7 +249,7 @@ class TestBadInput:
         completion.stage_batch(batch("two", 1, "B0:0-103"), 3.0)
         assert told(completion) == done(2)
 
-    @pytest.mark.parametrize("stages", [CHAIN[::-1], (Stage("loop", ("A",), ("A",)),)])
+    @pytest.mark.parametrize("stages", [CHAIN[::-1], (stage("loop", "A", "A"),)])
     def test_stages_out_of_order_are_refused(self, stages):
         with pytest.raises(ValueError, match="comes before a stage that feeds it"):
             make(stages)
@@ -372,8 +365,8 @@ class TestReload:
 
     def test_what_waits_for_topics_that_are_not_read_any_more_fails(self):
         completion = self.make()
-        three = Stage("three", ("B",), ("E",))
-        completion.update([Stage("new", ("A",)), *DIAMOND[:2], three, DIAMOND[3]], 1e6, 2.0)
+        three = stage("three", "B", "E")
+        completion.update([stage("new", "A"), *DIAMOND[:2], three, DIAMOND[3]], 1e6, 2.0)
         assert told(completion) == [("one", 2, "failed", PIPELINE_CHANGED)]
         assert pending_at(completion) == {1: "four", 3: "three"}
 
@@ -501,11 +494,11 @@ class World:
     def finished(self):
         """Return the roots of which nothing waits."""
         waiting = set()
-        for stage in self.stages:
-            for topic in stage.consumes:
+        for each in self.stages:
+            for topic in each.consumes:
                 for partition in range(2):
                     log = self.logs[topic, partition]
-                    waiting.update(*log[self.read[stage.name, topic, partition] :])
+                    waiting.update(*log[self.read[each.name, topic, partition] :])
         return self.roots - waiting
 
 
@@ -538,19 +531,19 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
         if random.random() < 0.6:
             world.append("A", frozenset())
         world.work(random.choice(stages))
-        for stage in stages:
-            while world.reports[stage.name] and random.random() >= delay:
-                report(stage)
+        for each in stages:
+            while world.reports[each.name] and random.random() >= delay:
+                report(each)
         told_so_far = check()
         assert told_so_far <= world.finished()
         if not delay and completion.document(0.0)["early_batches"] == 0:
             assert told_so_far == world.finished()
-    for stage in stages:
-        while world.reports[stage.name]:
-            report(stage)
+    for each in stages:
+        while world.reports[each.name]:
+            report(each)
     world.now_ms += 1
-    for stage in stages:
-        completion.idle(stage.name, world.now_ms)
+    for each in stages:
+        completion.idle(each.name, world.now_ms)
     assert check() == world.finished()
     assert completion.document(0.0)["forced_batches"] == 0
     assert completion.max_pending.batches == len(world.roots - world.finished())

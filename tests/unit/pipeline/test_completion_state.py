@@ -1,10 +1,10 @@
 import json
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline_parts import stage
 
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.early import StageBatch
@@ -16,18 +16,11 @@ TIMEOUT_MS = 1_000.0
 START_S = 1_700_000_000.0
 
 
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    consumes: tuple
-    produces: tuple = ()
-
-
 STAGES = (
-    Stage("one", ("A",), ("B", "C")),
-    Stage("two/x", ("B",), ("D",)),
-    Stage("three", ("B", "C"), ("E",)),
-    Stage("four", ("D", "E", "A")),
+    stage("one", "A", "B C"),
+    stage("two/x", "B", "D"),
+    stage("three", "B C", "E"),
+    stage("four", "D E A"),
 )
 
 
@@ -131,8 +124,8 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
         assert restarted.ledger.roots() == steady.ledger.roots()
         for name in ("batches", "size_bytes"):
             assert getattr(restarted.max_pending, name) == getattr(steady.max_pending, name)
-        assert {root: restarted.holder(root) for root in restarted.ledger.roots()} == {
-            root: steady.holder(root) for root in steady.ledger.roots()
+        assert {root: restarted.ledger.holder(root) for root in restarted.ledger.roots()} == {
+            root: steady.ledger.holder(root) for root in steady.ledger.roots()
         }
 
 
@@ -160,6 +153,12 @@ def test_writes_what_changed_and_no_more():
     names = sorted(record.key.removeprefix(completion.prefix) for record in records)
     assert [name.split("/")[0] for name in names] == ["edge", "lane", "root", "stage"]
     assert [key.removeprefix(completion.prefix) for key in deletes] == ["edge/four/D/0/0"]
+
+
+def test_what_was_taken_up_is_not_written_again():
+    completion = make(Random(2), now_ms=10.0)
+    assert completion.load(busy().snapshot(), 10.0) == []
+    assert completion.changes() == ([], [])
 
 
 def test_keys_are_in_the_namespace_and_quoted():
@@ -231,7 +230,7 @@ def test_records_of_a_newer_program_are_left_alone():
     [
         pytest.param((STAGES[0], STAGES[2], STAGES[3]), id="a stage is gone"),
         pytest.param(
-            (STAGES[0], Stage("two/x", ("C",), ("D",)), *STAGES[2:]), id="it reads another topic"
+            (STAGES[0], stage("two/x", "C", "D"), *STAGES[2:]), id="it reads another topic"
         ),
     ],
 )

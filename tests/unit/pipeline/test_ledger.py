@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.buckets import RotatingMap, WallTime
+from proxy.pipeline.buckets import RotatingMap
 from proxy.pipeline.ledger import BUCKETS, PIPELINE_CHANGED, Ledger, Outcome, Owner
+from proxy.pipeline.walltime import WallTime
 
 STAGES = ("one", "two", "three")
 TIMEOUT_MS = 1_000.0

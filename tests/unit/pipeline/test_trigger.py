@@ -3,21 +3,11 @@
 import math
 
 import pytest
+from pipeline_parts import stage
 
-from proxy.pipeline.graph import StageSettings
 from proxy.pipeline.trigger import SILENT_MS, Direction, RateMeter, Stage, Trigger
 
-SETTINGS = StageSettings(
-    name="s",
-    consumes=("a",),
-    produces=("b", "c"),
-    band=(50.0, 150.0),
-    sampling_interval_ms=1_000.0,
-    period_ms=4_000.0,
-    ratio=0.5,
-    normal_rate=100.0,
-    step=10.0,
-)
+SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
 
 

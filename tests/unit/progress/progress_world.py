@@ -21,6 +21,10 @@ def uuid(word) -> str:
     return str(UUID(bytes=str(word).encode().ljust(16, b"\0")[:16]))
 
 
+FOREIGN = uuid("other query")
+"""The id of another query than a driver has by itself."""
+
+
 def configured(*names, **more) -> ProgressSettings:
     queries = tuple(
         QuerySettings(name=name, client_id=name, commit_group=f"{name}-progress") for name in names

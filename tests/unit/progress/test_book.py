@@ -5,31 +5,12 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from progress_world import Client, Driver, World, configured, uuid
+from progress_world import FOREIGN, Client, Driver, World, configured, uuid
 
-from proxy.progress.intake import TAKEOVER_MS
-from proxy.progress.query import MAX_PARTITIONS
+from proxy.progress.query import LIVE_MS, MAX_PARTITIONS
 from proxy.progress.report import ReportRefused
 from proxy.progress.senders import MAX_SENDERS, Senders
 from proxy.progress.settings import ProgressSettings, QuerySettings
-
-FOREIGN = uuid("other query")
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def driver(world):
-    """A driver whose first batch completed all below 10."""
-    driver = world.driver()
-    driver.send("started")
-    driver.batch(0, 10)
-    world.notes.clear()
-    return driver
-
 
 # --- what is accepted
 
@@ -350,7 +331,7 @@ def test_another_query_takes_over_from_one_that_is_gone(world, driver, how):
     if how == "ended":
         driver.send("terminated")
     else:
-        world.wait(TAKEOVER_MS)
+        world.wait(LIVE_MS)
     foreign(world).batch(0, 5)
     assert (world.query().query_id, world.part().completed_to) == (FOREIGN, 5)
 
@@ -394,12 +375,12 @@ def test_late_reports_of_a_query_that_moved_are_refused(world):
     world.known |= {"a", "b"}
     driver = world.driver(name="moving", client_id="a", query_id=FOREIGN)
     driver.batch(None, 10)
-    world.wait(TAKEOVER_MS)
+    world.wait(LIVE_MS)
     old = driver.run_id
     driver.client_id = "b"
     driver.restart("run-2")
     driver.run_id, driver.client_id = old, "a"
-    world.wait(TAKEOVER_MS)
+    world.wait(LIVE_MS)
     assert driver.refused(10, 20) == "out_of_order"
     assert world.query("a") is None
 
@@ -427,7 +408,8 @@ def test_too_many_partitions_of_a_query_are_refused_and_otherwise_noted(world, d
     assert driver.refused({MAX_PARTITIONS: 0}, {MAX_PARTITIONS: 0}) == "malformed"
     for partition in (MAX_PARTITIONS, MAX_PARTITIONS + 1):
         Client(world).ask(0, partition=partition)
-    assert world.kinds() == ["too_many"]
+    (note,) = world.notes
+    assert (note.kind, note.at_ms) == ("too_many", world.now_ms)
 
 
 NAMES = st.sampled_from(["orders", "second", None])

@@ -1,17 +1,12 @@
 """What is due to be committed: only completed offsets, and never backwards without a reason."""
 
 import pytest
-from progress_world import Client, World, configured, uuid
+from progress_world import Client, configured, uuid
 
 from proxy.progress.settings import ProgressSettings, QuerySettings
 
 GROUP = "orders-progress"
 T0 = ("t", 0)
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

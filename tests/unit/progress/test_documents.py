@@ -2,29 +2,10 @@
 
 import json
 
-import pytest
-from progress_world import Client, World, uuid
+from progress_world import FOREIGN, Client, uuid
 
-from proxy.progress.intake import TAKEOVER_MS
-from proxy.progress.query import MAX_NOTES
+from proxy.progress.query import LIVE_MS, MAX_NOTES
 from proxy.progress.settings import STUCK_AFTER_MS
-
-FOREIGN = uuid("other query")
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def driver(world):
-    """A driver whose first batch completed all below 10."""
-    driver = world.driver()
-    driver.send("started")
-    driver.batch(0, 10)
-    world.notes.clear()
-    return driver
 
 
 def test_a_stuck_partition_is_noted_and_the_document_says_since_when(world, driver):
@@ -52,7 +33,7 @@ def test_the_state_of_a_query(world):
     client = Client(world)
     client.read(0)
     assert world.document()["state"] == "running"
-    world.wait(TAKEOVER_MS)
+    world.wait(LIVE_MS)
     assert world.document()["state"] == "silent"
 
 

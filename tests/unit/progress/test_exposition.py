@@ -1,18 +1,13 @@
 """What Prometheus reads of progress."""
 
 import pytest
-from progress_world import Client, World, uuid
+from progress_world import Client, uuid
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.progress.exposition import ProgressCollector
 
 PREFIX = "kafka_quota_proxy_"
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def scrape(world, max_label_sets=100):

@@ -81,17 +81,12 @@ def test_it_is_a_set_of_offsets(steps, start, end):
             model = {offset for offset in model if offset >= low}
         check_form(ranges)
         assert offsets(ranges) == model
-    assert (ranges.count, ranges.first, bool(ranges)) == (
-        len(model),
-        min(model, default=None),
-        bool(model),
-    )
+    assert (ranges.first, bool(ranges)) == (min(model, default=None), bool(model))
     assert ranges.blurred == 0
     assert offsets(ranges.missing(start, end)) == set(range(start, end)) - model
     for offset in range(61):
         end_at = next(n for n in range(offset, 99) if n not in model)
         assert ranges.end_at(offset) == (end_at if offset in model else None)
-        assert (offset in ranges) == (offset in model)
 
 
 @given(STEPS, STEPS)
@@ -133,7 +128,7 @@ def test_at_the_bound_the_nearest_two_become_one():
 def test_memory_does_not_grow_with_offsets():
     ranges = Ranges(8)
     ranges.add(0, 2**62)
-    assert (len(ranges), ranges.count) == (1, 2**62)
+    assert list(ranges) == [(0, 2**62)]
     for offset in range(0, 10_000, 2):
         ranges.remove(offset, offset + 1)
     assert len(ranges) <= 8

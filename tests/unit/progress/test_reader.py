@@ -15,11 +15,6 @@ OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
 
 
 @pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
 def client(world):
     return Client(world)
 

@@ -15,11 +15,6 @@ TOPIC_ID = b"i" * 16
 
 
 @pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
 def store():
     return MemoryStore()
 

@@ -1,29 +1,11 @@
 """Which queries are followed: labels, bounds, and who is forgotten."""
 
 import pytest
-from progress_world import Client, World, configured, uuid
+from progress_world import FOREIGN, Client, World, configured, uuid
 
-from proxy.progress.intake import TAKEOVER_MS
-from proxy.progress.query import LEFT_AFTER_BATCHES
+from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS
 from proxy.progress.roster import FORGET_AFTER_MS
 from proxy.progress.settings import ProgressSettings, QuerySettings
-
-FOREIGN = uuid("other query")
-
-
-@pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
-def driver(world):
-    """A driver whose first batch completed all below 10."""
-    driver = world.driver()
-    driver.send("started")
-    driver.batch(0, 10)
-    world.notes.clear()
-    return driver
 
 
 def test_two_queries_with_one_name_have_two_labels(world):
@@ -83,7 +65,7 @@ def test_the_longest_gone_is_forgotten_first_and_never_one_that_is_live():
     assert not world.book.follow("d")
     refused = world.driver(name="d", query_id=uuid("d"), sender=uuid("d")).refused(None, 5)
     assert refused == "unknown_query"
-    world.wait(TAKEOVER_MS - 15_000)
+    world.wait(LIVE_MS - 15_000)
     assert world.book.follow("d")
     assert world.query("a") is None
     assert world.kinds() == ["forgotten"]
@@ -94,7 +76,7 @@ def test_a_query_that_only_reads_is_live():
     world.book.follow("a")
     Client(world, world.query("a")).read(0)
     assert not world.book.follow("b")
-    world.wait(TAKEOVER_MS)
+    world.wait(LIVE_MS)
     assert world.book.follow("b")
 
 

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry, SensorCollector
 from proxy.quota import DEFAULT, ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.meter import LONGEST_BRAKE, SAVED_INTERVALS, sensor_name
+from proxy.quota.control import LONGEST_BRAKE, SAVED_INTERVALS
+from proxy.quota.meter import sensor_name
 from proxy.quota.rules import Adaptive, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -340,6 +341,17 @@ def test_what_is_owed_when_the_bound_rises_takes_less_time():
     assert world.brake_ms(0) == pytest.approx(60_000)
     world.adapt(400.0 * KB, 0)
     assert world.brake_ms(0) == pytest.approx(15_000)
+
+
+def test_what_is_owed_survives_a_change_of_the_rules():
+    """The sensor has forgotten it long before: it looks back on eleven seconds."""
+    world = World()
+    world.adapt(10.0 * KB, 0)
+    world.read(0, 1000 * KB)
+    world.update(rule())
+    minute_ms = 60_000.0
+    assert world.manager.expire(minute_ms) == 0
+    assert world.read(minute_ms).delay_ms == LONGEST_MS
 
 
 @settings(deadline=None)

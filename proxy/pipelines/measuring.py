@@ -1,0 +1,48 @@
+"""What pipelines measure of Kafka's logs: how much arrives in topics, and how much waits."""
+
+from collections import defaultdict
+
+from proxy.progress.book import ProgressBook
+from proxy.progress.spans import PartitionKey
+
+Arrived = dict[str, int]
+"""By topic, how many records have arrived since its partitions became known."""
+
+Lags = dict[tuple[str, str], int]
+"""By client and topic, how many records wait for it."""
+
+
+class Measuring:
+    """Looks at the progress of all queries, again and again.
+
+    Args:
+        book: knows log ends and lag.
+
+    """
+
+    def __init__(self, book: ProgressBook) -> None:
+        self._book = book
+        self._ends: dict[PartitionKey, int] = {}
+        """The log end of each partition that was known at the last look."""
+        self._arrived: Arrived = {}
+
+    def look(self) -> tuple[Arrived, Lags]:
+        """Return how much has arrived so far, and the lag as it is now."""
+        ends: dict[PartitionKey, int] = {}
+        lags: Lags = defaultdict(int)
+        for query in self._book.queries:
+            for key, partition in query.partitions.items():
+                end = partition.high_watermark
+                if end is not None:
+                    ends[key] = max(ends.get(key, 0), end)
+                lag = partition.lag_records()
+                if lag is not None:
+                    lags[query.client_id, key[0]] += lag
+        arrived: Arrived = {}
+        for key, end in ends.items():
+            # What was there when a partition became known has not arrived just now.
+            new = max(0, end - self._ends.get(key, end))
+            total = arrived.get(key[0], self._arrived.get(key[0], 0))
+            arrived[key[0]] = total + new
+        self._ends, self._arrived = ends, arrived
+        return arrived, lags

@@ -1,0 +1,339 @@
+"""Wires pipelines to what is measured and reported, and what they decide to clients and metrics."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from random import SystemRandom
+
+from structlog import get_logger
+
+from metrics import Instruments
+from proxy.backpressure.control import Backpressure
+from proxy.config import Config, Pipeline
+from proxy.pipeline.completion import Completion
+from proxy.pipeline.early import StageBatch
+from proxy.pipeline.flow import PipelineFlow
+from proxy.pipeline.graph import PipelineGraph, StageSettings
+from proxy.pipeline.inflight import MaxPending
+from proxy.pipeline.lane import TopicRange
+from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
+from proxy.progress.book import Accepted, ProgressBook
+from proxy.progress.spans import spans_of
+from proxy.quota.manager import QuotaManager
+from proxy.relay.services import MS_PER_SECOND, clock_ms
+from proxy.state import Store
+
+from .holds import Holds
+from .keeping import Keeping
+from .line import Line, Output
+from .measuring import Measuring
+from .members import Members
+
+TICK_S = 0.5
+"""Between two looks at what is measured and due."""
+
+FULL_BATCH = 0.5
+"""Of its interval: a batch that takes less does not say how fast its stage can process."""
+
+_log = get_logger(__name__)
+
+
+class Pipelines:
+    """All pipelines of the configuration.
+
+    Args:
+        config: its `pipelines` are read.
+        book: knows log ends and lag, and which client a query reads with.
+        backpressure: where stages are held.
+        quotas: where producers are held.
+        instruments: show state, rates and the ledger.
+        clock_ms: monotonic.
+        clock_s: the wall clock.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        book: ProgressBook,
+        backpressure: Backpressure,
+        quotas: QuotaManager,
+        instruments: Instruments,
+        *,
+        clock_ms: Callable[[], float] = clock_ms,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock_ms = clock_ms
+        self._clock_s = clock_s
+        self._book = book
+        self._backpressure = backpressure
+        self._instruments = instruments
+        self._lines: dict[str, Line] = {}
+        self._members = Members(book)
+        self._holds = Holds(self._members, backpressure, quotas)
+        self._measuring = Measuring(book)
+        self._keeping = Keeping()
+        self._wake = asyncio.Event()
+        self.generation = 0
+        """Changes whenever `follows` may give another answer."""
+        self.update(config)
+
+    # Life
+
+    def update(self, config: Config) -> None:
+        """Follow the pipelines of another configuration; those that remain go on."""
+        self.generation += 1
+        now_ms = self._clock_ms()
+        wanted = {pipeline.name: pipeline for pipeline in config.pipelines}
+        for name in self._lines.keys() - wanted.keys():
+            self._drop(self._lines.pop(name), now_ms)
+        for name, pipeline in wanted.items():
+            line = self._lines.get(name)
+            if line is None:
+                self._lines[name] = self._begin(pipeline, now_ms)
+            elif line.settings != pipeline:
+                self._change(line, pipeline, now_ms)
+        self._wake.set()
+
+    def load(self, store: Store) -> None:
+        """Take up what an earlier process kept there; write there from now on."""
+        self._keeping.load(store, self._lines, self._clock_ms())
+
+    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+        """Yield what is to run until it is cancelled."""
+        yield self._run_pipelines
+
+    async def close(self) -> None:
+        """Keep what is due, and keep nothing more: the store may be closed then."""
+        await self.keep()
+        await self._keeping.close()
+
+    async def keep(self) -> None:
+        """Write what has changed; what can't be written is tried again."""
+        await self._keeping.keep(self._lines.values())
+
+    # What the relay tells
+
+    def follows(self, client_id: str | None) -> bool:
+        """Say whether what a client writes is of interest."""
+        return client_id is not None and any(
+            self._members.stage_of(line, client_id) is not None or client_id in line.sources
+            for line in self._lines.values()
+        )
+
+    def appended(
+        self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
+    ) -> None:
+        """Take note that a client has written the records from `start` up to `end`."""
+        for line in self._lines.values():
+            stage = self._members.stage_of(line, client_id)
+            if stage is None or topic not in stage.produces:
+                continue
+            line.wrote(stage.name, Output(TopicRange(topic, partition, start, end), now_ms))
+
+    def sent(self, client_id: str, count: int, records: int) -> None:
+        """Take note that a client has sent so many bytes for so many records."""
+        if records and any(client_id in line.sources for line in self._lines.values()):
+            self._holds.sent(client_id, count, records)
+
+    # What reports tell
+
+    def reported(self, accepted: Accepted, now_ms: float) -> None:
+        """Take in a report that the book has accepted."""
+        report, query = accepted.report, accepted.query
+        if accepted.new_run:
+            self.generation += 1  # the query may have another name now
+        for line in self._lines.values():
+            stage = self._members.stage_of(line, query.client_id)
+            if stage is None:
+                continue
+            line.flow.alive(stage.name, now_ms)
+            if report.batch is not None:
+                self._add_batch(line, stage, accepted, now_ms)
+            elif report.event == "idle":
+                # What came after that belongs to a batch that is not reported yet.
+                idle_ms = now_ms - report.age_ms
+                if all(each.at_ms <= idle_ms for each in line.outputs[stage.name]):
+                    line.completion.idle(stage.name, now_ms)
+            elif report.event == "terminated":
+                line.flow.ended(stage.name)
+            # Now its driver may ask how far to read, and is not told less later on.
+            self._holds.press_stage(line, stage, now_ms)
+            self._wake.set()
+
+    def _add_batch(
+        self, line: Line, stage: StageSettings, accepted: Accepted, now_ms: float
+    ) -> None:
+        report, query = accepted.report, accepted.query
+        batch = report.batch
+        assert batch is not None
+        ended_ms = now_ms - report.age_ms
+        execution_ms = float(batch.execution_ms or 0)
+        inputs = []
+        for (topic, partition), span in spans_of(batch.sources).items():
+            if topic not in stage.consumes:
+                continue
+            start = span.start
+            if start is None:  # the first batch of a query
+                kept = query.partitions.get((topic, partition))
+                start = min(span.end, (kept.log_start if kept else None) or 0)
+            if start < span.end:
+                inputs.append(TopicRange(topic, partition, start, span.end))
+        outputs = line.take_outputs(stage.name, ended_ms)
+        pressed = self._backpressure.of_client(query.client_id)
+        size = next((each.bytes_per_record for each in pressed if each.bytes_per_record), 0.0)
+        line.completion.stage_batch(
+            StageBatch(
+                stage=stage.name,
+                batch=batch.batch_id,
+                inputs=tuple(inputs),
+                outputs=outputs,
+                started_ms=ended_ms - execution_ms,
+                size_bytes=round(batch.rows * (size or 0.0)),
+            ),
+            now_ms,
+        )
+        if batch.rows > 0 and execution_ms > 0:
+            rate = next((each.processing_rate for each in pressed if each.processing_rate), None)
+            # A short batch had little to do: what it shows is Spark's own time, not the stage's.
+            if not any(execution_ms < FULL_BATCH * each.batch_interval_ms for each in pressed):
+                line.flow.processing_rate(
+                    stage.name, rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms
+                )
+            made: dict[str, int] = dict.fromkeys(stage.produces, 0)
+            for each in outputs:
+                made[each.topic] += each.end - each.start
+            line.flow.converted(stage.name, batch.rows, made)
+
+    # What the admin server asks
+
+    def documents(self) -> Sequence[Mapping[str, object]]:
+        """Return what there is to show of each pipeline."""
+        now_ms = self._clock_ms()
+        return [
+            {**line.flow.documents(now_ms), "completion": line.completion.document(now_ms)}
+            for line in self._lines.values()
+        ]
+
+    # The loop
+
+    async def _run_pipelines(self) -> None:
+        due_ms = self._clock_ms()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(due_ms - self._clock_ms(), 0.0) / MS_PER_SECOND):
+                    await self._wake.wait()
+            now_ms = self._clock_ms()
+            if now_ms >= due_ms:  # reports may wake this more often than that
+                due_ms = now_ms + TICK_S * MS_PER_SECOND
+                try:
+                    self.tick(now_ms)
+                except Exception as error:  # a defect of ours must not end the proxy
+                    _log.error("unexpected error", about="pipelines", exc_info=error)
+            self._wake.clear()
+            await self.keep()
+            await self._keeping.reapply(self._lines.values(), self._clock_ms)
+
+    def tick(self, now_ms: float) -> None:
+        """Look at what is measured and due, and hold and release accordingly."""
+        if not self._lines:
+            return
+        arrived, lags = self._measuring.look()
+        for line in self._lines.values():
+            for source in line.graph.settings.sources:
+                for topic in source.produces:
+                    if topic in arrived:
+                        line.flow.arrived(topic, arrived[topic], now_ms)
+            for stage in line.stages.values():
+                if all(topic in arrived for topic in stage.consumes):
+                    received = sum(arrived[topic] for topic in stage.consumes)
+                    line.flow.sample(stage.name, received, now_ms)
+                clients = self._members.clients_of(stage)
+                known = [
+                    lags[client, topic]
+                    for client in clients
+                    for topic in stage.consumes
+                    if (client, topic) in lags
+                ]
+                if known:
+                    line.flow.lag(stage.name, sum(known))
+            line.completion.tick(now_ms)
+            self._tell_ended(line, line.completion.take_ended())
+            line.apply(line.flow.tick(now_ms))
+            self._holds.press(line, now_ms)
+            self._show(line)
+
+    # Making, changing, dropping
+
+    def _begin(self, pipeline: Pipeline, now_ms: float) -> Line:
+        settings = pipeline.settings
+        graph = PipelineGraph(settings)
+        now_s = self._clock_s()
+        completion = Completion(
+            pipeline.name,
+            [graph.stages[name] for name in graph.order],
+            timeout_ms=pipeline.timeout_ms,
+            random=SystemRandom(),
+            now_ms=now_ms,
+            now_s=now_s,
+            max_pending=MaxPending(settings.max_pending_batches, settings.max_pending_bytes),
+        )
+        return Line(pipeline, graph, PipelineFlow(settings, now_ms, now_s), completion)
+
+    def _change(self, line: Line, pipeline: Pipeline, now_ms: float) -> None:
+        self._holds.release(line, now_ms)
+        settings = pipeline.settings
+        line.follow(pipeline, PipelineGraph(settings))
+        line.apply(line.flow.update(settings, now_ms))
+        line.apply(line.flow.reapply(now_ms))
+        stages = [line.graph.stages[name] for name in line.graph.order]
+        line.completion.update(stages, pipeline.timeout_ms, now_ms)
+        line.completion.max_pending.limit(settings.max_pending_batches, settings.max_pending_bytes)
+        self._forget_nodes(pipeline.name)
+        self._holds.press(line, now_ms)
+
+    def _drop(self, line: Line, now_ms: float) -> None:
+        self._holds.release(line, now_ms)
+        self._tell_ended(line, line.completion.take_ended())
+        name, pending = line.name, line.completion.max_pending.batches
+        _log.warning("pipeline is gone", pipeline=name, pending=pending)
+        if pending:
+            self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
+        self._forget_nodes(name)
+        self._instruments.ledger_pending.forget(pipeline=name)
+        self._keeping.forget(line)
+
+    def _forget_nodes(self, pipeline: str) -> None:
+        for metric in (self._instruments.stage_state, self._instruments.stage_rate):
+            metric.forget(pipeline=pipeline)
+
+    # Metrics
+
+    def _tell_ended(self, line: Line, ended: Iterable[Ended]) -> None:
+        name = line.name
+        for root in ended:
+            if root.outcome is Outcome.COMPLETED:
+                duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
+                self._instruments.ledger_completion_seconds.of(name).observe(duration_s)
+                continue
+            reason = root.reason or str(root.outcome)
+            self._instruments.ledger_failed_total.of(name, reason).inc()
+            _log.warning(
+                "source batch not finished",
+                pipeline=name,
+                stage=root.owner.stage,
+                batch=root.owner.batch,
+                reason=reason,
+            )
+
+    def _show(self, line: Line) -> None:
+        name = line.name
+        instruments = self._instruments
+        instruments.ledger_pending.of(name).set(line.completion.max_pending.batches)
+        nodes = {node.name: node.normal_rate for node in line.graph.nodes.values()}
+        for node, normal_rate in nodes.items():
+            change = line.held.get(node)
+            instruments.stage_state.of(name, node).set(float(change is not None))
+            rate = change.rate if change is not None and change.rate is not None else normal_rate
+            instruments.stage_rate.of(name, node).set(rate)

@@ -1,0 +1,137 @@
+"""What happens to a driver, step by step: what it asks, is told and waits for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from backpressure_parts import INTERVAL_MS, VERSION, World, answer, ask, rule, tell_earliest, told
+
+RATE = 100.0
+PER_BATCH = 200
+"""RATE in one interval."""
+END = 1000
+"""What a driver in mid-run has read."""
+
+Ends = int | dict[int, int]
+"""By partition; a number alone is of partition 0."""
+
+
+class Run:
+    """A world, and the connection of it that the steps are about."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.driver = None
+
+    def connects(self) -> None:
+        self.driver = self.world.lookups()
+
+    def reconnects(self, pause_ms: float = 500) -> None:
+        self.driver.closed()
+        self.after(pause_ms)
+        self.connects()
+
+    def starts(self) -> None:
+        """A new run of the query, and the first connection if there is none."""
+        self.world.start()
+        if self.driver is None:
+            self.connects()
+
+    def restarts(self, pause_ms: float = 5000) -> None:
+        """A new run, on a connection of its own."""
+        self.driver.closed()
+        self.after(pause_ms)
+        self.world.start()
+        self.after(10)
+        self.connects()
+
+    def another(self, script: "Script") -> None:
+        """Play a script on a second connection."""
+        second = Run(self.world)
+        second.connects()
+        script.play(second)
+
+    def looks(self, latest: Ends, expected: Ends | None = None, **how) -> dict[int, int]:
+        """Ask for the latest offsets, and be told what is expected."""
+        seen = told(self.world, self.driver, by_partition(latest), **how)
+        assert expected is None or seen == by_partition(expected)
+        return seen
+
+    def leaves_alone(self, latest: int, *timestamps: int) -> None:
+        """The answer for these timestamps is passed on as it is."""
+        frame = answer({0: latest})
+        for each in timestamps:
+            seen = self.driver.answered(ask([0], each), VERSION, frame, self.world.now_ms)
+            assert seen is frame
+
+    def earliest(self, offset: int) -> None:
+        tell_earliest(self.world, self.driver, {0: offset})
+
+    def waits(self, expected_ms: float, asked=None) -> None:
+        """An answer should still wait so long for a report."""
+        assert self.driver.wait_ms(asked or ask([0]), self.world.now_ms) == expected_ms
+
+    def fetches(self) -> None:
+        self.driver.fetched()
+
+    def after(self, ms: float) -> None:
+        self.world.pass_ms(ms)
+
+    def sends(self, event: str, **how) -> None:
+        self.world.send(event, **how)
+
+    def batch(self, ends: Ends, **how) -> None:
+        """A report, by default on a batch that was processed at RATE."""
+        pace = {} if "ms" in how else {"rate": RATE}
+        self.world.batch(by_partition(ends), **{**pace, **how})
+
+    def next_batch(self, ends: Ends, **how) -> None:
+        self.after(INTERVAL_MS)
+        self.batch(ends, **how)
+
+    def limit(self, rate: float | None) -> None:
+        self.world.pressure.limit(rate, "by hand", self.world.now_ms)
+
+    def does(self, what: Callable[[World], object]) -> None:
+        what(self.world)
+
+    def sees(self, what: Callable[[World], object], expected: object) -> None:
+        assert what(self.world) == expected
+
+
+@dataclass(frozen=True)
+class Script:
+    """Calls of the methods of a run, to be made later."""
+
+    settings: dict
+    steps: tuple[Callable[[Run], object], ...] = ()
+
+    def __getattr__(self, name: str):
+        method = getattr(Run, name)
+        return lambda *args, **how: replace(
+            self, steps=(*self.steps, lambda run: method(run, *args, **how))
+        )
+
+    def play(self, run: Run | None = None) -> Run:
+        run = run or Run(world_of(**self.settings))
+        for step in self.steps:
+            step(run)
+        return run
+
+
+def world_of(**settings) -> World:
+    return World(rule(**{"min_rate": 1.0, "integral": 0.0, **settings}))
+
+
+def fresh(**settings) -> Script:
+    """Nothing is known yet, not even that there is a run."""
+    return Script(settings)
+
+
+def running(ends: Ends = END, **settings) -> Script:
+    """A driver in mid-run: it was told `ends`, read them, and RATE is known."""
+    begun = fresh(**settings).does(World.start).after(10).connects().looks(ends).after(100)
+    return begun.does(lambda world: world.rated(RATE, by_partition(ends))).after(10)
+
+
+def by_partition(ends: Ends) -> dict[int, int]:
+    return {0: ends} if isinstance(ends, int) else ends

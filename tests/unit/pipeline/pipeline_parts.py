@@ -1,0 +1,25 @@
+"""Stages and sources for the tests of pipelines."""
+
+from proxy.pipeline.graph import Source, StageSettings
+
+SECOND_MS = 1_000.0
+
+
+def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSettings:
+    """Make a stage that is sound on its own; topics are parted by spaces."""
+    values = {
+        "band": (500.0, 1_200.0),
+        "sampling_interval_ms": SECOND_MS,
+        "period_ms": 4 * SECOND_MS,
+        "ratio": 0.5,
+        "normal_rate": 1_000.0,
+        "step": 100.0,
+    } | changes
+    topics = {"consumes": tuple(consumes.split()), "produces": tuple(produces.split())}
+    return StageSettings(name=name, **topics, **values)
+
+
+def source(client_id: str, produces: str, **changes) -> Source:
+    """Make a source that is sound on its own; topics are parted by spaces."""
+    values = {"normal_rate": 1_000.0, "step": 100.0} | changes
+    return Source(client_id=client_id, produces=tuple(produces.split()), **values)
