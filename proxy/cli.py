@@ -17,6 +17,7 @@ from proxy.admin.server import AdminError
 from proxy.app import App, quota_settings
 from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
+from proxy.pipelines.advice import find_unheld
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Adaptive, RuleTable
 from proxy.relay.listener import ListenerError
@@ -201,6 +202,9 @@ def _check(options: argparse.Namespace) -> int:
     )
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
+    table = RuleTable(quota_settings(config).rules)
+    for line in find_unheld(config, table):
+        _say(line)
     if (options.user, options.client_id, options.listener) == (None, None, None):
         return EXIT_DONE
     identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
@@ -212,7 +216,7 @@ def _check(options: argparse.Namespace) -> int:
         if query.client_id == identity.client_id:
             group = f", commits to {query.commit_group}" if query.commit_group else ""
             _say(f"query: {query.name}{group}")
-    considered = RuleTable(quota_settings(config).rules).explain(identity)
+    considered = table.explain(identity)
     for kind in QuotaKind:
         of_kind = [row for row in considered if row.kind is kind]
         chosen = next((row.rule for row in of_kind if row.chosen), None)
