@@ -111,7 +111,9 @@ class Api:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise _unkept(error) from error
-        _log.info("quota overridden", selector=selector(keys), by=override.by, **_sender(request))
+        _log.info(
+            "quota overridden", selector=selector(keys), by=override.by, remote=request.remote
+        )
         return answer(rule_entry(entry))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
@@ -127,7 +129,7 @@ class Api:
                 f"no override is in force for {name}",
                 "see GET /v1/quotas; rules of the file are changed in the file",
             )
-        _log.info("quota override deleted", selector=name, **_sender(request))
+        _log.info("quota override deleted", selector=name, remote=request.remote)
         return answer({"deleted": name})
 
 
@@ -161,7 +163,3 @@ def _tail(request: web.Request, path: str) -> str:
 
 def _unkept(error: StateError) -> ApiError:
     return ApiError(503, error.what, error.fix)
-
-
-def _sender(request: web.Request) -> dict[str, str | None]:
-    return {"remote": request.remote}

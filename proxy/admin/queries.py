@@ -66,8 +66,8 @@ class Queries:
 
         At most MAX_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
-        summaries = [_summary(document, now_s) for document in self.documents()]
-        return nlargest(MAX_SUMMARIES, summaries, key=_urgency)
+        documents = nlargest(MAX_SUMMARIES, self.documents(), key=_urgency)
+        return [_summary(document, now_s) for document in documents]
 
     def _make_documents(self) -> Sequence[Document]:
         pressure = self._reports.pressure()
@@ -129,7 +129,7 @@ def _totals(partitions: Sequence[Document]) -> Document:
 
 
 def _summary(document: Document, now_s: float) -> Document:
-    commit, batch, adaptive = document["commit"], document.get("batch"), document["adaptive"]
+    commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
         "name": document["name"],
         "client_id": document["client_id"],
@@ -160,13 +160,13 @@ def _summary(document: Document, now_s: float) -> Document:
     }
 
 
-def _urgency(summary: Document) -> tuple[bool, bool, bool, int]:
-    commit = summary["commit"]
+def _urgency(document: Document) -> tuple[bool, bool, bool, int]:
+    commit, totals = document["commit"], document["totals"]
     return (
-        summary["stuck_partitions"] > 0,
-        summary["state"] == "failed",
-        commit is not None and not commit["ok"],
-        summary["lag_records"] or 0,
+        totals["stuck_partitions"] > 0,
+        document["state"] == "failed",
+        commit is not None and commit["error"] is not None,
+        totals["lag_records"] or 0,
     )
 
 

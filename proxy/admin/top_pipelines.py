@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from proxy.admin.pipelines import REDUCED
-from proxy.admin.top_table import Column, Document
+from proxy.admin.top_table import Column, Document, figure
 
 HEAD, HELD, CALM = "bold", "yellow", ""
 
@@ -87,14 +87,10 @@ def _cells(
     return (
         f"  {node['name']}",
         state,
-        _number(node["rate"]),
-        _number(node["normal_rate"]),
-        _number(received),
-        _number(processed),
-        _number(lag),
+        figure(node["rate"]),
+        figure(node["normal_rate"]),
+        figure(received),
+        figure(processed),
+        figure(lag),
         (node["state"] == REDUCED and node["reason"]) or "-",
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proxy.admin.top_table import Column, Document
+from proxy.admin.top_table import Column, Document, figure
 
 ALARM, CALM = "bold red", ""
 FAILED = "failed"
@@ -41,10 +41,10 @@ def _cells(query: Document) -> tuple[str, ...]:
         query["name"],
         _state(query),
         _lag(query),
-        _number(query["in_flight_records"]),
+        figure(query["in_flight_records"]),
         _seconds(batch and batch["duration_s"]),
-        _number(batch and batch["rows"]),
-        _number(adaptive and adaptive["rate"]),
+        figure(batch and batch["rows"]),
+        figure(adaptive and adaptive["rate"]),
         (adaptive and adaptive["reason"]) or "-",
         _commit(query["commit"]),
     )
@@ -68,10 +68,6 @@ def _commit(commit: Document | None) -> str:
     if not commit["ok"]:
         return "FAILS"
     return "ok" if commit["ago_s"] is not None else "none yet"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
 
 
 def _seconds(value: float | None) -> str:

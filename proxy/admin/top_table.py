@@ -47,6 +47,11 @@ def make_table(
     return table
 
 
+def figure(value: float | None) -> str:
+    """Write a whole number for people; `-` for what is not known."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
 def printable(text: str) -> str:
     """Replace what could steer the terminal: client ids hold whatever a client sends."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -3,7 +3,8 @@
 `runner` starts and watches the parts, each a process of its own: the broker (`proxy.devkit`), the
 proxy, the query (`query`, also an example for users) and the client without quota (`neighbour`).
 `data` fills the topic, `figures` reads what the proxy measures, `screen` and `plot` show it.
-`backpressure` and `pipeline` are demos of their own; they share `feed`, `streams` and `verdict`.
+`backpressure` and `pipeline` are demos of their own; they share `jobs`, `trial`, `feed`, `streams`
+and `verdict`. All three share `frame`, `parts`, `children`, `pace` and `canvas`.
 """
 
 import importlib.util

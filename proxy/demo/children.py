@@ -13,6 +13,7 @@ from proxy.devkit.process import ServerProcess
 T = TypeVar("T")
 
 POLL_S = 0.1
+"""Between two looks at what a child has printed: nobody tells when a file has grown."""
 STOP_TIMEOUT_S = 5.0
 
 
@@ -59,6 +60,11 @@ class Child:
                 raise self.failure(f"The {self.title} has not {what} after {timeout_s:g} s.")
             time.sleep(POLL_S)
         return found
+
+    def await_end(self, timeout_s: float) -> None:
+        """Return when the process has ended; raise `DemoError` when it has not in `timeout_s`."""
+        if not self._process.wait(timeout_s):
+            raise self.failure(f"The {self.title} has not ended after {timeout_s:g} s.")
 
     def lines(self) -> list[str]:
         """Give what it has printed, without a last line that is not whole yet."""

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from metrics.exposition import PREFIX
+
 LIMITED = "spark-limited"
 """Client id of the query; examples/demo.yaml has its quota."""
 UNLIMITED = "unlimited"
 """Client id of the consumer beside it, which no rule fits."""
 
-PREFIX = "kafka_quota_proxy_"
 QUOTA = "consumer_byte_rate"
 SCRAPE_TIMEOUT_S = 10.0
 

@@ -8,6 +8,7 @@ from proxy.demo import DemoError
 from proxy.demo.children import Child
 from proxy.demo.data import TOPIC
 from proxy.demo.figures import LIMITED, UNLIMITED
+from proxy.devkit.jars import connector_jars
 
 HOST = "127.0.0.1"
 PROXY_TIMEOUT_S = 20.0
@@ -28,7 +29,7 @@ class Addresses:
     admin_url: str
 
 
-def write_config(broker: str, path: Path, example: str = "demo.yaml") -> None:
+def write_config(broker: str, path: Path, example: str) -> None:
     """Copy the example with the broker's address in it, so that users can look at what ran.
 
     Raises `DemoError` when the example can't be read.
@@ -60,10 +61,10 @@ def await_proxy(proxy: Child) -> Addresses:
     return proxy.wait_for(find, "opened its ports", PROXY_TIMEOUT_S)
 
 
-def start_query(bootstrap: str, jars: tuple[Path, ...], work_dir: Path, out_dir: Path) -> Child:
+def start_query(bootstrap: str, work_dir: Path, out_dir: Path) -> Child:
     """Start the Spark query, with rows and checkpoint in `work_dir`."""
     arguments = ["--bootstrap", bootstrap, "--client-id", LIMITED, "--topic", TOPIC]
-    arguments += ["--jars", ",".join(map(str, jars)), "--work-dir", str(work_dir)]
+    arguments += ["--jars", ",".join(map(str, connector_jars())), "--work-dir", str(work_dir)]
     return Child("query", "proxy.demo.query", arguments, out_dir)
 
 

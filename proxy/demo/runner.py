@@ -1,7 +1,6 @@
 """Runs the demo from the first step to the summary."""
 
 import re
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from proxy.demo import DemoError
 from proxy.demo.children import Child
 from proxy.demo.data import PARTITIONS, RECORD_BYTES, TOPIC, fill
 from proxy.demo.figures import (
@@ -20,21 +18,13 @@ from proxy.demo.figures import (
     scrape,
     seconds,
 )
-from proxy.demo.parts import (
-    await_proxy,
-    said,
-    start_neighbour,
-    start_proxy,
-    start_query,
-    write_config,
-)
+from proxy.demo.frame import Frame, framed, servers
+from proxy.demo.pace import INTERVAL_S, Pace
+from proxy.demo.parts import said, start_neighbour, start_query
 from proxy.demo.plot import draw
 from proxy.demo.screen import MIB, Screen, View
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
-from proxy.devkit.signals import stop_signals_interrupt
 
-INTERVAL_S = 1.0
+EXAMPLE, PICTURE = "demo.yaml", "rates.png"
 STALL_TIMEOUT_S = 90.0
 """How long the query may fetch nothing: Spark's start on a busy machine, and then some."""
 EXIT_DONE = 0
@@ -75,69 +65,39 @@ class Outcome:
 
 def run(megabytes: int, out_dir: Path) -> int:
     """Run the demo as `proxy.demo.run_demo` says."""
-    started_s = time.monotonic()
-    screen = Screen(Console())
-    rows = megabytes * MIB // RECORD_BYTES
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DemoError(
-            f"The demo can't write to {out_dir}: {error}",
-            "Run it from a folder that you may write to.",
-        ) from error
-    with stop_signals_interrupt():
-        fetch_jars(screen)
-        # Spark's JVM may still write into the folder when it is removed after a failure.
-        with tempfile.TemporaryDirectory(
-            prefix="quota-proxy-demo-", ignore_cleanup_errors=True
-        ) as work_dir:
-            outcome = _measure(screen, rows, Path(work_dir), out_dir)
-        picture = out_dir / "rates.png"
-        draw(outcome.samples, picture)
-    _summarise(screen.console, outcome)
-    screen.step(f"Plot: {picture}")
-    screen.step(f"Configuration and logs: {out_dir}")
-    screen.step(f"Took {time.monotonic() - started_s:.0f} s.")
+    with framed(out_dir, PICTURE) as frame:
+        outcome = _measure(frame, megabytes * MIB // RECORD_BYTES)
+        draw(outcome.samples, out_dir / PICTURE)
+        _summarise(frame.screen.console, outcome)
     return EXIT_DONE
 
 
-def fetch_jars(screen: Screen) -> None:
-    """Fetch the jars that are not cached, and show how far that is."""
-    screen.step(
-        f"Jars of Kafka {KAFKA_VERSION} and of Spark's connector (cached after a first run)"
-    )
-    for title, jars in (("Kafka", kafka_jars), ("connector", connector_jars)):
-        with screen.progress(f"downloading {title}") as report:
-            jars(lambda done, found, _name: report(done, found))
-
-
-def _measure(screen: Screen, rows: int, work_dir: Path, out_dir: Path) -> Outcome:
+def _measure(frame: Frame, rows: int) -> Outcome:
     """Start all parts, watch them until the query is done, and stop them."""
-    screen.step("Kafka broker starts")
-    with EmbeddedBroker(work_dir / "broker") as broker:
+    screen = frame.screen
+
+    def prepare(broker: str) -> None:
         size = rows * RECORD_BYTES // MIB
         screen.step(f"Topic {TOPIC!r}: {rows:,} records, {size} MiB, {PARTITIONS} partitions")
         with screen.progress("writing") as report:
-            fill(broker.bootstrap, rows, lambda done: report(done, rows))
-        config = out_dir / "demo.yaml"
-        write_config(broker.bootstrap, config)
-        screen.step(f"Proxy starts with {config}")
-        with start_proxy(config, out_dir) as proxy:
-            addresses = await_proxy(proxy)
-            screen.step(f"PySpark query {LIMITED!r} and consumer {UNLIMITED!r} start")
-            with (
-                start_query(addresses.bootstrap, connector_jars(), work_dir, out_dir) as query,
-                start_neighbour(addresses.bootstrap, out_dir) as neighbour,
-            ):
-                parties = Parties(proxy, query, neighbour)
-                samples = _watch(screen, f"{addresses.admin_url}/metrics", rows, parties)
-                return _outcome(rows, parties, samples)
+            fill(broker, rows, lambda done: report(done, rows))
+
+    with servers(frame, EXAMPLE, prepare) as running:
+        addresses = running.addresses
+        screen.step(f"PySpark query {LIMITED!r} and consumer {UNLIMITED!r} start")
+        with (
+            start_query(addresses.bootstrap, frame.work_dir, frame.out_dir) as query,
+            start_neighbour(addresses.bootstrap, frame.out_dir) as neighbour,
+        ):
+            parties = Parties(running.proxy, query, neighbour)
+            samples = _watch(screen, f"{addresses.admin_url}/metrics", rows, parties)
+            return _outcome(rows, parties, samples)
 
 
 def _watch(screen: Screen, url: str, rows: int, parties: Parties) -> list[Sample]:
     """Show and collect samples until the query has ended; raises `DemoError` when a part fails."""
     samples: list[Sample] = []
-    next_s = moved_s = time.monotonic()
+    pace, moved_s = Pace(), time.monotonic()
     with screen.live() as show:
         while parties.query.exit_code is None:
             parties.proxy.require_running()
@@ -156,8 +116,7 @@ def _watch(screen: Screen, url: str, rows: int, parties: Parties) -> list[Sample
                 )
             samples.append(sample)
             show(_view(samples, rows, said(parties.query), said(parties.neighbour)))
-            next_s = max(next_s + INTERVAL_S, time.monotonic())
-            time.sleep(next_s - time.monotonic())
+            pace.wait()
     if parties.query.exit_code:
         reason = next(filter(None, map(_EXCEPTION.match, parties.query.lines())), None)
         what = f": {reason[1]}" if reason else ""

@@ -15,9 +15,11 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import count, countDistinct, udf
 from pyspark.sql.streaming import StreamingQuery
 
+from proxy.demo.jobs import Job
 from proxy.spark import QuotaListener, client_options
 
 POLL_S = 0.5
+"""Between two looks at what the queries have done: short against a trigger interval."""
 DRAIN_TIMEOUT_S = 120
 CLOSE_TIMEOUT_S = 5.0
 MS_PER_SECOND = 1000.0
@@ -68,13 +70,14 @@ def session(title: str, options: argparse.Namespace) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def work(slow_file: Path, row_ms: float, slow_row_ms: float) -> Callable[[Column], Column]:
+def work(slow_file: Path, job: Job) -> Callable[[Column], Column]:
     """Return the work on a text: it stays as it is, after a sleep; longer with a slow file."""
+    row_s, slow_row_s = job.row_ms / MS_PER_SECOND, job.slow_row_ms / MS_PER_SECOND
     state = {"rows": 0, "pause_s": 0.0}
 
     def process(text: str) -> str:
         if state["rows"] % ROWS_PER_LOOK == 0:
-            state["pause_s"] = (slow_row_ms if slow_file.exists() else row_ms) / MS_PER_SECOND
+            state["pause_s"] = slow_row_s if slow_file.exists() else row_s
         state["rows"] += 1
         time.sleep(state["pause_s"])
         return text
@@ -84,10 +87,12 @@ def work(slow_file: Path, row_ms: float, slow_row_ms: float) -> Callable[[Column
 
 
 def watch(queries: Sequence[StreamingQuery], stop_file: Path) -> None:
-    """Print each batch; return when each query has read as many rows as the stop file says.
+    """Print each batch; stop when each query has read as many rows as the stop file says.
 
-    Raises TimeoutError when they don't get there, and the error of a query that fails.
+    Until there is that file it waits: who makes the file decides how long, and ends this process
+    with itself. Raises TimeoutError when they don't get there, and the error of a query that fails.
     """
+    say(ready=len(queries))
     last = dict.fromkeys((query.name for query in queries), -1)
     rows = dict.fromkeys(last, 0)
     deadline_s: float | None = None
@@ -111,20 +116,22 @@ def watch(queries: Sequence[StreamingQuery], stop_file: Path) -> None:
             deadline_s = deadline_s or time.monotonic() + DRAIN_TIMEOUT_S
             wanted = int(stop_file.read_text())
             if all(done >= wanted for done in rows.values()):
-                return
+                break
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{rows} of {wanted} records were read in {DRAIN_TIMEOUT_S} s")
         time.sleep(POLL_S)
+    for query in queries:
+        query.stop()
 
 
-def say_written(spark: SparkSession, query: str, topic: str, bootstrap: str) -> None:
+def say_written(spark: SparkSession, job: Job, bootstrap: str) -> None:
     """Print how many rows a query wrote, and how many different ones."""
     rows = spark.read.format("kafka").options(**client_options("count", bootstrap))
-    written = rows.option("subscribe", topic).load()
+    written = rows.option("subscribe", job.produces).load()
     (totals,) = written.agg(
         count("*").alias("rows"), countDistinct("value").alias("distinct")
     ).collect()
-    say(query=query, rows_out=totals["rows"], distinct_rows_out=totals["distinct"])
+    say(query=job.name, rows_out=totals["rows"], distinct_rows_out=totals["distinct"])
 
 
 def say(**figures: int | str) -> None:

@@ -2,10 +2,10 @@
 
 import json
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,8 @@ from proxy.demo import DemoError
 
 MS_PER_SECOND = 1000.0
 HTTP_TIMEOUT_S = 5.0
+
+EXIT_DONE, EXIT_FAILED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,33 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """What the proxy said at one moment."""
+
+    at_s: float
+    lag: Mapping[str, int]
+    """By query, records that it has not completed."""
+    is_held: bool
+    """Whether a query is held back for another one."""
+
+
+S = TypeVar("S", bound=Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[S]):
+    """What a run gave."""
+
+    batches: Mapping[str, Sequence[Batch]]
+    """By query."""
+    samples: Sequence[S]
+    slow: Phase
+    rows_in: int
+    rows_out: Mapping[str, tuple[int, int]]
+    """By query, of those that were counted: rows, and different ones among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A promise, and what was seen."""
 
@@ -83,8 +112,9 @@ def rows_out_of(lines: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     }
 
 
-def judge_rows(rows_in: int, rows_out: dict[str, tuple[int, int]], queries: int) -> Claim:
+def judge_rows(outcome: Outcome[S], queries: int) -> Claim:
     """Compare what so many queries wrote with what was written for them."""
+    rows_in, rows_out = outcome.rows_in, outcome.rows_out
     once = all(rows == (rows_in, rows_in) for rows in rows_out.values())
     return Claim(
         f"each of {rows_in:,} rows exactly once",
@@ -119,8 +149,8 @@ def lag_of(queries: Iterable[dict[str, Any]]) -> dict[str, int]:
     }
 
 
-def summarise(console: Console, claims: Sequence[Claim]) -> None:
-    """Show the promises, and which were kept."""
+def summarise(console: Console, claims: Sequence[Claim]) -> int:
+    """Show the promises, and which were kept; return the exit code, 0 when all were."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("promise", "seen", ""):
         table.add_column(title)
@@ -130,3 +160,4 @@ def summarise(console: Console, claims: Sequence[Claim]) -> None:
     console.print()
     console.print(table)
     console.print()
+    return EXIT_DONE if all(claim.holds for claim in claims) else EXIT_FAILED

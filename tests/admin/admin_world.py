@@ -1,6 +1,7 @@
 """A real admin server over a real quota manager, rule book and store, on virtual time."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST = QuotaKind
 START_MS = 1_000_000.0
 MS_PER_SECOND = 1000.0
+HOSTILE = "<img src=x onerror=alert(1)>"
+"""A name that would do something if it were not shown as text."""
 
 RULES = (
     Rule(client_id="etl-orders", bounds={CONSUMER: 10 * MIB}, place="quota-proxy.yaml:12"),
@@ -174,13 +177,23 @@ class Answer:
 Ask = Callable[..., Awaitable[Answer]]
 
 
+@asynccontextmanager
+async def running(server: AdminServer) -> AsyncIterator[str]:
+    """Run a server; gives its address, `http://HOST:PORT`."""
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
 async def serve(server: AdminServer) -> AsyncIterator[Ask]:
     """`await ask(method, path, **what aiohttp takes)`; the path is sent as it is."""
-    await server.start()
-    async with aiohttp.ClientSession() as session:
+    async with running(server) as address, aiohttp.ClientSession() as session:
 
         async def ask(method: str, path: str, **how: Any) -> Answer:
-            url = URL(f"http://127.0.0.1:{server.port}{path}", encoded=True)
+            url = URL(f"{address}{path}", encoded=True)
             async with session.request(method, url, **how) as response:
                 text = await response.text()
                 is_json = response.content_type == "application/json" and text
@@ -188,4 +201,3 @@ async def serve(server: AdminServer) -> AsyncIterator[Ask]:
                 return Answer(response.status, response.headers, text, body)
 
         yield ask
-    await server.stop()

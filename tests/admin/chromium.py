@@ -17,6 +17,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium found; the status page is tested in one: apt-get install chromium"
 START_TIMEOUT_S = 60
 WAIT_TIMEOUT_S = 30
+ANSWER_TIMEOUT_S = 60
+"""How long one answer of the browser may take: a script in it may wait for WAIT_TIMEOUT_S."""
+STOP_TIMEOUT_S = 10
+POLL_MS = 20
+"""Between two looks at a condition in the page: it may be about anything, which tells nobody."""
 MAX_MESSAGE_BYTES = 64 << 20
 FLAGS = (
     "--headless=new",
@@ -78,7 +83,8 @@ class Page:
         number = len(self._answers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        return await self._answers[number]
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return await self._answers[number]
 
     async def listen(self) -> None:
         async for message in self._socket:
@@ -112,20 +118,22 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression is true, looking whenever the page draws."""
+        """Wait until an expression is true."""
         script = (
             "new Promise((resolve, reject) => {"
             f"  const giveUp = setTimeout(() => resolve(false), {WAIT_TIMEOUT_S * 1000});"
             "   const look = () => {"
             f"    if ({condition}) {{ clearTimeout(giveUp); resolve(true); }}"
-            "     else setTimeout(look, 20);"
+            f"    else setTimeout(look, {POLL_MS});"
             "   }; look(); })"
         )
         assert await self.run(script), f"never came true: {condition}\n{self.complaints}"
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, shown: str) -> None:
+        """Go to a page, and wait until it is there and an expression is true."""
         await self.send("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
+        await self.until(shown)
 
     async def look(self, *, width: int, height: int, dark: bool = False, scale: float = 1) -> None:
         """Set the size of the window in CSS pixels, and the colours that the reader prefers."""
@@ -159,7 +167,8 @@ class Page:
         """Let so much time pass for the page at once; its clock stands still afterwards."""
         self._skipped.clear()
         await self.send("Emulation.setVirtualTimePolicy", policy="advance", budget=milliseconds)
-        await self._skipped.wait()
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            await self._skipped.wait()
 
     async def shoot(self, path: Path) -> None:
         shot = await self.send("Page.captureScreenshot", format="png")
@@ -195,7 +204,11 @@ async def chromium() -> AsyncIterator[Page]:
             drain.cancel()
         finally:
             process.terminate()
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 async def _debugging_address(process: asyncio.subprocess.Process) -> str:

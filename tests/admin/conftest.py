@@ -22,15 +22,15 @@ def world() -> World:
 @pytest.fixture
 async def ask(world: World) -> AsyncIterator[Ask]:
     """Asks a server without token."""
-    async for each in serve(world.server()):
-        yield each
+    async with serve(world.server()) as ask:
+        yield ask
 
 
 @pytest.fixture
 async def ask_guarded(world: World) -> AsyncIterator[Ask]:
     """Asks a server with the token `secret`."""
-    async for each in serve(world.server(token="secret")):
-        yield each
+    async with serve(world.server(token="secret")) as ask:
+        yield ask
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def spark() -> SparkWorld:
 @pytest.fixture
 async def ask_spark(spark: SparkWorld) -> AsyncIterator[Ask]:
     """Asks a server that follows queries, without token."""
-    async for each in serve(spark.server()):
-        yield each
+    async with serve(spark.server()) as ask:
+        yield ask

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from spark_world import HOSTILE, SparkWorld
+from admin_world import HOSTILE
+from spark_world import SparkWorld
 
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.early import StageBatch

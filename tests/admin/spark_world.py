@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from admin_world import CONSUMER, MIB, RULES, World
+from admin_world import CONSUMER, HOSTILE, MIB, RULES, World
 
 from proxy.admin.server import AdminServer
 from proxy.backpressure.control import Backpressure
@@ -183,7 +183,6 @@ class Job:
         self.world.take(json.dumps(report).encode())
 
 
-HOSTILE = "<img src=x onerror=alert(1)>"
 SCENE = (
     *QUERIES,
     QuerySettings(name="audit", client_id="audit"),

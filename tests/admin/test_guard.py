@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from admin_world import Ask, World, serve
+from admin_world import Ask, World, running, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +95,17 @@ async def test_a_body_in_chunks_is_bounded_too(ask: Ask):
     assert answer.status == 413
 
 
+async def exchanged(world: World, sent: bytes) -> bytes:
+    """Send bytes to a server; return what comes until it closes."""
+    server = world.server()
+    async with running(server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+
 GARBAGE = {
     "Kafka": b"\x00\x00\x00\x10\x00\x12\x00\x03\x00\x00\x00\x01\x00\x04test",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -107,26 +118,15 @@ GARBAGE = {
 
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_what_is_not_http_is_refused_and_closed(world: World, sent: bytes):
-    server = world.server()
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(sent)
-    answer = await reader.read()
-    writer.close()
+    answer = await exchanged(world, sent)
     assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
     assert b"Traceback" not in answer
-    await server.stop()
 
 
 @pytest.mark.parametrize("path", ["http://127.0.0.1/v1/quotas/user=a", "/v1/./quotas/user=a"])
 async def test_a_path_in_another_form_is_not_guessed_at(world: World, path: str):
-    server = world.server()
-    await server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-    assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
-    writer.close()
-    await server.stop()
+    sent = f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    assert (await exchanged(world, sent)).startswith(b"HTTP/1.1 404 ")
 
 
 async def test_a_refused_method_says_which_ones_work(ask: Ask):
@@ -138,7 +138,7 @@ async def test_a_defect_is_no_traceback(world: World, capsys: pytest.CaptureFixt
     def broken() -> str:
         raise RuntimeError("a detail that is nobody's business")
 
-    async for ask in serve(world.server(not_ready=broken)):
+    async with serve(world.server(not_ready=broken)) as ask:
         answer = await ask("GET", "/v1/status")
         assert (answer.status, set(answer.json)) == (500, {"error", "fix"})
         assert "nobody's business" not in answer.text
@@ -209,10 +209,9 @@ async def test_without_a_token_only_loopback_is_bound(world: World, host: str):
 
 async def test_a_port_in_use_is_an_error(world: World):
     first = world.server()
-    await first.start()
-    with pytest.raises(AdminError, match="in use"):
-        await world.server(port=first.port).start()
-    await first.stop()
+    async with running(first):
+        with pytest.raises(AdminError, match="in use"):
+            await world.server(port=first.port).start()
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

@@ -1,48 +1,30 @@
 """The status page in a real Chromium: what it shows, to whom, and what it never does."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from admin_world import CONSUMER, MIB, PRODUCER, START_MS, World
-from chromium import CONTRAST, PHONE, WIDE, Page, text
-from traffic import ACTORS, TICK_MS, play
+from admin_world import CONSUMER, HOSTILE, MIB, World, running
+from chromium import PHONE, WIDE, Page, text
+from status_page import CLIENTS, visited
+from traffic import TICK_MS, play, scene
 
 from proxy.admin.pages import FILES
 
-SHOTS = Path(__file__).parents[2] / "build" / "status-page"
-ROWS = "document.querySelectorAll('#clients tr').length"
-HOSTILE = "<img src=x onerror=alert(1)>"
-
-PICTURE_MS = START_MS + 599_730.0
-"""A moment in the middle of two holds."""
+SHOWN = f"{CLIENTS} === 7"
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
 async def url(world: World, page: Page) -> AsyncIterator[str]:
-    """A proxy after ten minutes of traffic; in the end nothing may have gone wrong in the page."""
     server = world.server()
-    world.rules.put(
-        {"user": "alice", "client-id": "ingest-clicks"},
-        {PRODUCER: MIB},
-        by="anna",
-        at_s=1_790_000_000.0,
-    )
-    play(world)
-    await server.start()
-    address = f"http://127.0.0.1:{server.port}"
-    yield f"{address}/"
-    assert page.complaints == []
-    await server.stop()
-    assert {urlsplit(each).netloc for each in page.urls} == {urlsplit(address).netloc}
+    scene(world)
+    async with visited(server, page) as address:
+        yield address
 
 
 async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     first = await page.run(text("#clients tr"))
     for part in ("client-id=etl-orders", "10.0 MiB/s", "Throttled", "rule 0 (quota-proxy.yaml:12)"):
         assert part in first
@@ -57,8 +39,7 @@ async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str)
 
 
 async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     world.rules.put({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB})
     play(world, until_ms=world.now_ms + 30 * TICK_MS)
     await page.until(f"{text('#clients')}.includes('of 3.00 MiB/s')")
@@ -70,17 +51,13 @@ async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
 
 async def test_a_lost_proxy_is_said_and_found_again(world: World, page: Page):
     server = world.server()
-    await server.start()
-    port = server.port
-    await page.open(f"http://127.0.0.1:{port}/")
-    await page.until(f"{text('#none')}.includes('has sent anything yet')")
-    await server.stop()
+    async with running(server) as address:
+        port = server.port
+        await page.open(address, f"{text('#none')}.includes('has sent anything yet')")
     await page.until("!document.getElementById('lost').hidden")
     assert "No contact with the proxy" in await page.run(text("#lost"))
-    again = world.server(port=port)
-    await again.start()
-    await page.until("document.getElementById('lost').hidden")
-    await again.stop()
+    async with running(world.server(port=port)):
+        await page.until("document.getElementById('lost').hidden")
 
 
 HIDE = """(hidden) => {
@@ -91,8 +68,7 @@ HIDE = """(hidden) => {
 
 
 async def test_nothing_is_asked_for_while_nobody_looks(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     await page.run(f"({HIDE})(true)")
     asked = len(page.urls)
     await page.skip(60_000)
@@ -100,8 +76,7 @@ async def test_nothing_is_asked_for_while_nobody_looks(page: Page, url: str):
 
 
 async def test_who_looks_again_sees_the_present(world: World, page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     await page.run(f"({HIDE})(true)")
     world.not_ready = "closed"
     await page.run(f"({HIDE})(false)")
@@ -109,8 +84,7 @@ async def test_who_looks_again_sees_the_present(world: World, page: Page, url: s
 
 
 async def test_hostile_client_ids_are_text(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     row = "[...document.querySelectorAll('#clients tr')].find(r => r.innerText.includes('img'))"
     await page.run(f"{row}.querySelector('summary').click()")
     await page.until(f"{row}.innerText.includes({HOSTILE!r})")
@@ -118,12 +92,11 @@ async def test_hostile_client_ids_are_text(page: Page, url: str):
 
 
 async def test_the_keyboard_reaches_filter_and_reasons(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     await page.press("Tab")
     assert await page.run("document.activeElement.id") == "filter"
     await page.type("ALICE")
-    await page.until(f"{ROWS} === 1")
+    await page.until(f"{CLIENTS} === 1")
     await page.press("Tab")
     assert await page.run("document.activeElement.tagName") == "SUMMARY"
     outline = "getComputedStyle(document.activeElement).outlineStyle"
@@ -141,8 +114,7 @@ async def test_the_keyboard_reaches_filter_and_reasons(page: Page, url: str):
 
 
 async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
+    await page.open(url, SHOWN)
     for size in (WIDE, PHONE):
         await page.look(**size)
         tree = await page.send("Accessibility.getFullAXTree")
@@ -153,50 +125,8 @@ async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: st
         assert roles.count("image") >= 7
 
 
-@pytest.mark.parametrize("width", [320, 360, 768, 1440, 2560])
-async def test_nothing_sticks_out_sideways(page: Page, url: str, width: int):
-    await page.look(width=width, height=900)
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
-    await page.run("document.querySelectorAll('summary').forEach(each => each.click())")
-    await page.until("document.querySelectorAll('details[open] .why > *').length >= 7")
-    assert await page.run("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_text_stands_out_in_light_and_dark(page: Page, url: str, dark: bool):
-    await page.look(**WIDE, dark=dark)
-    await page.open(url)
-    await page.until(f"{ROWS} === 7")
-    ground = await page.run("getComputedStyle(document.body).backgroundColor")
-    assert ground == ("rgb(13, 19, 26)" if dark else "rgb(243, 245, 248)")
-    assert await page.run(CONTRAST) == []
-
-
-async def test_pictures_for_people(world: World, page: Page):
-    """Leaves pictures in build/status-page; `wide.png` is the one in the documents."""
-    server = world.server()
-    await server.start()
-    world.rules.put({"user": "alice", "client-id": "ingest-clicks"}, {PRODUCER: MIB}, by="anna")
-    play(world, ACTORS[:-1], PICTURE_MS)
-    for name, look in {
-        "wide": {**WIDE, "scale": 1.5},
-        "dark": {**WIDE, "dark": True},
-        "phone": {**PHONE, "scale": 2},
-        "wall": {"width": 2560, "height": 1440},
-    }.items():
-        await page.look(**look)
-        await page.open(f"http://127.0.0.1:{server.port}/")
-        await page.until(f"{ROWS} === 6")
-        await page.shoot(SHOTS / f"{name}.png")
-        assert (SHOTS / f"{name}.png").stat().st_size > 20_000
-    await server.stop()
-
-
-async def test_each_file_of_the_page_is_served_and_kept_to_itself(world: World, page: Page):
-    server = world.server()
-    await server.start()
-    await page.open(f"http://127.0.0.1:{server.port}/")
+async def test_each_file_of_the_page_is_served_and_kept_to_itself(page: Page, url: str):
+    await page.open(url, SHOWN)
     for path, (_, content_type) in FILES.items():
         found = await page.run(
             f"fetch('{path}').then(a => [a.status, ...['content-type', 'content-security-policy']"
@@ -204,4 +134,3 @@ async def test_each_file_of_the_page_is_served_and_kept_to_itself(world: World, 
         )
         assert found[:2] == [200, f"{content_type}; charset=utf-8"]
         assert "default-src 'self'" in found[2]
-    await server.stop()

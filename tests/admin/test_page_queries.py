@@ -2,54 +2,38 @@
 
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from chromium import CONTRAST, PHONE, WIDE, Page, text
-from spark_world import HOSTILE, Job, SparkWorld, scene
+from admin_world import HOSTILE
+from chromium import PHONE, WIDE, Page, text
+from spark_world import Job, SparkWorld, scene
+from status_page import OPEN_QUERY, PARTITIONS, QUERIES, query_row, visited
 
-SHOTS = Path(__file__).parents[2] / "build" / "status-page"
-ROWS = "document.querySelectorAll('#queries > tr:not(.below)').length"
-OPEN = "#queries > tr.below:not([hidden])"
-PARTITIONS = f"document.querySelectorAll('{OPEN} .partitions tbody tr').length"
+SHOWN = f"{QUERIES} === 5"
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def row(name: str) -> str:
-    return (
-        f"[...document.querySelectorAll('#queries > tr')].find(r => r.innerText.includes({name!r}))"
-    )
-
-
 @pytest.fixture
-async def shown() -> SparkWorld:
+def shown() -> SparkWorld:
     return scene()
 
 
 @pytest.fixture
 async def url(shown: SparkWorld, page: Page) -> AsyncIterator[str]:
-    """A proxy with queries; in the end nothing may have gone wrong in the page."""
-    server = shown.server()
-    await server.start()
-    address = f"http://127.0.0.1:{server.port}"
-    yield f"{address}/"
-    assert page.complaints == []
-    await server.stop()
-    assert {urlsplit(each).netloc for each in page.urls} == {urlsplit(address).netloc}
+    async with visited(shown.server(), page) as address:
+        yield address
 
 
 async def test_each_query_is_shown_with_its_troubles(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
+    await page.open(url, SHOWN)
     for name, parts in {
         "payments": ("running", "etl-payments", "records/s", "of 10.0 MiB/s", "✓ Done"),
         "clicks": ("■ 2 partitions stuck", "not adaptive", "to no group"),
         "audit": ("✕ Failed: Job aborted", "▲ 200 records skipped"),
         "ledger": ("✕ Not committed", "✕ Fails", "a live member"),
     }.items():
-        shown = await page.run(f"{row(name)}.innerText")
+        shown = await page.run(f"{query_row(name)}.innerText")
         for part in parts:
             assert part in shown, (name, part)
     assert await page.run("[...document.querySelectorAll('#queries > tr.alarm')].length") == 3
@@ -72,115 +56,104 @@ class WithBatch:
 
 
 async def test_the_last_batch_is_shown(page: Page, shown: SparkWorld):
-    server = shown.server(reports=WithBatch(shown))
-    await server.start()
-    await page.open(f"http://127.0.0.1:{server.port}/")
-    await page.until(f"{ROWS} === 5")
-    cell = await page.run(
-        f"{row('payments')}.querySelector('[data-label=\"Last batch\"]').innerText"
-    )
+    async with visited(shown.server(reports=WithBatch(shown)), page) as url:
+        await page.open(url, SHOWN)
+        cell = await page.run(
+            f"{query_row('payments')}.querySelector('[data-label=\"Last batch\"]').innerText"
+        )
     assert cell.splitlines()[:2] == ["1.8 s", "4,000 rows"]
     assert cell.splitlines()[2].startswith("batch 12 · 3")
-    await server.stop()
 
 
-async def test_without_queries_there_is_no_section(page: Page, spark: SparkWorld):
+async def test_without_queries_there_is_no_section(page: Page):
     spark = SparkWorld(())
-    server = spark.server()
-    await server.start()
-    await page.open(f"http://127.0.0.1:{server.port}/")
-    await page.until("document.querySelector('#loads li')")
-    for each in ("queries-card", "queries-tile"):
-        assert not await page.run(f"document.getElementById('{each}').checkVisibility()")
-    spark.known.add("late")
-    late = Job(spark, "late", "late")
-    late.tell(late.report("started"))
-    await page.until("document.getElementById('queries-card').checkVisibility()")
-    await server.stop()
+    async with visited(spark.server(), page) as url:
+        await page.open(url, "document.querySelector('#loads li')")
+        for each in ("queries-card", "queries-tile"):
+            assert not await page.run(f"document.getElementById('{each}').checkVisibility()")
+        spark.known.add("late")
+        late = Job(spark, "late", "late")
+        late.tell(late.report("started"))
+        await page.until("document.getElementById('queries-card').checkVisibility()")
 
 
 async def test_figures_follow_the_query(page: Page, shown: SparkWorld, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
+    await page.open(url, SHOWN)
     shown.book.committed("ledger", {}, shown.now_ms)
-    await page.until(f"!{row('ledger')}.innerText.includes('Fails')")
+    await page.until(f"!{query_row('ledger')}.innerText.includes('Fails')")
     query = shown.book.query_of("etl-payments")
     assert query is not None
     query.log_end("payments", 0, 5_000_000, shown.now_ms)
-    await page.until(f"{row('payments')}.innerText.includes('5,0')")
+    await page.until(f"{query_row('payments')}.innerText.includes('5,0')")
 
 
 async def test_a_row_opens_to_its_partitions_by_keyboard(page: Page, shown: SparkWorld, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run(f"{row('clicks')}.querySelector('button').focus()")
+    await page.open(url, SHOWN)
+    await page.run(f"{query_row('clicks')}.querySelector('button').focus()")
     assert await page.run("document.activeElement.getAttribute('aria-expanded')") == "false"
     await page.press("Enter")
     await page.until(f"{PARTITIONS} === 2")
     assert await page.run("document.activeElement.getAttribute('aria-expanded')") == "true"
     outline = "getComputedStyle(document.activeElement).outlineStyle"
     assert await page.run(outline) == "solid"
-    inside = await page.run(text(f"{OPEN} .partitions"))
+    inside = await page.run(text(f"{OPEN_QUERY} .partitions"))
     assert "clicks-1" in inside
     assert "90,000" in inside
     assert "■ stuck since" in inside
-    assert "stands at" in await page.run(text(f"{OPEN} .notes"))
+    assert "stands at" in await page.run(text(f"{OPEN_QUERY} .notes"))
     # It is kept up to date, and open, and the focus stays.
     query = shown.book.query_of("clicks")
     assert query is not None
     query.log_end("clicks", 1, 123_456, shown.now_ms)
-    await page.until(f"{text(f'{OPEN} .partitions')}.includes('123,456')")
+    await page.until(f"{text(f'{OPEN_QUERY} .partitions')}.includes('123,456')")
     assert await page.run("document.activeElement.className") == "more"
     await page.press("Enter")
-    await page.until(f"!document.querySelector('{OPEN}')")
+    await page.until(f"!document.querySelector('{OPEN_QUERY}')")
 
 
 async def test_skipped_ranges_say_why(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run(f"{row('audit')}.querySelector('button').click()")
+    await page.open(url, SHOWN)
+    await page.run(f"{query_row('audit')}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 1")
-    inside = await page.run(text(f"{OPEN} .partitions"))
+    inside = await page.run(text(f"{OPEN_QUERY} .partitions"))
     assert "▲ 200 records skipped, last offsets 7300 to before 7500: retention" in inside
 
 
 async def test_a_hostile_name_is_text(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run(f"{row(HOSTILE)}.querySelector('button').click()")
+    await page.open(url, SHOWN)
+    await page.run(f"{query_row(HOSTILE)}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     assert await page.run("document.querySelectorAll('main img').length") == 0
-    label = f"document.querySelector('{OPEN} .partitions').getAttribute('aria-label')"
+    label = f"document.querySelector('{OPEN_QUERY} .partitions').getAttribute('aria-label')"
     assert await page.run(label) == f"Partitions of {HOSTILE}"
 
 
 async def test_what_cannot_be_asked_for_is_said(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
+    await page.open(url, SHOWN)
     await page.send("Network.setBlockedURLs", urls=["*v1/progress*"])
-    await page.run(f"{row('ledger')}.querySelector('button').click()")
-    await page.until(f"document.querySelector('{OPEN} .bad')?.innerText.includes('No contact')")
+    await page.run(f"{query_row('ledger')}.querySelector('button').click()")
+    await page.until(
+        f"document.querySelector('{OPEN_QUERY} .bad')?.innerText.includes('No contact')"
+    )
     await page.send("Network.setBlockedURLs", urls=[])
     await page.until(f"{PARTITIONS} === 3")
-    assert await page.run(text(f"{OPEN} .bad")) == ""
+    assert await page.run(text(f"{OPEN_QUERY} .bad")) == ""
     page.complaints.clear()  # the browser's, about what was blocked
 
 
 async def test_a_query_that_is_gone_leaves(page: Page, shown: SparkWorld, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run(f"{row(HOSTILE)}.querySelector('button').click()")
+    await page.open(url, SHOWN)
+    await page.run(f"{query_row(HOSTILE)}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     shown.now_ms += 4 * 86_400_000.0
     shown.book.sweep(shown.now_ms, 0.0)
-    await page.until(f"{ROWS} === 4")
-    assert not await page.run(f"document.querySelector('{OPEN}')")
+    await page.until(f"{QUERIES} === 4")
+    assert not await page.run(f"document.querySelector('{OPEN_QUERY}')")
 
 
 async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: str):
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run(f"{row('clicks')}.querySelector('button').click()")
+    await page.open(url, SHOWN)
+    await page.run(f"{query_row('clicks')}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     for size in (WIDE, PHONE):
         await page.look(**size)
@@ -190,43 +163,3 @@ async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: st
         assert roles.count("table") == 3
         assert roles.count("columnheader") == 4 + 6 + 6
         assert roles.count("cell") == clients * 4 + queries * 6 + 1 + partitions * 6
-
-
-@pytest.mark.parametrize("width", [320, 360, 768, 1440, 2560])
-async def test_nothing_sticks_out_sideways(page: Page, url: str, width: int):
-    await page.look(width=width, height=900)
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run("document.querySelectorAll('.more').forEach(each => each.click())")
-    await page.until(f"{PARTITIONS} === 12")
-    assert await page.run("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-async def test_text_stands_out_in_light_and_dark(page: Page, url: str, dark: bool):
-    await page.look(**WIDE, dark=dark)
-    await page.open(url)
-    await page.until(f"{ROWS} === 5")
-    await page.run("document.querySelectorAll('.more').forEach(each => each.click())")
-    await page.until(f"{PARTITIONS} === 12")
-    assert await page.run(CONTRAST) == []
-
-
-async def test_pictures_for_people(page: Page, shown: SparkWorld):
-    """Leaves pictures in build/status-page."""
-    server = shown.server()
-    await server.start()
-    for name, look in {
-        "queries": {**WIDE, "scale": 1.5},
-        "queries-dark": {**WIDE, "dark": True},
-        "queries-phone": {**PHONE, "height": 2600, "scale": 2},
-    }.items():
-        await page.look(**look)
-        await page.open(f"http://127.0.0.1:{server.port}/")
-        await page.until(f"{ROWS} === 5")
-        await page.run(f"{row('clicks')}.querySelector('button').click()")
-        await page.until(f"{PARTITIONS} === 2")
-        await page.run("document.getElementById('queries-card').scrollIntoView()")
-        await page.shoot(SHOTS / f"{name}.png")
-        assert (SHOTS / f"{name}.png").stat().st_size > 20_000
-    await server.stop()

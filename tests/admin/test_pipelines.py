@@ -1,20 +1,19 @@
 """Pipelines over HTTP, in the status document and in the terminal."""
 
-import asyncio
 import json
 from io import StringIO
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from admin_world import Ask, serve
+from admin_world import HOSTILE, Ask, running, serve
 from pipeline_world import LATER, PipelineWorld, chain, scene
 from rich.console import Console
-from spark_world import HOSTILE
+from terminal import run_once
 
 from proxy.admin.pipelines import MAX_NODES, MAX_SUMMARIES, Pipelines
 from proxy.admin.seldom import COST_FACTOR
-from proxy.admin.top import FRAME_LINES, run_top
+from proxy.admin.top import FRAME_LINES
 from proxy.admin.top_view import PIPELINES, screen
 
 
@@ -24,12 +23,10 @@ def shown() -> PipelineWorld:
 
 
 async def get(world: PipelineWorld, path: str) -> Any:
-    found = None
-    async for ask in serve(world.server()):
+    async with serve(world.server()) as ask:
         answer = await ask("GET", path)
         assert answer.status == 200, answer.text
-        found = answer.json
-    return found
+        return answer.json
 
 
 async def test_pipelines_are_given_in_full(shown: PipelineWorld):
@@ -43,7 +40,7 @@ async def test_pipelines_are_given_in_full(shown: PipelineWorld):
 
 
 async def test_one_pipeline_can_be_asked_for(shown: PipelineWorld):
-    async for ask in serve(shown.server()):
+    async with serve(shown.server()) as ask:
         for name in shown.lines:
             answer = await ask("GET", f"/v1/pipelines?pipeline={quote(name)}")
             (only,) = answer.json["pipelines"]
@@ -157,14 +154,8 @@ def test_what_is_dear_to_make_is_made_seldom():
 
 
 async def printed(world: PipelineWorld, width: int) -> str:
-    server = world.server()
-    await server.start()
-    out = StringIO()
-    console = Console(file=out, force_terminal=True, width=width, color_system=None)
-    url = f"http://127.0.0.1:{server.port}"
-    assert await asyncio.to_thread(run_top, url, once=True, console=console) == 0
-    await server.stop()
-    return out.getvalue()
+    async with running(world.server()) as url:
+        return await run_once(url, width)
 
 
 async def test_pipelines_follow_in_the_terminal(shown: PipelineWorld):

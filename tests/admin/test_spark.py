@@ -115,7 +115,7 @@ async def test_what_is_no_report_is_refused(
     spark: SparkWorld, status: int, headers: dict[str, str], data: bytes
 ):
     token = {} if status == 401 else {"Authorization": "Bearer secret"}
-    async for ask in serve(spark.server(token="secret")):
+    async with serve(spark.server(token="secret")) as ask:
         answer = await ask("POST", REPORTS, data=data, headers={**JSON, **token, **headers})
         assert answer.status == status, answer.text
         assert {"error", "fix"} <= set(answer.json)
@@ -238,7 +238,7 @@ async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: As
 async def test_the_status_shows_a_limited_number_of_queries():
     names = [f"query-{number}" for number in range(MAX_SUMMARIES + 20)]
     spark = SparkWorld(tuple(QuerySettings(name=name, client_id=name) for name in names))
-    async for ask in serve(spark.server()):
+    async with serve(spark.server()) as ask:
         status = (await ask("GET", "/v1/status")).json
         assert (status["followed"], len(status["queries"])) == (len(names), MAX_SUMMARIES)
         assert len((await ask("GET", "/v1/progress")).json["queries"]) == len(names)

@@ -6,15 +6,15 @@ import pty
 import signal
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import StringIO
-from typing import Any
 
-import aiohttp
 import pytest
-from admin_world import World
+from admin_world import HOSTILE, World, running, serve
 from aiohttp import web
 from rich.console import Console
-from spark_world import HOSTILE, scene
+from spark_world import scene
+from terminal import run_once
 from traffic import play
 
 from proxy.admin.top import run_top
@@ -30,9 +30,8 @@ pytestmark = pytest.mark.timeout(60)
 async def url(world: World) -> AsyncIterator[str]:
     server = world.server()
     play(world)
-    await server.start()
-    yield f"http://127.0.0.1:{server.port}"
-    await server.stop()
+    async with running(server) as address:
+        yield address
 
 
 async def run_plain(url: str) -> tuple[int, str, str]:
@@ -57,10 +56,8 @@ async def test_without_a_terminal_it_prints_once(url: str):
 
 @pytest.fixture
 async def queries_url() -> AsyncIterator[str]:
-    server = scene().server()
-    await server.start()
-    yield f"http://127.0.0.1:{server.port}"
-    await server.stop()
+    async with running(scene().server()) as address:
+        yield address
 
 
 async def test_queries_follow_the_clients(queries_url: str):
@@ -84,26 +81,22 @@ async def test_queries_follow_the_clients(queries_url: str):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 150, 200])
 async def test_queries_fit_the_terminal(queries_url: str, width: int):
-    out = StringIO()
-    console = Console(file=out, force_terminal=True, width=width, color_system=None)
-    assert await asyncio.to_thread(run_top, queries_url, once=True, console=console) == 0
-    lines = out.getvalue().splitlines()
+    out = await run_once(queries_url, width)
+    lines = out.splitlines()
     assert max(map(len, lines)) <= width
     (line,) = (line for line in lines if line.startswith("clicks "))
     assert "92,300" in line
-    assert "…" not in out.getvalue()
+    assert "…" not in out
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 150, 200])
 async def test_it_fits_the_terminal(url: str, width: int):
-    out = StringIO()
-    console = Console(file=out, force_terminal=True, width=width, color_system=None)
-    assert await asyncio.to_thread(run_top, url, once=True, console=console) == 0
-    lines = out.getvalue().splitlines()
+    out = await run_once(url, width)
+    lines = out.splitlines()
     assert max(map(len, lines)) <= width
     (line,) = (line for line in lines if line.startswith("client-id=etl-orders"))
     assert "100%" in line
-    assert "…" not in out.getvalue()
+    assert "…" not in out
 
 
 class Terminal:
@@ -126,16 +119,17 @@ class Terminal:
 
 @pytest.fixture
 async def terminal(url: str) -> AsyncIterator[Terminal]:
-    async for each in run_in_terminal(url):
+    async with run_in_terminal(url) as each:
         yield each
 
 
 @pytest.fixture
 async def queries_terminal(queries_url: str) -> AsyncIterator[Terminal]:
-    async for each in run_in_terminal(queries_url):
+    async with run_in_terminal(queries_url) as each:
         yield each
 
 
+@asynccontextmanager
 async def run_in_terminal(url: str) -> AsyncIterator[Terminal]:
     ours, its = pty.openpty()
     process = await asyncio.create_subprocess_exec(
@@ -149,11 +143,13 @@ async def run_in_terminal(url: str) -> AsyncIterator[Terminal]:
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"},
     )
     os.close(its)
-    yield Terminal(process, ours)
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    os.close(ours)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(ours)
 
 
 async def test_keys_sort_and_quit(terminal: Terminal):
@@ -199,13 +195,11 @@ async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
 
 
 async def test_a_proxy_that_is_not_there_is_an_error(world: World):
-    server = world.server()
-    await server.start()
-    port = server.port
-    await server.stop()
-    code, out, complaint = await run_plain(f"http://127.0.0.1:{port}")
+    async with running(world.server()) as url:
+        pass
+    code, out, complaint = await run_plain(url)
     assert (code, out) == (1, "")
-    assert f"http://127.0.0.1:{port} does not answer: " in complaint
+    assert f"{url} does not answer: " in complaint
     assert "fix: start the proxy" in complaint
 
 
@@ -233,12 +227,9 @@ async def test_another_server_is_an_error(status: int, body: str):
 
 
 @pytest.mark.parametrize("order", ["held", "name"])
-async def test_queries_are_cut_to_the_rows_that_fit(order: str, queries_url: str):
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{queries_url}/v1/status") as response,
-    ):
-        status: dict[str, Any] = await response.json()
+async def test_queries_are_cut_to_the_rows_that_fit(order: str):
+    async with serve(scene().server()) as ask:
+        status = (await ask("GET", "/v1/status")).json
     out = StringIO()
     Console(file=out, width=100).print(screen(status, order, 100, 2, (QUERIES,)))
     assert "2 of 5 Spark queries" in out.getvalue()
@@ -254,14 +245,8 @@ async def test_hostile_client_ids_cannot_steer_the_terminal(world: World):
         "\N{RIGHT-TO-LEFT OVERRIDE}x",
     ):
         world.connect(client_id)(1.0)
-    server = world.server()
-    await server.start()
-    async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{server.port}/v1/status") as response,
-    ):
-        status: dict[str, Any] = await response.json()
-    await server.stop()
+    async with serve(world.server()) as ask:
+        status = (await ask("GET", "/v1/status")).json
     out = StringIO()
     Console(file=out, width=200).print(screen(status, "name", 200))
     assert not set(out.getvalue()) & set("\x1b\x07\r\N{RIGHT-TO-LEFT OVERRIDE}")

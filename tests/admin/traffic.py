@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from admin_world import CONSUMER, MIB, MS_PER_SECOND, PRODUCER, REQUEST, START_MS, World
+from admin_world import CONSUMER, HOSTILE, MIB, MS_PER_SECOND, PRODUCER, REQUEST, START_MS, World
 
 from proxy.quota import ClientIdentity, QuotaKind
 
@@ -34,7 +34,7 @@ ACTORS = (
     Actor("spark-kafka-source-2b1e-driver", CONSUMER, MIB, lambda t: 30 * MIB * (t % 60 < 22)),
     Actor("dashboards", REQUEST, 20.0, lambda t: 120 + 90 * math.sin(t / 55), None, "tenants"),
     Actor("mirror-eu", CONSUMER, 4 * MIB, lambda t: 70 * MIB if t > 420 else 21 * MIB),
-    Actor("<img src=x onerror=alert(1)>", CONSUMER, MIB / 8, lambda _: 1.3 * MIB),
+    Actor(HOSTILE, CONSUMER, MIB / 8, lambda _: 1.3 * MIB),
 )
 
 
@@ -64,3 +64,15 @@ def play(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | Non
             world.quotas.held(charge, charge.delay_ms, world.now_ms)
             next_ms = max(next_ms, charge.due_ms)
         heappush(due, (next_ms, number))
+
+
+ALICE = {"user": "alice", "client-id": "ingest-clicks"}
+
+PICTURE_MS = START_MS + 599_730.0
+"""A moment in the middle of two holds."""
+
+
+def scene(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None) -> None:
+    """Let somebody set a quota, and ten minutes of traffic go by."""
+    world.rules.put(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0)
+    play(world, actors, until_ms)

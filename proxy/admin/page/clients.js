@@ -1,5 +1,6 @@
 // The table of clients: one row for each sensor.
 
+import { ask } from "./ask.js";
 import { makeChart } from "./chart.js";
 import { count, element, rate, say, seconds, time } from "./format.js";
 import { makeLine, showRows } from "./rows.js";
@@ -59,9 +60,8 @@ function makeRow(first) {
 
 async function explain(why, { entity, quota }) {
   try {
-    const answer = await fetch(`v1/clients/${encodeURIComponent(entity)}`);
-    if (!answer.ok) throw new Error((await answer.json()).error);
-    const found = (await answer.json()).quotas.find((each) => each.quota === quota);
+    const { quotas } = await ask(`v1/clients/${encodeURIComponent(entity)}`);
+    const found = quotas.find((each) => each.quota === quota);
     const by = found.rule.by ? [element("p", "", `set by ${found.rule.by}, ${time(found.rule.at)}`)] : [];
     const reason = found.adaptive?.reason
       ? [element("p", "", `bound of ${rate(found.bound, found.unit)}: ${found.adaptive.reason}`)] : [];

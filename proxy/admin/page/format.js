@@ -1,4 +1,4 @@
-// Writes figures for people, and makes elements. Text only ever enters the page as text.
+// Writes figures for people, and finds and makes elements. Text only ever enters the page as text.
 
 const UNITS = ["B/s", "KiB/s", "MiB/s", "GiB/s"];
 
@@ -18,6 +18,12 @@ export function seconds(value) {
   return `${Math.round(value / 86400)} days`;
 }
 
+export const NONE = "–";
+
+export function figure(value) {
+  return value === null ? NONE : Math.round(value).toLocaleString("en");
+}
+
 export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
@@ -35,6 +41,17 @@ export function element(tag, className = "", ...children) {
   if (className) made.className = className;
   made.append(...children);
   return made;
+}
+
+export const at = (id) => document.getElementById(id);
+
+// Makes the items of a list anew when they have changed; `none` is shown when there are none.
+export function fill(list, items, none, makeItem = (item) => element("li", "", item)) {
+  const state = JSON.stringify(items);
+  if (list.dataset.state === state) return;
+  list.dataset.state = state;
+  const made = items.map(makeItem);
+  list.replaceChildren(...(made.length || !none ? made : [element("li", "", none)]));
 }
 
 // Screen readers and selections lose their place when text that is the same is set again.

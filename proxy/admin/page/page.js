@@ -1,7 +1,7 @@
 // Asks for the status every two seconds and shows it; pauses while nobody looks.
 
 import { showClients } from "./clients.js";
-import { count, element, say, seconds, time } from "./format.js";
+import { at, count, element, fill, say, seconds, time } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
 
@@ -10,7 +10,6 @@ const PATIENCE_MS = 6000;
 const FILTER_PAUSE_MS = 200;
 const LIMIT = 60;
 
-const at = (id) => document.getElementById(id);
 let timer = null;
 let request = null;
 let seen = null;
@@ -85,29 +84,22 @@ function showTiles(status) {
 }
 
 function showPanels(status) {
-  fill("listeners", status.listeners.map((each) => [
+  fill(at("listeners"), status.listeners.map((each) => [
     each.name, count(each.connections, "connection"),
     `${address(each)}${each.tls ? " · TLS" : ""}`,
-  ]), "No listener is open.");
-  fill("brokers", status.brokers.map((each) => [`Broker ${each.node_id}`, "", address(each)]),
-    "No broker is known yet.");
-  fill("loads", status.config_loads.map((each) => [
+  ]), "No listener is open.", makeItem);
+  fill(at("brokers"), status.brokers.map((each) => [`Broker ${each.node_id}`, "", address(each)]),
+    "No broker is known yet.", makeItem);
+  fill(at("loads"), status.config_loads.map((each) => [
     each.result === "ok" ? "✓ Loaded" : `✕ ${each.result}`, time(each.at), each.message,
-  ]), "Nothing was loaded yet.");
+  ]), "Nothing was loaded yet.", makeItem);
 }
 
 const address = ({ host, port }) => `${host.includes(":") ? `[${host}]` : host}:${port}`;
 
-function fill(id, lines, none) {
-  const list = at(id);
-  const state = JSON.stringify(lines);
-  if (list.dataset.state === state) return;
-  list.dataset.state = state;
-  const items = lines.map(([title, side, note]) => {
-    const parts = [element("b", "", title), element("span", "", side)];
-    return element("li", "", ...parts, element("span", "note", note));
-  });
-  list.replaceChildren(...(items.length ? items : [element("li", "", none)]));
+function makeItem([title, side, note]) {
+  const parts = [element("b", "", title), element("span", "", side)];
+  return element("li", "", ...parts, element("span", "note", note));
 }
 
 let typing = null;

@@ -1,15 +1,14 @@
 // The partitions of one query, and what was noted of it: asked for while they are shown.
 
-import { count, element, say, seconds, time } from "./format.js";
+import { makeAsked } from "./ask.js";
+import { count, element, figure, fill, say, seconds, time } from "./format.js";
 import { makeLine, showRows } from "./rows.js";
 
 const LIMIT = 100;
-const PATIENCE_MS = 6000;
 const MAX_NOTES = 5;
 const COLUMNS = ["Completed to", "Log end", "Lag", "In flight", "State"];
 
 export function makePartitions(name) {
-  const trouble = element("p", "bad");
   const left = element("p", "note");
   const notes = element("ul", "notes");
   const head = element("tr", "", ...["Partition", ...COLUMNS].map((title) => {
@@ -25,42 +24,19 @@ export function makePartitions(name) {
   table.setAttribute("aria-label", `Partitions of ${name}`);
   for (const group of table.children) group.setAttribute("role", "rowgroup");
   const rows = new Map();
-  let loading = false;
 
-  async function load() {
-    if (loading) return;
-    loading = true;
-    try {
-      const asked = new URLSearchParams({ query: name, limit: LIMIT });
-      const signal = AbortSignal.timeout(PATIENCE_MS);
-      const answer = await fetch(`v1/progress?${asked}`, { signal, cache: "no-store" });
-      const found = await answer.json();
-      if (!answer.ok) throw new Error(found.error);
-      show(found.queries[0]);
-      say(trouble, "");
-    } catch (error) {
-      const lost = error instanceof TypeError || error.name === "TimeoutError";
-      say(trouble, `✕ ${lost ? "No contact with the proxy." : error.message}`);
-    } finally {
-      loading = false;
-    }
-  }
-
-  function show(query) {
+  function show({ queries: [query] }) {
     const wanted = query.partitions.map((each) => [`${each.topic}-${each.partition}`, each]);
     showRows(body, rows, new Map(wanted), makePartition);
     const total = query.totals.partitions;
     say(left, wanted.length < total
       ? `${wanted.length} of ${total}: the stuck, then those with most lag` : "");
-    const lines = query.notes.slice(0, MAX_NOTES).map((note) => {
+    fill(notes, query.notes.slice(0, MAX_NOTES).map((note) => {
       const where = note.topic === null ? "" : `${note.topic}-${note.partition}: `;
       return `${time(note.at * 1000)} ${where}${note.text}`;
-    });
-    if (notes.dataset.state === JSON.stringify(lines)) return;
-    notes.dataset.state = JSON.stringify(lines);
-    notes.replaceChildren(...lines.map((line) => element("li", "", line)));
+    }));
   }
-  return { box: element("div", "why", trouble, table, left, notes), load };
+  return makeAsked("v1/progress", { query: name, limit: LIMIT }, [table, left, notes], show);
 }
 
 function makePartition({ topic, partition }) {
@@ -96,5 +72,3 @@ function stateOf(each) {
     ]),
   ];
 }
-
-const figure = (value) => (value === null ? "–" : value.toLocaleString("en"));

@@ -1,27 +1,22 @@
 // The pipelines: for each its nodes as a row of boxes, and what its ledger says.
 
 import { makeBatches } from "./batches.js";
-import { count, element, say, seconds, time } from "./format.js";
+import { NONE, count, element, figure, say, seconds, time } from "./format.js";
 import { showRows } from "./rows.js";
+import { showSection } from "./section.js";
 
-const NONE = "–";
 const rows = new Map();
-const at = (id) => document.getElementById(id);
 
 export function showPipelines({ pipelines, pipelines_total: total }) {
-  at("pipelines-card").hidden = at("pipelines-tile").hidden = total === 0;
   const held = pipelines.flatMap(nodesOf).filter(isHeld).length;
-  say(at("pipelines-count"), total.toLocaleString("en"));
-  say(at("pipelines-note"), held ? `■ ${count(held, "node")} held` : "✓ nothing held");
-  at("pipelines-note").className = held ? "note warn" : "note";
-  say(at("pipelines-shown"), pipelines.length < total ? `${pipelines.length} of ${total}` : "");
+  const trouble = held ? `${count(held, "node")} held` : "";
+  const list = showSection("pipelines", { shown: pipelines.length, total }, trouble, "nothing held");
   const order = [...pipelines].sort((a, b) => a.name.localeCompare(b.name));
-  showRows(at("pipelines"), rows, new Map(order.map((each) => [each.name, each])), makePipeline);
+  showRows(list, rows, new Map(order.map((each) => [each.name, each])), makePipeline);
 }
 
 const isHeld = ({ state }) => state === "reduced";
 const nodesOf = ({ sources, stages }) => [...sources, ...stages];
-const figure = (value) => (value === null ? NONE : Math.round(value).toLocaleString("en"));
 
 function makePipeline({ name }) {
   const full = element("p", "what warn");

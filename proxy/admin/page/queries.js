@@ -1,25 +1,21 @@
 // The table of Spark queries; a row opens to its partitions.
 
-import { count, element, rate, say, seconds } from "./format.js";
+import { NONE, count, element, figure, rate, say, seconds } from "./format.js";
 import { makePartitions } from "./partitions.js";
 import { makeLine, showRows } from "./rows.js";
+import { showSection } from "./section.js";
 
 const COLUMNS = 6;
-const NONE = "–";
 const rows = new Map();
-const at = (id) => document.getElementById(id);
 
 export function showQueries({ queries, followed }) {
-  at("queries-card").hidden = at("queries-tile").hidden = followed === 0;
   const troubled = queries.filter((query) => alarms(query).length).length;
-  say(at("queries-count"), followed.toLocaleString("en"));
-  say(at("queries-note"), troubled ? `■ ${count(troubled, "needs", "need")} a look` : "✓ all go on");
-  at("queries-note").className = troubled ? "note warn" : "note";
-  say(at("queries-shown"), queries.length < followed ? `${queries.length} of ${followed}` : "");
+  const trouble = troubled ? `${count(troubled, "needs", "need")} a look` : "";
+  const body = showSection("queries", { shown: queries.length, total: followed }, trouble, "all go on");
   // Those in trouble first, then by name: figures change all the time, and rows must not jump.
   const order = [...queries].sort((a, b) =>
     (alarms(b).length > 0) - (alarms(a).length > 0) || a.name.localeCompare(b.name));
-  showRows(at("queries"), rows, new Map(order.map((query) => [query.name, query])), makeRow);
+  showRows(body, rows, new Map(order.map((query) => [query.name, query])), makeRow);
 }
 
 function alarms({ state, error, stuck_partitions: stuck, commit }) {
@@ -81,8 +77,6 @@ function makeCell(label) {
     say(part, [text, ...notes][index] ?? ""));
   return { cell, show };
 }
-
-const figure = (value) => (value === null ? NONE : Math.round(value).toLocaleString("en"));
 
 function aboutBatch(batch) {
   if (!batch) return [NONE, "none reported yet"];

@@ -1,11 +1,11 @@
 """What the two queries did, and whether it is what backpressure promises."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from proxy.demo.verdict import Batch, Claim, Phase
+from proxy.demo.backpressure.jobs import FREE, PRESSED, SOURCE
+from proxy.demo.jobs import TRIGGER_S
+from proxy.demo.verdict import Batch, Claim, Outcome, Phase, Sample
 
-TRIGGER_S = 2.0
 LONGEST_BATCH = 1.5
 """Trigger intervals that a batch may take under backpressure, once the loop has settled."""
 SETTLE_BATCHES = 5
@@ -15,42 +15,19 @@ AWAY_FROM_MINIMUM = 2.0
 """Times the minimum that a batch keeps to, or the loop has spiralled down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What the proxy said at one moment, by query."""
-
-    at_s: float
-    lag: dict[str, int]
-    """Records that the query has not completed."""
-    bound: dict[str, float]
-    """Adaptive rate, in records per second; of queries that have one."""
-
-
-def judge(
-    free: Sequence[Batch],
-    pressed: Sequence[Batch],
-    slow: Phase,
-    *,
-    rate: float,
-) -> list[Claim]:
-    """Compare both queries with what backpressure promises.
-
-    Args:
-        free: batches of the query without an adaptive bound.
-        pressed: those of the one with it.
-        slow: when processing was slow.
-        rate: records per second that come in.
-
-    """
+def judge(outcome: Outcome[Sample]) -> list[Claim]:
+    """Compare what both queries did with what backpressure promises."""
+    slow, pressed = outcome.slow, outcome.batches[PRESSED.name]
     settled = _during(pressed, slow)[SETTLE_BATCHES:]
-    grown = _during(free, slow)
+    grown = _during(outcome.batches[FREE.name], slow)
     after = [batch for batch in pressed if batch.started_s >= slow.end_s]
     longest_s = max((batch.duration_s for batch in settled), default=0.0)
     free_longest_s = max((batch.duration_s for batch in grown), default=0.0)
     fewest = min((batch.rows for batch in settled), default=0)
     floor = AWAY_FROM_MINIMUM * MIN_RATE * TRIGGER_S
     recovered = next(
-        (index for index, batch in enumerate(after, 1) if batch.rows >= rate * TRIGGER_S), None
+        (number for number, batch in enumerate(after, 1) if batch.rows >= SOURCE.rate * TRIGGER_S),
+        None,
     )
     return [
         Claim(

@@ -11,52 +11,41 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import concat_ws
 from pyspark.sql.streaming import StreamingQuery
 
-from proxy.demo.streams import parser, say, say_written, session, watch, work
+from proxy.demo.backpressure.jobs import JOBS
+from proxy.demo.jobs import Job
+from proxy.demo.streams import parser, say_written, session, watch, work
 from proxy.spark import client_options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run both queries until they have read what the stop file says."""
-    options = _parser().parse_args(arguments)
+    options = parser(__doc__).parse_args(arguments)
     with session("quota-proxy demo of backpressure", options) as spark:
-        queries = [_start(spark, name, options) for name in options.name]
-        say(ready=len(queries))
-        watch(queries, options.stop_file)
-        for query in queries:
-            query.stop()
-        for name in options.name:
-            say_written(spark, name, f"{name}-processed", options.bootstrap)
+        watch([_start(spark, job, options) for job in JOBS], options.stop_file)
+        for job in JOBS:
+            say_written(spark, job, options.bootstrap)
 
 
-def _start(spark: SparkSession, name: str, options: argparse.Namespace) -> StreamingQuery:
+def _start(spark: SparkSession, job: Job, options: argparse.Namespace) -> StreamingQuery:
     records = (
         spark.readStream.format("kafka")
         # The proxy in place of the broker, and a client id of the query's own.
-        .options(**client_options(name, options.bootstrap))
-        .option("subscribe", options.topic)
+        .options(**client_options(job.name, options.bootstrap))
+        .option("subscribe", job.consumes)
         .option("startingOffsets", "earliest")
         .load()
     )
-    process = work(options.slow_file, options.row_ms, options.slow_row_ms)
+    process = work(options.slow_file, job)
     return (
         records.select(process(concat_ws("-", "partition", "offset")).alias("value"))
-        .writeStream.queryName(name)
+        .writeStream.queryName(job.name)
         .format("kafka")
-        .options(**client_options(name, options.bootstrap))
-        .option("topic", f"{name}-processed")
-        .option("checkpointLocation", f"{options.work_dir}/{name}")
+        .options(**client_options(job.name, options.bootstrap))
+        .option("topic", job.produces)
+        .option("checkpointLocation", f"{options.work_dir}/{job.name}")
         .trigger(processingTime=options.trigger)
         .start()
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = parser(__doc__)
-    made.add_argument("--name", required=True, action="append", help="of a query; twice")
-    made.add_argument("--topic", required=True)
-    made.add_argument("--row-ms", type=float, required=True, help="work per record")
-    made.add_argument("--slow-row-ms", type=float, required=True, help="the same while slow")
-    return made
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from itertools import pairwise
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from metrics.exposition import PREFIX
+from proxy.demo import verdict
 from proxy.demo.pipeline.jobs import FIRST, FREE_FIRST, FREE_SECOND, SECOND
-from proxy.demo.verdict import Batch, Claim, Phase
-
-PREFIX = "kafka_quota_proxy_"
+from proxy.demo.verdict import Batch, Claim, Outcome, Phase
 
 LONGEST_LAG = 5000
 """Records that wait for `second` at most: max_lag of the example, 1,000, and what comes at full
@@ -46,30 +46,12 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What the proxy said at one moment."""
+class Sample(verdict.Sample):
+    """What the proxy said at one moment; `first` is the query that may be held."""
 
-    at_s: float
-    lag: Mapping[str, int]
-    """By query, records that it has not completed."""
-    is_held: bool
-    """Whether `first` is held back."""
     rate: float
     """Rate in force of `first`, in records per second; when it is not held, its normal one."""
     ledger: Ledger
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the run gave."""
-
-    batches: Mapping[str, Sequence[Batch]]
-    """By query."""
-    samples: Sequence[Sample]
-    slow: Phase
-    rows_in: int
-    rows_out: dict[str, tuple[int, int]]
-    """By the last queries: rows, and different ones among them."""
 
 
 def sample_of(text: str, lag: Mapping[str, int], at_s: float) -> Sample:
@@ -98,7 +80,7 @@ def rates(batches: Sequence[Batch], at_s: Sequence[float]) -> list[float]:
     return [_rows(batches, end_s - RATE_WINDOW_S, end_s) / RATE_WINDOW_S for end_s in at_s]
 
 
-def judge(outcome: Outcome) -> list[Claim]:
+def judge(outcome: Outcome[Sample]) -> list[Claim]:
     """Compare what was seen with what flow control promises."""
     samples, slow = outcome.samples, outcome.slow
     longest, free_longest = (

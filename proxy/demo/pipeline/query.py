@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, concat_ws
 from pyspark.sql.streaming import StreamingQuery
 
-from proxy.demo.pipeline.jobs import JOBS, LAST_JOBS, SOURCE_TOPIC, Job
-from proxy.demo.streams import parser, say, say_written, session, watch, work
+from proxy.demo.jobs import Job
+from proxy.demo.pipeline.jobs import JOBS, LAST_JOBS, SOURCE
+from proxy.demo.streams import parser, say_written, session, watch, work
 from proxy.spark import client_options
 
 
@@ -20,13 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run all queries until they have read what the stop file says."""
     options = parser(__doc__).parse_args(arguments)
     with session("quota-proxy demo of pipelines", options) as spark:
-        queries = [_start(spark, job, options) for job in JOBS]
-        say(ready=len(queries))
-        watch(queries, options.stop_file)
-        for query in queries:
-            query.stop()
+        watch([_start(spark, job, options) for job in JOBS], options.stop_file)
         for job in LAST_JOBS:
-            say_written(spark, job.name, job.produces, options.bootstrap)
+            say_written(spark, job, options.bootstrap)
 
 
 def _start(spark: SparkSession, job: Job, options: argparse.Namespace) -> StreamingQuery:
@@ -39,9 +36,9 @@ def _start(spark: SparkSession, job: Job, options: argparse.Namespace) -> Stream
         .load()
     )
     # The first job names each record by its place in the source, the second keeps that name.
-    is_first = job.consumes == SOURCE_TOPIC
+    is_first = job.consumes == SOURCE.topic
     name = concat_ws("-", "partition", "offset") if is_first else col("value").cast("string")
-    process = work(options.slow_file, job.row_ms, job.slow_row_ms)
+    process = work(options.slow_file, job)
     return (
         # A batch to all partitions, or the producer would fill one of them after the other.
         records.select(process(name).alias("value"), "partition")

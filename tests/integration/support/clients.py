@@ -3,12 +3,13 @@
 import asyncio
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import aiokafka
 import confluent_kafka
@@ -16,6 +17,7 @@ import kafka
 from aiokafka.abc import ConsumerRebalanceListener as AiokafkaListener
 
 WAIT_S = 60
+POLL_MS = 500
 MAX_RECORD_BYTES = 4 << 20
 BATCH_BYTES = 64 << 10
 
@@ -89,178 +91,194 @@ class Read:
         self.value_bytes += len(value)
 
 
-class Client(Protocol):
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a producer is to write."""
+
+    access: Access
+    topic: str
+    records: Iterable[Record]
+    acks: int
+    compression: str | None
+
+
+class Reading(NamedTuple):
+    """A consumer at work."""
+
+    poll: Callable[[], Iterable[Record]]
+    """Gives what has come, after half a second at most."""
+    finish: Callable[[], Iterable[Any]]
+    """Commits, and gives the brokers that it knows."""
+
+
+class Client(ABC):
     """A client library."""
 
     name: str
 
     def produce(
-        self, access: Access, topic: str, records: Iterable[Record], **options: Any
+        self,
+        access: Access,
+        topic: str,
+        records: Iterable[Record],
+        *,
+        acks: int = 1,
+        compression: str | None = None,
     ) -> None:
         """Write all records and wait until they are acknowledged."""
+        self._write(Order(access, topic, records, acks, compression))
 
     def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
         """Read as a group of one, from the start, until there are so many records.
 
         With `at`, call its function once there are as many as its number.
         """
+        read = Read(halt=at)
+        with self._reading(access, topic, read) as reading:
+            started = time.monotonic()
+            while read.count < wanted and time.monotonic() < started + WAIT_S:
+                for partition, value in reading.poll():
+                    read.add(partition, value)
+                read.check_halt()
+            read.elapsed_s = time.monotonic() - started
+            read.brokers = {f"{broker.host}:{broker.port}" for broker in reading.finish()}
+        return read
+
+    @abstractmethod
+    def _write(self, order: Order) -> None:
+        """See produce."""
+
+    @abstractmethod
+    def _reading(self, access: Access, topic: str, read: Read) -> AbstractContextManager[Reading]:
+        """Open a consumer; it tells `read` of its assignments."""
 
 
 def _group() -> str:
     return f"group-{next(_names)}"
 
 
-class KafkaPython:
+def _python_options(access: Access) -> dict[str, Any]:
+    """Return what both clients in Python call the same."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": access.bootstrap,
+        "client_id": access.client_id,
+        "security_protocol": access.protocol,
+        "ssl_context": access.tls,
+    }
+    if access.user:
+        options |= {
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": access.user,
+            "sasl_plain_password": access.password,
+        }
+    return options
+
+
+def _python_consumer_options(access: Access) -> dict[str, Any]:
+    return {**_python_options(access), "group_id": _group(), "auto_offset_reset": "earliest"}
+
+
+def _listener(base: type, read: Read) -> Any:
+    """Make the listener of a client in Python, which must be of a class of its own."""
+
+    class Listener(base):  # type: ignore[misc]
+        def on_partitions_assigned(self, assigned: Any) -> None:
+            read.assigned(assigned)
+
+        def on_partitions_revoked(self, revoked: Any) -> None: ...
+
+    return Listener()
+
+
+def _records(batches: Mapping[Any, Iterable[Any]]) -> Iterator[Record]:
+    """Take apart what a client in Python has polled."""
+    for partition, messages in batches.items():
+        for message in messages:
+            yield partition.partition, message.value
+
+
+class KafkaPython(Client):
     """kafka-python."""
 
     name = "kafka-python"
 
-    def _options(self, access: Access) -> dict[str, Any]:
-        return {
-            "bootstrap_servers": access.bootstrap,
-            "client_id": access.client_id,
-            "security_protocol": access.protocol,
-            "ssl_context": access.tls,
-            "sasl_mechanism": "PLAIN" if access.user else None,
-            "sasl_plain_username": access.user,
-            "sasl_plain_password": access.password,
-        }
-
-    def produce(
-        self,
-        access: Access,
-        topic: str,
-        records: Iterable[Record],
-        *,
-        acks: int = 1,
-        compression: str | None = None,
-    ) -> None:
-        """See Client."""
+    def _write(self, order: Order) -> None:
         producer = kafka.KafkaProducer(
-            **self._options(access),
-            acks=acks,
+            **_python_options(order.access),
+            acks=order.acks,
             enable_idempotence=False,
-            compression_type=compression,
+            compression_type=order.compression,
             max_request_size=MAX_RECORD_BYTES,
             linger_ms=5,
             batch_size=BATCH_BYTES,
         )
         with closing(producer):
             sent = [
-                producer.send(topic, value, partition=partition) for partition, value in records
+                producer.send(order.topic, value, partition=partition)
+                for partition, value in order.records
             ]
             producer.flush(WAIT_S)
             for future in sent:
                 future.get(WAIT_S)
 
-    def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
-        """See Client."""
-        read = Read(halt=at)
-
-        class Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
-            def on_partitions_assigned(self, assigned: Any) -> None:
-                read.assigned(assigned)
-
-            def on_partitions_revoked(self, revoked: Any) -> None: ...
-
-        consumer = kafka.KafkaConsumer(
-            **self._options(access), group_id=_group(), auto_offset_reset="earliest"
-        )
-        with closing(consumer):
-            consumer.subscribe([topic], listener=Listener())
-            started = time.monotonic()
-            while read.count < wanted and time.monotonic() < started + WAIT_S:
-                for partition, messages in consumer.poll(500).items():
-                    for message in messages:
-                        read.add(partition.partition, message.value)
-                read.check_halt()
-            read.elapsed_s = time.monotonic() - started
+    @contextmanager
+    def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
+        def finish() -> Iterable[Any]:
             consumer.commit()
-            known = consumer._client.cluster.brokers()
-            read.brokers = {f"{broker.host}:{broker.port}" for broker in known}
-        return read
+            return consumer._client.cluster.brokers()
+
+        with closing(kafka.KafkaConsumer(**_python_consumer_options(access))) as consumer:
+            consumer.subscribe([topic], listener=_listener(kafka.ConsumerRebalanceListener, read))
+            yield Reading(lambda: _records(consumer.poll(POLL_MS)), finish)
 
 
-class Aiokafka:
+class Aiokafka(Client):
     """aiokafka."""
 
     name = "aiokafka"
 
-    def _options(self, access: Access) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            "bootstrap_servers": access.bootstrap,
-            "client_id": access.client_id,
-            "security_protocol": access.protocol,
-            "ssl_context": access.tls,
-        }
-        if access.user:
-            options |= {
-                "sasl_mechanism": "PLAIN",
-                "sasl_plain_username": access.user,
-                "sasl_plain_password": access.password,
-            }
-        return options
-
-    def produce(
-        self,
-        access: Access,
-        topic: str,
-        records: Iterable[Record],
-        *,
-        acks: int = 1,
-        compression: str | None = None,
-    ) -> None:
-        """See Client."""
-
+    def _write(self, order: Order) -> None:
         async def run() -> None:
             producer = aiokafka.AIOKafkaProducer(
-                **self._options(access),
-                acks=acks,
-                compression_type=compression,
+                **_python_options(order.access),
+                acks=order.acks,
+                compression_type=order.compression,
                 max_request_size=MAX_RECORD_BYTES,
                 max_batch_size=BATCH_BYTES,
             )
             async with producer:
                 sent = [
-                    await producer.send(topic, value, partition=partition)
-                    for partition, value in records
+                    await producer.send(order.topic, value, partition=partition)
+                    for partition, value in order.records
                 ]
                 await asyncio.gather(*sent)
 
         asyncio.run(run())
 
-    def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
-        """See Client."""
-        read = Read(halt=at)
+    @contextmanager
+    def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
+        async def start() -> Any:
+            consumer = aiokafka.AIOKafkaConsumer(**_python_consumer_options(access))
+            consumer.subscribe([topic], listener=_listener(AiokafkaListener, read))
+            await consumer.start()
+            return consumer
 
-        class Listener(AiokafkaListener):  # type: ignore[misc]
-            def on_partitions_assigned(self, assigned: Any) -> None:
-                read.assigned(assigned)
+        def poll() -> Iterable[Record]:
+            return _records(runner.run(consumer.getmany(timeout_ms=POLL_MS)))
 
-            def on_partitions_revoked(self, revoked: Any) -> None: ...
+        def finish() -> Iterable[Any]:
+            runner.run(consumer.commit())
+            return consumer._client.cluster.brokers()
 
-        async def run() -> None:
-            consumer = aiokafka.AIOKafkaConsumer(
-                **self._options(access), group_id=_group(), auto_offset_reset="earliest"
-            )
-            consumer.subscribe([topic], listener=Listener())
-            async with consumer:
-                started = time.monotonic()
-                while read.count < wanted and time.monotonic() < started + WAIT_S:
-                    for partition, messages in (await consumer.getmany(timeout_ms=500)).items():
-                        for message in messages:
-                            read.add(partition.partition, message.value)
-                    read.check_halt()
-                read.elapsed_s = time.monotonic() - started
-                await consumer.commit()
-                known = consumer._client.cluster.brokers()
-                read.brokers = {f"{broker.host}:{broker.port}" for broker in known}
-
-        asyncio.run(run())
-        return read
+        with asyncio.Runner() as runner:
+            consumer = runner.run(start())
+            try:
+                yield Reading(poll, finish)
+            finally:
+                runner.run(consumer.stop())
 
 
-class Librdkafka:
+class Librdkafka(Client):
     """confluent-kafka."""
 
     name = "librdkafka"
@@ -280,22 +298,13 @@ class Librdkafka:
         }
         return {key: value for key, value in options.items() if value is not None}
 
-    def produce(
-        self,
-        access: Access,
-        topic: str,
-        records: Iterable[Record],
-        *,
-        acks: int = 1,
-        compression: str | None = None,
-    ) -> None:
-        """See Client."""
+    def _write(self, order: Order) -> None:
         errors: list[str] = []
         producer = confluent_kafka.Producer(
             {
-                **self._options(access, errors),
-                "acks": acks,
-                "compression.type": compression or "none",
+                **self._options(order.access, errors),
+                "acks": order.acks,
+                "compression.type": order.compression or "none",
                 "message.max.bytes": MAX_RECORD_BYTES,
                 "linger.ms": 5,
                 "batch.size": BATCH_BYTES,
@@ -306,15 +315,15 @@ class Librdkafka:
             if error is not None:
                 errors.append(str(error))
 
-        for partition, value in records:
-            producer.produce(topic, value, partition=partition, on_delivery=delivered)
+        for partition, value in order.records:
+            producer.produce(order.topic, value, partition=partition, on_delivery=delivered)
             producer.poll(0)
         assert (producer.flush(WAIT_S), errors) == (0, [])
 
-    def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
-        """See Client."""
-        read = Read(halt=at)
+    @contextmanager
+    def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
         errors: list[str] = []
+        is_disturbed = read.halt is not None
         consumer = confluent_kafka.Consumer(
             {
                 **self._options(access, errors),
@@ -327,23 +336,21 @@ class Librdkafka:
         def assigned(_consumer: Any, partitions: Any) -> None:
             read.assigned(partitions)
 
-        with ExitStack() as stack:
-            stack.callback(consumer.close)
-            consumer.subscribe([topic], on_assign=assigned)
-            started = time.monotonic()
-            while read.count < wanted and time.monotonic() < started + WAIT_S:
-                for message in consumer.consume(1000, timeout=0.2):
-                    if message.error() is None:
-                        read.add(message.partition(), message.value())
-                    else:
-                        errors.append(str(message.error()))
-                read.check_halt()
-            read.elapsed_s = time.monotonic() - started
+        def poll() -> Iterator[Record]:
+            for message in consumer.consume(1000, timeout=0.2):
+                if message.error() is None:
+                    yield message.partition(), message.value()
+                else:
+                    errors.append(str(message.error()))
+
+        def finish() -> Iterable[Any]:
             consumer.commit(asynchronous=False)
-            known = consumer.list_topics(topic, timeout=WAIT_S).brokers.values()
-            read.brokers = {f"{broker.host}:{broker.port}" for broker in known}
-        assert errors == [] or at is not None
-        return read
+            return consumer.list_topics(topic, timeout=WAIT_S).brokers.values()
+
+        with closing(consumer):
+            consumer.subscribe([topic], on_assign=assigned)
+            yield Reading(poll, finish)
+        assert errors == [] or is_disturbed
 
 
 CLIENTS: tuple[Client, ...] = (Aiokafka(), KafkaPython(), Librdkafka())

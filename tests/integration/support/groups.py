@@ -1,8 +1,6 @@
 """Consumer groups as their operators see them: Kafka's own tool, and the admin client."""
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +12,10 @@ from kafka.errors import (
     CoordinatorNotAvailableError,
     NotCoordinatorError,
 )
-from support.kafka_configs import QUIET, TIMEOUT_S
+from support.kafka_tools import TIMEOUT_S, run_tool
 
-from proxy.devkit.broker import QUICK_START
 from proxy.devkit.ivy import Module
 from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
-from proxy.devkit.java import find_java
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
@@ -35,17 +31,8 @@ class Position:
 
 def describe(bootstrap: str, group: str) -> dict[tuple[str, int], Position]:
     """Run `kafka-consumer-groups.sh --describe` and read its table."""
-    class_path = os.pathsep.join(map(str, (*kafka_jars(), *_tools())))
-    java = [str(find_java()), *QUICK_START, QUIET, "-cp", class_path, TOOL]
-    done = subprocess.run(
-        [*java, "--bootstrap-server", bootstrap, "--describe", "--group", group],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    said = run_tool(TOOL, bootstrap, "--describe", "--group", group, jars=_tools())
+    lines = [line.split() for line in said.splitlines() if line.strip()]
     head = next(number for number, line in enumerate(lines) if line[0] == "GROUP")
     rows = [dict(zip(lines[head], line, strict=False)) for line in lines[head + 1 :]]
     return {

@@ -1,14 +1,6 @@
-"""Kafka's own `kafka-configs.sh`: its main class, run with the embedded broker's jars."""
+"""Kafka's own `kafka-configs.sh`."""
 
-import os
-import subprocess
-
-from proxy.devkit.broker import QUICK_START
-from proxy.devkit.jars import kafka_jars
-from proxy.devkit.java import find_java
-
-TIMEOUT_S = 60
-QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+from support.kafka_tools import run_tool
 
 
 def alter_quotas(bootstrap: str, change: str, *entity: str) -> None:
@@ -18,14 +10,5 @@ def alter_quotas(bootstrap: str, change: str, *entity: str) -> None:
     `entity` are the tool's arguments, such as `--entity-type clients --entity-name etl`.
     """
     option = "--add-config" if change[0] == "+" else "--delete-config"
-    class_path = os.pathsep.join(map(str, kafka_jars()))
-    java = [str(find_java()), *QUICK_START, QUIET, "-cp", class_path, "kafka.admin.ConfigCommand"]
-    done = subprocess.run(
-        [*java, "--bootstrap-server", bootstrap, "--alter", option, change[1:], *entity],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Completed updating" in done.stdout, done.stdout
+    said = run_tool("kafka.admin.ConfigCommand", bootstrap, "--alter", option, change[1:], *entity)
+    assert "Completed updating" in said, said

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 HOST = "127.0.0.1"
 PREFIX = "kafka_quota_proxy_"
 WAIT_S = 30
-_POLL_S = 0.02
+START_TIMEOUT_S = 120
+"""Until `ready`: its state may be in a Kafka that comes up only then."""
+POLL_S = 0.02
+"""Between two looks at a condition: it may be about anything, which tells nobody."""
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
@@ -26,7 +30,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) ->
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}"
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     return value
 
 
@@ -76,6 +80,8 @@ class ProxyProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         assert self._process.stdout is not None
+        said, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
+        assert said, f"not ready in {START_TIMEOUT_S} s\n{self.log_file.read_text()}"
         line = self._process.stdout.readline()
         assert line == "ready\n", f"{line!r}\n{self.log_file.read_text()}"
         return self

@@ -15,7 +15,7 @@ from support.proxy_process import ProxyProcess
 from support.raw import TIMEOUT_S, RawClient, api_versions, fetch, message, produce
 
 from proxy.wire.apis import LIST_OFFSETS
-from proxy.wire.offsets import EARLIEST, LATEST
+from proxy.wire.offsets import LATEST
 
 API_VERSIONS_VERSION = 3
 FETCH_VERSION = 12
@@ -65,10 +65,10 @@ class Stage:
         for each in (self.driver, self.executor):  # the proxy learns who it is
             each.ask(api_versions(API_VERSIONS_VERSION))
 
-    def end(self, topic: str, partition: int = 0, timestamp: int = LATEST) -> int:
+    def end(self, topic: str, partition: int = 0) -> int:
         """Return the end of the log as the driver is told it."""
         topic_of = message(LIST_OFFSETS, LOOKUP_VERSION).ListOffsetsTopic
-        part = topic_of.ListOffsetsPartition(partition_index=partition, timestamp=timestamp)
+        part = topic_of.ListOffsetsPartition(partition_index=partition, timestamp=LATEST)
         asked = message(
             LIST_OFFSETS,
             LOOKUP_VERSION,
@@ -80,10 +80,6 @@ class Stage:
         (found,) = self.driver.ask(asked).topics[0].partitions
         assert found.error_code == 0
         return int(found.offset)
-
-    def start_of(self, topic: str) -> int:
-        """Return the start of the log."""
-        return self.end(topic, timestamp=EARLIEST)
 
     def read(self, topic: str, offset: int = 0, partition: int = 0) -> None:
         """Fetch once."""

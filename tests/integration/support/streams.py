@@ -24,6 +24,7 @@ LOSS = re.compile(r"may (have been|be) (lost|missed)|incorrect offsets|offset wa
 
 END_S = 120
 POLL_S = 0.1
+"""Between two looks at a query: each asks Spark, and more often than not the proxy as well."""
 
 READ_AHEAD_BYTES = 5_000
 """What a consumer of Spark's asks for at a time, of each partition."""

@@ -5,19 +5,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from support.proxy_process import WAIT_S
-
-_POLL_S = 0.02
+from support.proxy_process import POLL_S, WAIT_S
 
 
-async def eventually(
-    condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S, poll_s: float = _POLL_S
-) -> Any:
+async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
     """Return the first true value of the condition; fail when there is none in time."""
     try:
         async with asyncio.timeout(timeout_s):
             while not (value := condition()):  # noqa: ASYNC110 - others do not know of us
-                await asyncio.sleep(poll_s)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise AssertionError(f"not in {timeout_s:g} s: {what}") from None
     return value

@@ -1,0 +1,148 @@
+"""The parts of the status page: how a test serves it, finds a row in it, and opens all of it."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pipeline_world
+import spark_world
+from admin_world import World, running
+from chromium import PHONE, WIDE, Page
+from traffic import ACTORS, PICTURE_MS, scene
+
+from proxy.admin.server import AdminServer
+
+CLIENTS = "document.querySelectorAll('#clients tr').length"
+QUERIES = "document.querySelectorAll('#queries > tr:not(.below)').length"
+PIPELINES = "document.querySelectorAll('#pipelines > li').length"
+OPEN_QUERY = "#queries > tr.below:not([hidden])"
+PARTITIONS = f"document.querySelectorAll('{OPEN_QUERY} .partitions tbody tr').length"
+
+
+def query_row(name: str) -> str:
+    """Return an expression for the row of a query."""
+    return (
+        f"[...document.querySelectorAll('#queries > tr')].find(r => r.innerText.includes({name!r}))"
+    )
+
+
+def pipeline_item(name: str) -> str:
+    """Return an expression for the element of a pipeline."""
+    return (
+        "[...document.querySelectorAll('#pipelines > li')]"
+        f".find(each => each.querySelector('h3').innerText === {name!r})"
+    )
+
+
+@asynccontextmanager
+async def visited(server: AdminServer, page: Page) -> AsyncIterator[str]:
+    """Give the page's URL; in the end nothing may have gone wrong in it, nor asked elsewhere."""
+    async with running(server) as address:
+        yield f"{address}/"
+        assert page.complaints == []
+    assert {urlsplit(each).netloc for each in page.urls} == {urlsplit(address).netloc}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What there is to show, and when the page shows it."""
+
+    server: Callable[[], AdminServer]
+    shown: str
+    """An expression that is true then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do in the page; `done` is true once it shows."""
+
+    script: str
+    done: str
+
+    async def take(self, page: Page) -> None:
+        await page.run(self.script)
+        await page.until(self.done)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page, and how to see all of it."""
+
+    scene: Scene
+    unfold: Step
+    pictured: Scene
+    pictures: Mapping[str, Mapping[str, Any]]
+    """How the reader looks, by the name of the picture."""
+    before_picture: tuple[Step, ...] = ()
+
+
+def _pictures(name: str) -> Mapping[str, Mapping[str, Any]]:
+    return {
+        name: {**WIDE, "scale": 1.5},
+        f"{name}-dark": {**WIDE, "dark": True},
+        f"{name}-phone": {**PHONE, "height": 2600, "scale": 2},
+    }
+
+
+def _in_sight(card: str) -> Step:
+    return Step(f"document.getElementById('{card}').scrollIntoView()", "true")
+
+
+def _after_traffic(*how: Any) -> AdminServer:
+    """Return a server that was there all the time; `how` is as of `scene`."""
+    world = World()
+    server = world.server()
+    scene(world, *how)
+    return server
+
+
+_QUERIES = Scene(lambda: spark_world.scene().server(), f"{QUERIES} === 5")
+_PIPELINES = Scene(lambda: pipeline_world.scene().server(), f"{PIPELINES} === 3")
+
+SECTIONS = {
+    "clients": Section(
+        scene=Scene(_after_traffic, f"{CLIENTS} === 7"),
+        unfold=Step(
+            "document.querySelectorAll('summary').forEach(each => each.click())",
+            "document.querySelectorAll('details[open] .why > *').length >= 7",
+        ),
+        pictured=Scene(lambda: _after_traffic(ACTORS[:-1], PICTURE_MS), f"{CLIENTS} === 6"),
+        pictures={
+            "wide": {**WIDE, "scale": 1.5},
+            "dark": {**WIDE, "dark": True},
+            "phone": {**PHONE, "scale": 2},
+            "wall": {"width": 2560, "height": 1440},
+        },
+    ),
+    "queries": Section(
+        scene=_QUERIES,
+        unfold=Step(
+            "document.querySelectorAll('.more').forEach(each => each.click())",
+            f"{PARTITIONS} === 12",
+        ),
+        pictured=_QUERIES,
+        pictures=_pictures("queries"),
+        before_picture=(
+            Step(f"{query_row('clicks')}.querySelector('button').click()", f"{PARTITIONS} === 2"),
+            _in_sight("queries-card"),
+        ),
+    ),
+    "pipelines": Section(
+        scene=_PIPELINES,
+        unfold=Step(
+            "document.querySelectorAll('#pipelines summary').forEach(each => each.click())",
+            "document.querySelectorAll('#pipelines .why li').length > 5",
+        ),
+        pictured=_PIPELINES,
+        pictures=_pictures("pipelines"),
+        before_picture=(
+            Step(
+                f"{pipeline_item('orders')}.querySelector('summary').click()",
+                f"{pipeline_item('orders')}.querySelectorAll('.why li').length > 2",
+            ),
+            _in_sight("pipelines-card"),
+        ),
+    ),
+}

@@ -1,0 +1,48 @@
+"""How each section of the status page looks in a real Chromium: at any width, light and dark."""
+
+from pathlib import Path
+
+import pytest
+from chromium import CONTRAST, WIDE, Page
+from status_page import SECTIONS, Section, visited
+
+SHOTS = Path(__file__).parents[2] / "build" / "status-page"
+MIN_PICTURE_BYTES = 20_000
+"""Below it there is nothing in a picture."""
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS.keys()),
+]
+
+
+@pytest.mark.parametrize("width", [320, 360, 768, 1440, 2560])
+async def test_nothing_sticks_out_sideways(page: Page, section: Section, width: int):
+    await page.look(width=width, height=900)
+    async with visited(section.scene.server(), page) as url:
+        await page.open(url, section.scene.shown)
+        await section.unfold.take(page)
+        assert await page.run("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_text_stands_out_in_light_and_dark(page: Page, section: Section, dark: bool):
+    await page.look(**WIDE, dark=dark)
+    async with visited(section.scene.server(), page) as url:
+        await page.open(url, section.scene.shown)
+        await section.unfold.take(page)
+        ground = await page.run("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(13, 19, 26)" if dark else "rgb(243, 245, 248)")
+        assert await page.run(CONTRAST) == []
+
+
+async def test_pictures_for_people(page: Page, section: Section):
+    """Leaves pictures in build/status-page; `wide.png` is the one in the documents."""
+    async with visited(section.pictured.server(), page) as url:
+        for name, look in section.pictures.items():
+            await page.look(**look)
+            await page.open(url, section.pictured.shown)
+            for step in section.before_picture:
+                await step.take(page)
+            await page.shoot(SHOTS / f"{name}.png")
+            assert (SHOTS / f"{name}.png").stat().st_size > MIN_PICTURE_BYTES

@@ -1,0 +1,28 @@
+"""Kafka's own tools: their main classes, run with the embedded broker's jars."""
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from proxy.devkit.broker import QUICK_START
+from proxy.devkit.jars import kafka_jars
+from proxy.devkit.java import find_java
+
+TIMEOUT_S = 60
+QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+
+
+def run_tool(tool: str, bootstrap: str, *arguments: str, jars: Iterable[Path] = ()) -> str:
+    """Run a main class; return what it printed. `jars` are those it needs beside the broker's."""
+    class_path = os.pathsep.join(map(str, (*kafka_jars(), *jars)))
+    java = [str(find_java()), *QUICK_START, QUIET, "-cp", class_path, tool]
+    done = subprocess.run(
+        [*java, "--bootstrap-server", bootstrap, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
