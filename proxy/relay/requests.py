@@ -96,8 +96,11 @@ class RequestFlow(Flow):
         elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
             # Read before it is sent on: the answer must not come first.
             self._note(exchange, acks)
-            self._followed = head, exchange
-            return self._collect(view, head.frame_bytes)
+            if len(view) < head.frame_bytes:
+                self._followed = head, exchange
+                return self._collect(view, head.frame_bytes)
+            _read_followed(head, exchange, view[: head.frame_bytes])
+            return self._forward(view, head.frame_bytes)
         else:
             taken = self._forward(view, head.frame_bytes)
         # Only now, while the broker is at work already.

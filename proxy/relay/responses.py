@@ -140,6 +140,11 @@ class ResponseFlow(Flow):
             end += walker.feed(view[end:])
         if walker.at_tail:
             return self._tail(walker, view, start, end)
+        if walker.is_done and walker.remaining_bytes:
+            self._walker = None
+            self._send(view[:end], more=True)
+            self._send_body(walker.remaining_bytes)
+            return end
         opaque = walker.opaque_bytes
         walker.skip(opaque)
         self._send(view[:end], more=bool(walker.remaining_bytes))

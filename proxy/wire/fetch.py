@@ -11,12 +11,10 @@ from typing import NamedTuple, TypeAlias
 from proxy.wire.apis import FETCH, is_known
 from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.layout import (
-    Cursor,
     Fixed,
     Node,
     Record,
     Sized,
-    TagSection,
     record_of,
     request_layout,
 )
@@ -69,9 +67,9 @@ class FetchPosition(NamedTuple):
     """As the client wrote it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchAsk:
-    """What a Fetch request asks for."""
+    """What a Fetch request asks for. Not frozen, which would make it slower to make."""
 
     session_id: int
     """NO_SESSION before version 7."""
@@ -117,7 +115,8 @@ class FetchedPartition(NamedTuple):
 def read_fetch_request(version: int, body: Buffer) -> FetchAsk:
     """Return what a request asks for; `body` starts behind the request's header.
 
-    Null arrays read as empty, a null name as the empty string. Bytes behind the body are ignored.
+    Null arrays read as empty, a null name as the empty string. What follows the partitions is left
+    to the broker to read.
     Raises MalformedFrame, and ValueError for a version that the schemas do not know.
     """
     form = _form(version)
@@ -161,9 +160,6 @@ class _Form:
     flexible: bool
     has_forgotten: bool
 
-    rest: tuple[Node, ...]
-    """Behind the forgotten partitions."""
-
     def read(self, body: Buffer) -> FetchAsk:
         """Raise IndexError, ValueError, struct.error or MalformedResponse for malformed bytes."""
         session_id, epoch = self.head.unpack_from(body) or (NO_SESSION, FINAL_EPOCH)
@@ -182,9 +178,6 @@ class _Form:
                 end = _checked(view, pos + count * _INT32.size)
                 forgotten += [(topic, index) for (index,) in _INT32.iter_unpack(view[pos:end])]
                 pos = self._skip_tags(view, end)
-        cursor = Cursor(view, pos)
-        for node in self.rest:
-            cursor.skip(node)
         return FetchAsk(session_id, epoch, tuple(positions), tuple(forgotten))
 
     def _read_positions(
@@ -194,7 +187,11 @@ class _Form:
         count, pos = self._count(view, pos)
         form = self.position
         end = _checked(view, pos + count * form.size)
-        if count:
+        if count == 1:  # most often, in a session
+            index, offset, *tags = form.unpack_from(view, pos)
+            positions.append(FetchPosition(topic, index, offset))
+            pos = read_tags(view, end - 1)[1] if tags and tags[0] else end
+        elif count:
             # Zipped to columns: indexes, offsets and, in flexible versions, sizes of tag sections.
             indexes, offsets, *tags = zip(*form.iter_unpack(view[pos:end]), strict=True)
             if tags and any(tags[0]):
@@ -259,14 +256,10 @@ def _form(version: int) -> _Form:
     assert name is None or isinstance(name, Sized)  # the schemas say so
     flexible = request.tags is not None
     position = packing(partition.fields, ("partition", "fetch_offset"))
-    fields = list(request.fields)
-    rest = [request.fields[field] for field in fields[fields.index("topics") + 1 :]]
-    has_forgotten = "forgotten_topics_data" in fields
     return _Form(
         head=packing(leading_fields(request), ("session_id", "session_epoch")),
         position=Struct(position.format + "B") if flexible else position,
         topic_name=name,
         flexible=flexible,
-        has_forgotten=has_forgotten,
-        rest=(*rest[has_forgotten:], *((TagSection(),) if flexible else ())),
+        has_forgotten="forgotten_topics_data" in request.fields,
     )

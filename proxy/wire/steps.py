@@ -52,13 +52,15 @@ class FetchObserver(Protocol):
 class Telling:
     """What has to be kept from step to step so that an observer can be told."""
 
-    __slots__ = ("head", "observer", "topic")
+    __slots__ = ("head", "observer", "told", "topic")
 
     def __init__(self, observer: FetchObserver) -> None:
         self.observer = observer
         self.topic: TopicKey = ""
         self.head: tuple[int, ...] = ()
         """The first fields of the partition."""
+        self.told = False
+        """Whether the observer was told of a partition, and no further one has begun, or topic."""
 
     def tell_partition(self, size: int, data: Buffer, pos: int, end: int) -> None:
         """Tell of the partition whose `size` bytes of records begin at `pos`."""
@@ -68,6 +70,7 @@ class Telling:
         whole = size > 0 and pos + size <= end
         end_offset = end_of_batches(data, pos, pos + size) if whole else None
         told = (self.topic, *head, max(size, 0), end_offset)
+        self.told = True
         self.observer.partition(FetchedPartition._make(told))
 
 
@@ -215,10 +218,12 @@ def _tell_session(telling: Telling, values: tuple[int, ...]) -> None:
 
 def _keep_topic_id(telling: Telling, values: tuple[bytes, ...]) -> None:
     (telling.topic,) = values
+    telling.told = False
 
 
 def _keep_head(telling: Telling, values: tuple[int, ...]) -> None:
     telling.head = values
+    telling.told = False
 
 
 _OBSERVED_HEADS: dict[str, tuple[Callable[[Telling, tuple[Any, ...]], None], tuple[str, ...]]] = {
@@ -239,6 +244,7 @@ def _name(read_size: Reader) -> Reader:
         assert telling is not None
         if found is None:
             return None
+        telling.told = False
         size, start = found
         after = start + size
         if size <= 0 or after > limit:

@@ -6,7 +6,7 @@ version 16 on it may carry broker addresses (KIP-951). An observer is also told 
 says of each partition.
 """
 
-from proxy.wire.apis import APIS, FETCH
+from proxy.wire.apis import ADDRESS_APIS, APIS, FETCH
 from proxy.wire.errors import MalformedResponse
 from proxy.wire.steps import NULL, FetchObserver, Step, Telling, body_program
 from proxy.wire.varint import MAX_UVARINT_BYTES, Buffer, read_tags, read_uvarint, write_uvarint
@@ -27,7 +27,10 @@ class FetchWalker:
     With an observer it also holds one topic's name, and copies of the fields that are told.
     """
 
-    __slots__ = ("_partial", "_skip", "_stack", "_tagged", "_telling", "remaining_bytes")
+    __slots__ = (
+        *("_has_endpoints", "_partial", "_skip", "_stack", "_tagged", "_telling"),
+        "remaining_bytes",
+    )
 
     remaining_bytes: int
     """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
@@ -41,6 +44,7 @@ class FetchWalker:
         """
         if not 0 <= version <= APIS[FETCH].max_version:
             raise ValueError(f"no schema for Fetch version {version}")
+        self._has_endpoints = version >= ADDRESS_APIS[FETCH]
         program, self._tagged = body_program(version, observer is not None)
         self.remaining_bytes = body_bytes
         self._telling = Telling(observer) if observer is not None else None
@@ -60,6 +64,20 @@ class FetchWalker:
         Never so before version 12, which has no tag sections.
         """
         return self._tagged and not self._stack and not self._skip
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that is left may pass unread: nothing to be told, nor any address, is in it.
+
+        May be False to the end, as after a last topic without partitions.
+        """
+        telling = self._telling
+        return (
+            telling is not None
+            and telling.told
+            and not self._has_endpoints
+            and all(index and times == 1 for _, index, times in self._stack)
+        )
 
     def skip(self, count: int) -> None:
         """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""

@@ -255,6 +255,10 @@ def check_pieces(version, body, random, *, use_skip):
         assert walkers[0][1] == walkers[1][1]
         assert walker.remaining_bytes == plain.remaining_bytes
         assert walker.at_tail is plain.at_tail
+        assert not walker.is_done or (
+            version < FIRST_ENDPOINTS and len(seen.partitions) == len(expected(version, body)[1])
+        )
+        assert not plain.is_done
     sessions, partitions = expected(version, body)
     assert seen.sessions == sessions
     assert without_ends(seen.partitions) == without_ends(partitions)
@@ -362,6 +366,21 @@ def test_it_holds_back_no_more_than_fields_and_a_name(version):
         pos += moved
         assert len(walker._partial) <= MAX_HEAD_BYTES + len(name)
     assert unseen >= 2 * len(RECORDS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("records", [RECORDS, b"", None], ids=["records", "empty", "null"])
+def test_it_is_done_when_the_last_partition_is_told(version, records):
+    parts = [{**ONE, "partition_index": n, "records": records} for n in range(2)]
+    body = response_body(version, [("orders", UUID(int=5), parts)] * 2)
+    seen = Seen()
+    walker = FetchWalker(version, len(body), seen)
+    for pos in range(len(body)):
+        assert walker.is_done is (version < FIRST_ENDPOINTS and len(seen.partitions) == 4)
+        if walker.at_tail:
+            break
+        walker.feed(body[pos : pos + 1])
+    assert len(seen.partitions) == 4
 
 
 def both(version, body, step):
