@@ -12,8 +12,8 @@ from .roster import Roster
 from .senders import Senders
 from .spans import PartitionKey, Span, spans_of
 
-MAX_ERROR_SHOWN = 500
-"""Characters of a failure that are kept."""
+MAX_ERROR_SHOWN = 1000
+"""Characters of a failure that are kept: as many as the listener sends."""
 
 KnowsClient = Callable[[str], bool]
 """Says whether a client id has ever connected."""

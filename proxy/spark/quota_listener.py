@@ -58,6 +58,7 @@ MAX_ERROR_CHARS = 1000
 MAX_SHOWN_CHARS = 300
 MAX_ANSWER_BYTES = 64 * 1024
 
+_LEFT_OUT = "\n...\n"
 _SENT_BELOW = 300
 _UNAUTHORIZED = 401
 _CONFLICT = 409
@@ -437,6 +438,14 @@ def _short(text: str) -> str:
     return " ".join(text[:MAX_SHOWN_CHARS].split())
 
 
+def _ends_of(text: str) -> str:
+    """Leave out the middle of a long error: what went wrong in Python code stands at its end."""
+    if len(text) <= MAX_ERROR_CHARS:
+        return text
+    kept = (MAX_ERROR_CHARS - len(_LEFT_OUT)) // 2
+    return text[:kept] + _LEFT_OUT + text[-kept:]
+
+
 def _report(event: _Event, sender: str, client_id: str | None) -> dict[str, Any]:
     """Make the report of an event; `age_ms` is added when it is sent."""
     error = event.about.exception if event.kind == "terminated" else None
@@ -449,7 +458,7 @@ def _report(event: _Event, sender: str, client_id: str | None) -> dict[str, Any]
         "name": event.name,
         "client_id": client_id,
         "batch": _batch(event.about) if event.kind == "progress" else None,
-        "error": error and str(error).partition(_STACK_TRACE)[0][:MAX_ERROR_CHARS],
+        "error": error and _ends_of(str(error).partition(_STACK_TRACE)[0]),
     }
 
 

@@ -184,9 +184,13 @@ def test_a_large_report(receiver: Receiver, listen: Listen) -> None:
 def test_the_error_is_short(receiver: Receiver, listen: Listen) -> None:
     listener, run = listen(), Run("orders")
     listener.onQueryStarted(run.started())
-    listener.onQueryTerminated(run.terminated("x" * 1_000_000))
+    listener.onQueryTerminated(run.terminated("it broke " + "x" * 1_000_000 + " ValueError"))
     assert listener.close(10)
-    assert receiver.taken[1]["error"] == "x" * 1000
+    error = receiver.taken[1]["error"]
+    assert len(error) <= 1000
+    assert error.startswith("it broke xxx")
+    assert error.endswith("xxx ValueError")
+    assert "x\n...\nx" in error
 
 
 @pytest.mark.parametrize("event", [None, object(), "text"])

@@ -42,7 +42,7 @@ def test_a_query_that_failed_has_its_records_delivered_again(world, driver):
     driver.send("terminated", error="x" * 9999)
     document = world.document()
     (partition,) = document["partitions"]
-    assert (document["state"], len(document["error"])) == ("failed", 500)
+    assert (document["state"], len(document["error"])) == ("failed", 1000)
     assert partition["failed"]["ranges"] == [[10, 40]]
     assert partition["in_flight"]["records"] == 0
     driver.restart("run-2")
