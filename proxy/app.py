@@ -4,7 +4,6 @@ import asyncio
 import os
 import resource
 import signal
-import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
 from proxy.config import AdaptiveBound, Config, Listener, parse_size
+from proxy.login import Credentials, Login
 from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager, QuotaSettings
@@ -35,6 +35,7 @@ from proxy.relay.services import (
     clock_ms,
 )
 from proxy.relay.tls import server_context, upstream_context
+from proxy.relay.upstream import LOGIN_REFUSED
 from proxy.reload import Reloader
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
@@ -48,6 +49,9 @@ ADMIN_RETRY_S = 0.05
 
 TICK_INTERVAL_S = 1.0
 """Between two looks for clients that are held no longer, and for the charts."""
+
+HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
+"""What mends a password that goes in the clear."""
 
 _log = get_logger(__name__)
 
@@ -109,7 +113,9 @@ class App:
             upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None,
             config.limits.connect_timeout,
             splice=splice,
+            login=_login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
         )
+        self._for_clients = self.cluster.for_clients()
         self._kafka_quotas = KafkaQuotas(
             self.cluster,
             self._use_kafka,
@@ -136,7 +142,8 @@ class App:
             self._services.knows_client,
         )
         self._services.following = self._queries.following
-        self.relay = Relay(tuple(map(_listener, config.listeners)), self.cluster, self._services)
+        listeners = tuple(map(_listener, config.listeners))
+        self.relay = Relay(listeners, self._for_clients, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.snapshot)
         self._tasks: list[asyncio.Task[None]] = []
@@ -158,14 +165,16 @@ class App:
         Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
         """
         _raise_file_limit()
+        if self._config.cluster.shows_password:
+            _log.warning(
+                "the password of cluster.sasl goes to the brokers in the clear", fix=HIDE_PASSWORD
+            )
         self.relay.open(beside=take_over is not None)
         try:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            self._store = await asyncio.to_thread(
-                _open_store, self._config, self.cluster.tls, wait_s
-            )
+            self._store = await asyncio.to_thread(_open_store, self._config, self.cluster, wait_s)
             self.rules = RuleBook(self.quotas, self._store, self._settings)
             self._queries.load(self._store)
             self.admin = self._make_admin()
@@ -253,16 +262,25 @@ class App:
         self.rules.use_kafka(rules)
 
     def _apply(self, config: Config) -> None:
-        """Put quotas, throttling and limits of another configuration in force."""
+        """Put quotas, throttling, limits and a new password of the same user in force."""
+        login, sasl = self.cluster.login, config.cluster.sasl
+        # The password of another user waits with that user for a restart.
+        if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
+            login.renew(sasl.password())
         self.rules.use_file(quota_settings(config))
         self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self.cluster.connect_timeout_s = config.limits.connect_timeout
+        for cluster in (self.cluster, self._for_clients):
+            cluster.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
     def _not_ready(self) -> str | None:
-        return None if self.cluster.reachable else "the Kafka cluster does not answer"
+        if self.cluster.reachable:
+            return None
+        if self.cluster.refusal is not None:
+            return f"the Kafka cluster does not let the proxy log in: {self.cluster.refusal}"
+        return "the Kafka cluster does not answer"
 
     async def _expire(self) -> None:
         """Forget idle sensors and clients, until cancelled."""
@@ -318,14 +336,22 @@ class _Source:
         return self._app.throttle_mode.value
 
 
-def _open_store(config: Config, tls: ssl.SSLContext | None, wait_s: float) -> Store:
+def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
+    sasl = config.cluster.sasl
+    if sasl is None:
+        return None
+    return Login(Credentials(sasl.mechanism, sasl.username, sasl.password()), on_refused)
+
+
+def _open_store(config: Config, cluster: Cluster, wait_s: float) -> Store:
     if config.state.kind == "memory":
         return MemoryStore()
     if config.state.kind == "kafka":
         return KafkaStore(
-            [(server.host, server.port) for server in config.cluster.bootstrap_servers],
+            cluster.bootstrap_servers,
             config.state.topic,
-            tls=tls,
+            tls=cluster.tls,
+            login=cluster.login,
             timeout_s=config.limits.connect_timeout,
             wait_ms=wait_s * MS_PER_SECOND,
         )

@@ -14,7 +14,7 @@ import uvloop
 
 from proxy import __version__
 from proxy.admin.server import AdminError
-from proxy.app import App, quota_settings
+from proxy.app import HIDE_PASSWORD, App, quota_settings
 from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
 from proxy.pipelines.advice import find_unheld
@@ -170,7 +170,11 @@ def configure_logging(log_format: str) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # The default shows local variables too, and among them may be a password.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
@@ -202,6 +206,8 @@ def _check(options: argparse.Namespace) -> int:
     )
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
+    if config.cluster.shows_password:
+        _say(f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}")
     table = RuleTable(quota_settings(config).rules)
     for line in find_unheld(config, table):
         _say(line)

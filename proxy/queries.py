@@ -99,7 +99,9 @@ class Queries:
         self._names.on_wanted = self._names_wanted.set
         self.following = Following(self._book, self._backpressure, self._names, quotas)
         """What the relay shows the messages of queries."""
-        access = ClusterAccess(cluster.bootstrap_servers, cluster.tls, CLIENT_ID)
+        access = ClusterAccess(
+            cluster.bootstrap_servers, cluster.tls, CLIENT_ID, login=cluster.login
+        )
         self._committer = Committer(self._book, access, clock_ms)
         self._log_ends = LogEnds(self._book, access, clock_ms)
         self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)

@@ -7,6 +7,7 @@ from proxy.config.load import load_config
 from proxy.config.models import (
     Admin,
     Cluster,
+    ClusterSasl,
     ClusterTls,
     Config,
     Limits,
@@ -28,6 +29,7 @@ __all__ = [
     "Admin",
     "BadValueError",
     "Cluster",
+    "ClusterSasl",
     "ClusterTls",
     "Config",
     "ConfigError",

@@ -163,6 +163,7 @@ BrokerPorts = Annotated[endpoints.PortRange, BeforeValidator(endpoints.parse_bro
 Sni = Annotated[str, BeforeValidator(endpoints.parse_sni)]
 FilePath = Annotated[Path, BeforeValidator(files.resolve)]
 CertificateFile = Annotated[FilePath, AfterValidator(files.check_certificates)]
+PasswordFile = Annotated[FilePath, AfterValidator(files.check_password)]
 KeyFile = Annotated[FilePath, AfterValidator(files.check_private_key)]
 TokenFile = Annotated[FilePath, AfterValidator(files.check_token)]
 

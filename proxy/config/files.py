@@ -126,6 +126,38 @@ def check_token(path: Path) -> Path:
     return path
 
 
+def check_password(path: Path) -> Path:
+    """Return `path` when it holds a password, on one line.
+
+    Raises:
+        BadValueError: it cannot be read, is empty, or holds something else.
+
+    """
+    read_password(path)
+    return path
+
+
+def read_password(path: Path) -> str:
+    """Return the password in a file: all of it but the end of its line, if it has one.
+
+    Raises:
+        BadValueError: it cannot be read, is empty, or holds something else.
+
+    """
+    try:
+        password = read_bytes(path).decode().removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise BadValueError(f"{shown(str(path))} is not UTF-8", "save the file as UTF-8") from None
+    if not password:
+        raise BadValueError(f"{shown(str(path))} is empty", "put the password into it, on one line")
+    if not password.isprintable():
+        raise BadValueError(
+            f"{shown(str(path))} holds more than a password",
+            "leave one line in it, without control characters",
+        )
+    return password
+
+
 def check_database(path: Path) -> None:
     """Check that a database at `path` can be opened, or made when it does not exist.
 

@@ -24,6 +24,7 @@ from proxy.config.fields import (
     FilePath,
     FrameSize,
     KeyFile,
+    PasswordFile,
     Percentage,
     Prefix,
     Samples,
@@ -62,6 +63,21 @@ class ClusterTls(Section):
         return key_file
 
 
+class ClusterSasl(Section):
+    """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
+
+    mechanism: Annotated[
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
+        BeforeValidator(one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")),
+    ] = Field(examples=["mechanism: SCRAM-SHA-512"])
+    username: Text = Field(examples=["username: quota-proxy"])
+    password_file: PasswordFile = Field(examples=["password_file: cluster-password"])
+
+    def password(self) -> str:
+        """Read the password as it is now. Raises BadValueError when the file has turned bad."""
+        return files.read_password(self.password_file)
+
+
 class Cluster(Section):
     """The Kafka cluster behind the proxy."""
 
@@ -69,6 +85,12 @@ class Cluster(Section):
         examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"]
     )
     tls: ClusterTls | None = None
+    sasl: ClusterSasl | None = None
+
+    @property
+    def shows_password(self) -> bool:
+        """Whether the password goes over the network in the clear."""
+        return self.sasl is not None and self.sasl.mechanism == "PLAIN" and self.tls is None
 
     @field_validator("bootstrap_servers")
     @classmethod

@@ -15,7 +15,14 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from aiokafka.conn import AIOKafkaConnection, create_conn
-from aiokafka.errors import for_code
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+
+from proxy.login import WANTS_LOGIN, Login
 
 ANSWER_TIMEOUT_S = 5.0
 """For each step: to connect, and to each answer."""
@@ -32,6 +39,9 @@ MAX_PARTITIONS = 1000
 MAX_NAMED = 3
 """So many partitions are named in a message."""
 
+REFUSALS = (IllegalSaslStateError, SaslAuthenticationFailed, UnsupportedSaslMechanismError)
+"""How aiokafka says that a login was refused."""
+
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
@@ -42,6 +52,8 @@ Value = TypeVar("Value")
 
 # What aiokafka has to say is in our own messages. Without a handler it would go to standard error.
 logging.getLogger("aiokafka").addHandler(logging.NullHandler())
+# At level DEBUG it writes down requests, and in them passwords.
+logging.getLogger("aiokafka").setLevel(logging.INFO)
 
 
 class LinkError(Exception):
@@ -57,6 +69,8 @@ class ClusterAccess:
     tls: ssl.SSLContext | None
     client_id: str
     answer_timeout_s: float = ANSWER_TIMEOUT_S
+    login: Login | None = None
+    """None: no connection is logged in."""
 
 
 class Link:
@@ -104,29 +118,50 @@ class Link:
 
     async def _ask_at(self, address: Address, request: Any) -> Any:
         host, port = address
+        login, is_new, is_over = self._access.login, False, False
         try:
             async with self._opening[address]:  # who asks meanwhile shares the connection
                 connection = self._open.get(address)
                 if connection is None or not connection.connected():
+                    is_new = True
                     connection = self._open[address] = await self._connect(address)
             return await connection.send(request)
         except TimeoutError:
             reason = f"no answer in {self._access.answer_timeout_s:g} s"
         except Exception as error:  # who knows what answers at that address
-            reason = _reason(error)
+            reason = _reason(error, logged_in=login is not None)
+            is_over = login is not None and not is_new and _is_closed(error)
         await self.drop(address)
+        if is_over:  # brokers may end a session that was long enough (connections.max.reauth.ms)
+            return await self._ask_at(address, request)
         raise LinkError(f"{host}:{port}: {reason}")
 
     async def _connect(self, address: Address) -> AIOKafkaConnection:
-        tls = self._access.tls
-        return await create_conn(
-            *address,
-            client_id=self._access.client_id,
-            request_timeout_ms=int(self._access.answer_timeout_s * 1000),
-            ssl_context=tls,
-            security_protocol="PLAINTEXT" if tls is None else "SSL",
-            max_idle_ms=int(IDLE_S * 1000),
-        )
+        tls, login = self._access.tls, self._access.login
+        protocol = "PLAINTEXT" if tls is None else "SSL"
+        options: dict[str, Any] = {"security_protocol": protocol}
+        if login is not None:
+            login.check(address)
+            options = {
+                "security_protocol": f"SASL_{protocol}",
+                "sasl_mechanism": login.credentials.mechanism,
+                "sasl_plain_username": login.credentials.username,
+                "sasl_plain_password": login.credentials.password,
+            }
+        try:
+            return await create_conn(
+                *address,
+                client_id=self._access.client_id,
+                request_timeout_ms=int(self._access.answer_timeout_s * 1000),
+                ssl_context=tls,
+                max_idle_ms=int(IDLE_S * 1000),
+                **options,
+            )
+        except REFUSALS as error:
+            if login is None:
+                raise
+            said = error.args[0] if error.args and isinstance(error.args[0], str) else None
+            raise login.refused(address, error.errno, said) from None
 
 
 def name_of(error_code: int) -> str:
@@ -155,11 +190,12 @@ def named(partitions: Iterable[Partition]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def _reason(error: Exception) -> str:
+def _is_closed(error: Exception) -> bool:
+    return isinstance(error.__cause__ or error, EOFError)
+
+
+def _reason(error: Exception, *, logged_in: bool) -> str:
     cause = error.__cause__ or error
-    if isinstance(cause, EOFError):
-        return (
-            "the broker closed the connection; so does a listener that wants a login, "
-            "which the proxy itself has not"
-        )
+    if _is_closed(error):
+        return "the broker closed the connection" + ("" if logged_in else WANTS_LOGIN)
     return str(cause) or type(cause).__name__

@@ -1,11 +1,13 @@
 """Asks a broker one thing: a request of the proxy's own goes out, its response comes back."""
 
+import asyncio
 from struct import Struct
 from typing import Any
 
+from proxy.login import Broker, Login, LoginRefusedError
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.tls import ready
-from proxy.relay.upstream import UpstreamError
+from proxy.relay.upstream import LOGIN_REFUSED, UpstreamError
 from proxy.wire.varint import read_tags
 
 CLIENT_ID = "kafka-quota-proxy"
@@ -47,6 +49,27 @@ async def ask(
     except (IndexError, ValueError) as error:
         raise UpstreamError("bad_response", f"no tags in the header: {error}") from error
     return response[start:]
+
+
+async def log_in(channel: Channel, login: Login, broker: Broker) -> None:
+    """Log the proxy in on a connection on which nothing was said yet. The caller limits the time.
+
+    Raises UpstreamError (login_refused, bad_response, closed) or OSError.
+    """
+    exchange = login.exchange(broker)
+    answer: Any = None
+    try:
+        while (request := await asyncio.to_thread(exchange.step, answer)) is not None:
+            answer = _decoded(request, await ask(channel, request))
+    except LoginRefusedError as error:
+        raise UpstreamError(LOGIN_REFUSED, str(error)) from None
+
+
+def _decoded(request: Any, body: bytes) -> Any:
+    try:
+        return request.header.get_response_class().decode(body)
+    except Exception as error:  # who knows what answers at that address
+        raise UpstreamError("bad_response", f"no answer to a login: {error}") from error
 
 
 async def _receive(channel: Channel, count: int) -> bytes:

@@ -7,6 +7,9 @@ import ssl
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.tls import handshake
 
+LOGIN_REFUSED = "login_refused"
+"""The reason when a broker does not let the proxy itself in."""
+
 
 class UpstreamError(Exception):
     """A broker could not be reached. `reason` is from a small set, fit for a metric label."""

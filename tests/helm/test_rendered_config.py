@@ -23,6 +23,7 @@ def secrets() -> Mapping[str, Mapping[str, bytes]]:
     return {
         "kafka-cluster": tls,
         "kafka-quota-proxy-tls": tls,
+        "kafka-quota-proxy-login": {"password": b"secret"},
         "kafka-quota-proxy-token": {"admin": b"secret", "other": b""},
     }
 

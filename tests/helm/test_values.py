@@ -20,6 +20,11 @@ def _listener(**changes: object) -> str:
     return json.dumps([{key: value for key, value in listener.items() if value is not None}])
 
 
+def _sasl(**changes: object) -> str:
+    sasl = {"mechanism": "PLAIN", "username": "a", "password_file": "/p"} | changes
+    return json.dumps({key: value for key, value in sasl.items() if value is not None})
+
+
 def _adaptive(keys: Mapping[str, object] = MappingProxyType({}), **changes: object) -> str:
     """Return one rule, with changes of its keys and of its adaptive bound; None removes."""
     adaptive = {"batch_interval": "2s"} | changes
@@ -59,6 +64,7 @@ def _at(*path: str) -> dict[str, Any]:
         (models.Config, ()),
         (models.Cluster, ("cluster",)),
         (models.ClusterTls, ("cluster", "tls")),
+        (models.ClusterSasl, ("cluster", "sasl")),
         (models.Listener, ("listeners", "*")),
         (models.ListenerTls, ("listeners", "*", "tls")),
         (models.Quotas, ("quotas",)),
@@ -117,6 +123,11 @@ def test_every_value_has_a_default_and_every_default_a_schema() -> None:
         ("config.listeners", _listener(broker_ports=None)),
         ("config.cluster.bootstrap_servers", '["kafka"]'),
         ("config.cluster.bootstrap_servers", '["http://kafka:9092"]'),
+        ("config.cluster.sasl", _sasl(mechanism="GSSAPI")),
+        ("config.cluster.sasl", _sasl(username=7)),
+        ("config.cluster.sasl", _sasl(password="secret")),
+        ("config.cluster.sasl", _sasl(password_file="password")),
+        ("config.cluster.sasl", _sasl(password_file=None)),
         ("config.quotas.rules", '[{"client-id": "a"}]'),
         ("config.quotas.rules", '[{"consumer_byte_rate": "1MiB"}]'),
         ("config.quotas.rules", '[{"client-id": "a", "consumer_byte_rate": "1mb"}]'),
@@ -170,5 +181,6 @@ def test_mistakes_are_refused(helm: Helm, key: str, value: str) -> None:
 
 def test_what_is_made_wrong_here_is_right(helm: Helm) -> None:
     right = {"config.listeners": _listener(), "config.quotas.rules": _adaptive()}
+    right |= {"config.cluster.sasl": _sasl()}
     right |= {"config.queries": '[{"name": "a"}]', "config.pipelines": _pipeline()}
     assert helm.template(sets=right).objects

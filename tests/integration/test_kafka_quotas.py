@@ -24,6 +24,9 @@ from proxy.wire.apis import METADATA
 NOTICED_WITHIN_S = 10
 """Between the change in Kafka and the proxy keeping to it."""
 
+IMPATIENT_S = 0.2
+"""For who never answers."""
+
 PLENTY_BYTES = 10**9
 LARGEST_RESPONSE_BYTES = 1 << 20
 
@@ -134,7 +137,8 @@ async def test_every_kind_of_answer(frame: bytes | None, reason: str | None) -> 
 
     server = await asyncio.start_server(serve, HOST, 0)
     address = server.sockets[0].getsockname()[:2]
-    quotas = KafkaQuotas(Cluster((address,), None, 0.2), used.append, errors)
+    patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
+    quotas = KafkaQuotas(Cluster((address,), None, patience_s), used.append, errors)
     quotas.follow(True)
     watch = asyncio.create_task(quotas.watch())
 

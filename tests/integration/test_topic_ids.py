@@ -17,6 +17,7 @@ from proxy.relay.upstream import UpstreamError
 
 CONNECT_S = 5.0
 IMPATIENT_S = 0.1
+"""For who never answers."""
 
 
 def id_of(admin: AdminClient, topic: str) -> bytes:
@@ -69,7 +70,8 @@ async def test_something_else_answers(frame: bytes | None, reason: str) -> None:
 
     server = await asyncio.start_server(serve, HOST, 0)
     address = server.sockets[0].getsockname()[:2]
+    cluster = Cluster((address,), None, IMPATIENT_S if frame is None else CONNECT_S)
     async with server:
         with pytest.raises(UpstreamError) as raised:
-            await resolve(Cluster((address,), None, IMPATIENT_S), [uuid4().bytes])
+            await resolve(cluster, [uuid4().bytes])
     assert raised.value.reason == reason

@@ -82,6 +82,8 @@ def _fill(path: Path) -> None:
     (path / "empty").write_text("\n")
     (path / "garbage").write_text("no PEM")
     (path / "token").write_text("secret\n")
+    (path / "lines").write_text("secret\nmore\n")
+    (path / "latin").write_bytes(b"\xfcber")
     (path / "folder").mkdir()
     (path / "loop").symlink_to("loop")
 
@@ -196,6 +198,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     config = load(MINIMAL)
     assert config.cluster.bootstrap_servers == (HostPort("broker-1", 9092),)
     assert config.cluster.tls is None
+    assert config.cluster.sasl is None
     assert config.listeners[0].tls is None
     assert config.quotas.model_dump() == {
         "source": "file",
@@ -223,6 +226,49 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     }
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None
+
+
+SASL = """\
+cluster:
+  bootstrap_servers: [broker-1:9092]
+  sasl: {{mechanism: {}, username: anna, password_file: {}}}
+  {}
+listeners:
+  - {{name: a, bind: 127.0.0.1:19092, advertised_host: h, broker_ports: 19100-19199}}
+"""
+
+
+@pytest.mark.parametrize("content", ["pass word", "pass word\n", "pass word\r\n"])
+def test_a_password_is_all_but_the_end_of_its_line(
+    content: str, folder: Path, load: Callable[[str | bytes], Config]
+) -> None:
+    (folder / "password").write_bytes(content.encode())
+    sasl = load(SASL.format("SCRAM-SHA-256", "password", "")).cluster.sasl
+    assert sasl is not None
+    assert (sasl.mechanism, sasl.username, sasl.password()) == (
+        "SCRAM-SHA-256",
+        "anna",
+        "pass word",
+    )
+    assert "pass word" not in repr(sasl)
+    (folder / "password").write_text("another")
+    assert sasl.password() == "another"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "tls", "is_shown"),
+    [
+        ("PLAIN", "", True),
+        ("PLAIN", "tls: {ca_file: ca.pem}", False),
+        ("PLAIN", "tls: {}", False),
+        ("SCRAM-SHA-512", "", False),
+    ],
+)
+def test_a_password_that_goes_in_the_clear_is_noticed(
+    mechanism: str, tls: str, is_shown: bool, load: Callable[[str | bytes], Config]
+) -> None:
+    cluster = load(SASL.format(mechanism, "token", tls)).cluster
+    assert cluster.shows_password is is_shown
 
 
 def _adaptive(config: Config) -> AdaptiveBound:
@@ -452,13 +498,14 @@ def test_what_the_full_example_comments_out_loads_too(
 ) -> None:
     text = (EXAMPLES / "quota-proxy.yaml").read_text()
     copies = {"cluster-ca.pem": "ca.pem", "clients-ca.pem": "ca.pem", "proxy.pem": "server.pem"}
-    copies |= {"proxy.key": "server.key", "admin-token": "token"}
+    copies |= {"proxy.key": "server.key", "admin-token": "token", "cluster-password": "token"}
     for name, source in copies.items():
         shutil.copy(folder / source, folder / name)
-    text, uncommented = re.subn(r"(?m)^( *)# (tls|token_file): ", r"\1\2: ", text)
+    text, uncommented = re.subn(r"(?m)^( *)# (tls|sasl|token_file): ", r"\1\2: ", text)
     config = load(text)
-    assert uncommented == 3
+    assert uncommented == 4
     assert config.cluster.tls is not None
+    assert config.cluster.sasl is not None
     assert config.listeners[1].tls is not None
     assert config.admin.token_file == folder / "admin-token"
 

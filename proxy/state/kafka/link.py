@@ -16,6 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from proxy.login import WANTS_LOGIN, Login
+
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
@@ -107,9 +109,15 @@ class Link:
     Not for several threads at a time.
     """
 
-    def __init__(self, servers: Sequence[Address], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        tls: ssl.SSLContext | None,
+        login: Login | None = None,
+    ) -> None:
         self._servers = tuple(servers)
         self._tls = tls
+        self._login = login
         self._open: dict[Address, _Connection] = {}
         self._next_server = 0
         self._places: dict[tuple[str, str], Address] = {}
@@ -193,15 +201,11 @@ class Link:
         limit = Deadline(min(ANSWER_TIMEOUT_S, deadline.left_s))
         try:
             connection = self._connection(address, limit)
-            request.with_header(correlation_id=_CORRELATION_ID, client_id=CLIENT_ID)
-            _wait_at_most(connection, limit)
-            connection.sendall(request.encode(header=True, framed=True))
-            body = _answer(connection, limit)
-            response = request.header.get_response_class().decode(body, header=True)
+            response = _ask(connection, request, limit)
         except TimeoutError:
             reason = "no answer in time"
         except Exception as error:  # who knows what answers at that address
-            reason = _reason(error)
+            reason = _reason(error, logged_in=self._login is not None)
         else:
             self._open[address].used_s = time.monotonic()
             return response
@@ -214,15 +218,21 @@ class Link:
             if time.monotonic() - known.used_s < IDLE_S:
                 return known.socket
             known.socket.close()
-        plain = socket.create_connection(address, max(limit.left_s, 0.001))
+        if self._login is not None:
+            self._login.check(address)
+        made = socket.create_connection(address, max(limit.left_s, 0.001))
         try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made = plain
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
-                _wait_at_most(plain, limit)
-                made = self._tls.wrap_socket(plain, server_hostname=address[0])
+                _wait_at_most(made, limit)
+                made = self._tls.wrap_socket(made, server_hostname=address[0])
+            if self._login is not None:
+                exchange = self._login.exchange(address)
+                request = exchange.step()
+                while request is not None:
+                    request = exchange.step(_ask(made, request, limit))
         except BaseException:
-            plain.close()
+            made.close()
             raise
         self._open[address] = _Connection(made, time.monotonic())
         return made
@@ -243,6 +253,14 @@ def name_of(error_code: int) -> str:
     """Return Kafka's name of an error, such as NOT_COORDINATOR."""
     error = for_code(error_code)
     return str(getattr(error, "message", "")) or f"error {error_code}"
+
+
+def _ask(connection: socket.socket, request: Any, limit: Deadline) -> Any:
+    request.with_header(correlation_id=_CORRELATION_ID, client_id=CLIENT_ID)
+    _wait_at_most(connection, limit)
+    connection.sendall(request.encode(header=True, framed=True))
+    body = _answer(connection, limit)
+    return request.header.get_response_class().decode(body, header=True)
 
 
 def _answer(connection: socket.socket, limit: Deadline) -> bytes:
@@ -269,10 +287,7 @@ def _wait_at_most(connection: socket.socket, limit: Deadline) -> None:
     connection.settimeout(limit.left_s)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, *, logged_in: bool) -> str:
     if isinstance(error, EOFError):
-        return (
-            "the broker closed the connection; so does a listener that wants a login, "
-            "which the proxy itself has not"
-        )
+        return "the broker closed the connection" + ("" if logged_in else WANTS_LOGIN)
     return str(error) or type(error).__name__

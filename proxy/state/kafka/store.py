@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
 
+from proxy.login import Login
 from proxy.state.errors import StateError
 from proxy.state.memory import MemoryStore
 from proxy.state.store import Record, Store
@@ -45,10 +46,10 @@ class KafkaStore(Store):
     failed, the next write that works, or `close`, undoes it; a crash before that may leave it.
 
     Args:
-        servers: bootstrap servers of the cluster, at least one; Kafka 2.5 or later. The proxy does
-            not log in (no SASL).
+        servers: bootstrap servers of the cluster, at least one; Kafka 2.5 or later.
         topic: where the state is, and the transactional id. Each proxy needs its own.
         tls: to the brokers; None: plain.
+        login: on each connection; None: without.
         timeout_s: limit of each write with all its attempts.
         wait_ms: how long to wait for the proxy that has the state and is about to stop; after that
             it is taken from it.
@@ -66,12 +67,13 @@ class KafkaStore(Store):
         topic: str,
         *,
         tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
         timeout_s: float = TIMEOUT_S,
         wait_ms: float = 0.0,
     ) -> None:
         self._topic = topic
         self._timeout_s = timeout_s
-        self._link = Link(servers, tls)
+        self._link = Link(servers, tls, login)
         self._producer = Producer(self._link, topic)
         self._lock = Lock()
         """For all but `_records`, which may be read while a write waits for the brokers."""
@@ -245,7 +247,7 @@ class KafkaStore(Store):
         except UnansweredError as error:
             raise StateError(
                 f"{what}: {error}",
-                "check that the brokers are up, and cluster.bootstrap_servers and cluster.tls",
+                "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
             ) from error
         except RefusedError as error:
             raise StateError(f"{what}: {error}", _mend(self._topic, error.error_code)) from error

@@ -1,0 +1,458 @@
+"""The proxy logs in at a real broker, with all that it asks for itself, and with nothing else."""
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import yaml
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.metadata import MetadataRequest
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+from support.clients import Access, Librdkafka
+from support.detour import detour
+from support.groups import offsets_of
+from support.kafka_configs import alter_quotas
+from support.operating import hang_up, running, write
+from support.proxy_process import HOST, ProxyProcess, config, until
+from support.raw import RawClient, message
+from support.waiting import at_work, eventually
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.login import Credentials, Login
+from proxy.progress.committer import Committer
+from proxy.progress.link import ClusterAccess, Link, LinkError
+from proxy.progress.log_ends import LogEnds
+from proxy.relay.cluster import Cluster
+from proxy.relay.topic_ids import resolve
+from proxy.relay.upstream import UpstreamError
+from proxy.state import KafkaStore, StateError
+from proxy.state.kafka.link import Deadline
+from proxy.state.kafka.link import Link as StateLink
+from proxy.state.store import Record
+from proxy.wire.apis import METADATA
+
+USER, CLIENT = "proxy", "bob"
+PASSWORDS = {USER: "proxy.secret-7", CLIENT: "bob.secret-8"}
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PLAIN_AND_SCRAM = ("PLAIN", "SCRAM-SHA-512")
+LISTENER = "listener.name.sasl_plaintext"
+
+CLUSTER, STATE = "kafka-cluster", "state-"
+RIGHTS = [
+    (ResourceType.TOPIC, "*", AclOperation.READ),
+    (ResourceType.GROUP, "*", AclOperation.READ),
+    (ResourceType.BROKER, CLUSTER, AclOperation.DESCRIBE_CONFIGS),
+    (ResourceType.TOPIC, STATE, AclOperation.CREATE),
+    (ResourceType.TOPIC, STATE, AclOperation.DESCRIBE_CONFIGS),
+    (ResourceType.TOPIC, STATE, AclOperation.WRITE),
+    (ResourceType.TRANSACTIONAL_ID, STATE, AclOperation.WRITE),
+]
+"""Kafka takes READ and WRITE for DESCRIBE too."""
+
+SHORT_SESSION = "SCRAM-SHA-256"
+SESSION_MS = 1000
+
+CONNECT_S = 5.0
+START_S = 60.0
+NOT_LET_IN = r'login of user "proxy" by \S+ refused: .*; correct cluster\.sasl\.username, or the'
+OTHERS = r"the broker offers .*; correct cluster\.sasl\.mechanism"
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that takes all three mechanisms, ends the sessions of one of them soon, and gives
+    the proxy no more rights than docs/sasl.md names.
+    """
+    module = "org.apache.kafka.common.security.scram.ScramLoginModule"
+    properties = {
+        f"{LISTENER}.sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        f"{LISTENER}.scram-sha-512.sasl.jaas.config": f"{module} required;",
+        f"{LISTENER}.{SHORT_SESSION.lower()}.connections.max.reauth.ms": str(SESSION_MS),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:ANONYMOUS;User:{CLIENT}",
+    }
+    folder = tmp_path_factory.mktemp("login-kafka")
+    with EmbeddedBroker(folder, sasl_users=PASSWORDS, properties=properties) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        password = PASSWORDS[USER].encode()
+        made = admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(USER, info, password)]
+        )
+        made[USER].result(30)
+        for allowed in admin.create_acls([right(*each) for each in RIGHTS]).values():
+            allowed.result(30)
+        yield broker
+
+
+def right(kind: ResourceType, name: str, operation: AclOperation) -> AclBinding:
+    is_prefix = name == STATE
+    pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
+    allow = AclPermissionType.ALLOW
+    return AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, allow)
+
+
+@pytest.fixture(params=PLAIN_AND_SCRAM)
+def login(request: pytest.FixtureRequest) -> Login:
+    return by(request.param)
+
+
+def by(mechanism: str, password: str = PASSWORDS[USER], username: str = USER) -> Login:
+    return Login(Credentials(mechanism, username, password))
+
+
+def sasl_port(kafka: EmbeddedBroker) -> tuple[str, int]:
+    assert kafka.settings.sasl_port is not None
+    return HOST, kafka.settings.sasl_port
+
+
+def access(kafka: EmbeddedBroker, login: Login) -> ClusterAccess:
+    return ClusterAccess((sasl_port(kafka),), None, "kafka-quota-proxy", login=login)
+
+
+class Book:
+    """Follows one partition, and has one offset to commit."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.end = self.start = -1
+        self.due = {(topic, 0): 7}
+        self.problem: str | None = None
+
+    def partitions(self) -> list[tuple[str, int]]:
+        return [(self.topic, 0)]
+
+    def log_end(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
+        self.end = offset
+
+    def log_start(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
+        self.start = offset
+
+    def commits(self) -> dict[str, dict[tuple[str, int], int]]:
+        return {f"{self.topic}-group": self.due}
+
+    def group_has(self, group: str, offsets: object) -> None:
+        pass
+
+    def committed(self, _group: str, _offsets: object, _now_ms: float) -> None:
+        self.due = {}
+
+    def commit_failed(self, _group: str, message: str) -> None:
+        self.problem = message
+
+
+def id_of(kafka: EmbeddedBroker, topic: str) -> bytes:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    found = admin.describe_topics(TopicCollection([topic]))[topic].result(30).topic_id
+    parts = found.get_most_significant_bits(), found.get_least_significant_bits()
+    return b"".join(part.to_bytes(8, "big", signed=True) for part in parts)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_topic_names(
+    kafka: EmbeddedBroker, topic: Callable[..., str], mechanism: str
+) -> None:
+    name = topic()
+    topic_id = id_of(kafka, name)
+    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=by(mechanism))
+    assert await resolve(cluster, [topic_id]) == {topic_id: name}
+
+
+async def test_over_tls(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:
+    """What the proxy takes for SASL_SSL: TLS first, in it the login."""
+    name = topic()
+    topic_id = id_of(kafka, name)
+    authority = trustme.CA()
+    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(HOST).configure_cert(server_tls)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    for mechanism in PLAIN_AND_SCRAM:
+        async with detour(kafka.sasl_bootstrap, tls=server_tls) as way:
+            cluster = Cluster((way.address,), trusting, CONNECT_S, login=by(mechanism))
+            assert await resolve(cluster, [topic_id]) == {topic_id: name}
+            link = Link(ClusterAccess((way.address,), trusting, "proxy", login=by(mechanism)))
+            assert (await link.ask(MetadataRequest([name]))).topics[0][1] == name
+            await link.drop()
+            state = StateLink([way.address], trusting, by(mechanism))
+            answer = await asyncio.to_thread(state.metadata, name, Deadline(CONNECT_S))
+            assert answer.topics[0].name == name
+            state.forget()
+
+
+async def test_the_probe_learns_the_brokers(kafka: EmbeddedBroker, login: Login) -> None:
+    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=login)
+    async with at_work(cluster.monitor()):
+        await eventually(lambda: cluster.reachable, "it is probed")
+    assert cluster.brokers == {1: sasl_port(kafka)}
+
+
+async def test_no_connection_of_a_client_is_logged_in(kafka: EmbeddedBroker) -> None:
+    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=by("PLAIN", "wrong"))
+    channel = await cluster.for_clients().connect(None)
+    channel.sock.close()
+    with pytest.raises(UpstreamError, match=NOT_LET_IN):
+        await cluster.connect(None)
+    cluster.learn(9, "host", 9)
+    assert cluster.for_clients().knows(9)
+
+
+async def test_log_ends(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None], login: Login
+) -> None:
+    name = topic()
+    fill(name, 12, 20)
+    book = Book(name)
+    ends = LogEnds(book, access(kafka, login), lambda: time.monotonic() * 1000)
+    async with at_work(ends.run()):
+        await eventually(lambda: (book.start, book.end) == (0, 12), "both are known")
+        assert await ends.look_up([(name, 0)]) == {(name, 0): 12}
+
+
+async def test_commits(
+    kafka: EmbeddedBroker, topic: Callable[..., str], fill: Callable[..., None], login: Login
+) -> None:
+    name = topic()
+    fill(name, 12, 20)
+    book = Book(name)
+    committer = Committer(book, access(kafka, login), lambda: time.monotonic() * 1000)
+    assert await committer.flush(START_S), book.problem
+    assert offsets_of(kafka.bootstrap, f"{name}-group") == {(name, 0): 7}
+
+
+def test_state(kafka: EmbeddedBroker, topic_names: Iterator[str], login: Login) -> None:
+    name, records = f"state-{next(topic_names)}", [Record.of("test/a", 1), Record.of("test/b", 2)]
+    with closing(KafkaStore([sasl_port(kafka)], name, login=login)) as store:
+        store.put_many(records)
+    with closing(KafkaStore([sasl_port(kafka)], name, login=login)) as store:
+        assert store.items("test/") == records
+
+
+class Counting(Link):
+    made = 0
+
+    async def _connect(self, address: tuple[str, int]) -> AIOKafkaConnection:
+        self.made += 1
+        return await super()._connect(address)
+
+
+async def test_a_session_that_the_broker_ends_is_begun_anew(kafka: EmbeddedBroker) -> None:
+    """Brokers end a session that was long enough, with the next request, if it is not renewed."""
+    link = Counting(access(kafka, by(SHORT_SESSION)))
+    async with asyncio.timeout(START_S):
+        while link.made < 3:
+            assert (await link.ask(MetadataRequest([]))).brokers
+    assert link.connections == 1
+    await link.drop()
+
+
+def test_state_outlives_a_session(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> None:
+    name = f"state-{next(topic_names)}"
+    with closing(KafkaStore([sasl_port(kafka)], name, login=by(SHORT_SESSION))) as store:
+        end_s = time.monotonic() + 2 * SESSION_MS / 1000
+        while time.monotonic() < end_s:
+            store.put_many([Record.of("test/at", time.monotonic())])
+
+
+REFUSED = [
+    pytest.param(by("PLAIN", "wrong"), NOT_LET_IN, id="wrong password, PLAIN"),
+    pytest.param(by("SCRAM-SHA-512", "wrong"), NOT_LET_IN, id="wrong password, SCRAM"),
+    pytest.param(by("SCRAM-SHA-512", username="nobody"), '"nobody"', id="no such user"),
+]
+
+
+async def refusals_of(address: tuple[str, int], credentials: Credentials) -> list[str]:
+    """Have every kind of connection refused, and give what each says."""
+    with pytest.raises(UpstreamError) as unreached:
+        await Cluster((address,), None, CONNECT_S, login=Login(credentials)).connect(None)
+    assert unreached.value.reason == "login_refused"
+    link = Link(ClusterAccess((address,), None, "proxy", login=Login(credentials)))
+    with pytest.raises(LinkError) as unanswered:
+        await link.ask(MetadataRequest([]))
+    with pytest.raises(StateError) as unopened:
+        await asyncio.to_thread(KafkaStore, [address], "no-state", login=Login(credentials))
+    return [str(error.value) for error in (unreached, unanswered, unopened)]
+
+
+@pytest.mark.parametrize(("login", "message"), REFUSED)
+async def test_a_refused_login_is_said(kafka: EmbeddedBroker, login: Login, message: str) -> None:
+    address = sasl_port(kafka)
+    for text in await refusals_of(address, login.credentials):
+        assert f"{HOST}:{address[1]}: login of user" in text
+        assert re.search(message, text)
+        assert "Authentication failed" in text
+        assert "wrong" not in text
+
+
+async def test_a_port_without_logins_is_said(kafka: EmbeddedBroker) -> None:
+    for text in await refusals_of((HOST, kafka.port), by("PLAIN").credentials):
+        assert "this port takes no logins" in text
+
+
+async def test_other_mechanisms_are_said(kafka: EmbeddedBroker) -> None:
+    login = by("SCRAM-SHA-1")
+    with pytest.raises(UpstreamError, match=OTHERS):
+        await Cluster((sasl_port(kafka),), None, CONNECT_S, login=login).connect(None)
+
+
+def configured(
+    kafka: EmbeddedBroker,
+    folder: Path,
+    mechanism: str = "PLAIN",
+    password: str = PASSWORDS[USER],
+    **parts: Any,
+) -> dict[str, Any]:
+    (folder / "password").write_text(password + "\n")
+    made = config(kafka.sasl_bootstrap, **parts)
+    made["cluster"]["sasl"] = {
+        "mechanism": mechanism,
+        "username": USER,
+        "password_file": str(folder / "password"),
+    }
+    return made
+
+
+@contextmanager
+def proxy_with(made: dict[str, Any], folder: Path) -> Iterator[ProxyProcess]:
+    with running(ProxyProcess(made, folder)) as process:
+        yield process
+    log = process.log_file.read_text()
+    assert not [password for password in PASSWORDS.values() if password in log]
+
+
+@pytest.mark.parametrize("mechanism", PLAIN_AND_SCRAM)
+def test_a_proxy_in_front_of_a_cluster_that_wants_logins(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    tmp_path: Path,
+    mechanism: str,
+) -> None:
+    """Quotas come from it and state is in it; clients go on logging in for themselves."""
+    alter_quotas(kafka.bootstrap, "+consumer_byte_rate=12345678", "--entity-type", "users",
+                 "--entity-name", CLIENT)  # fmt: skip
+    name = topic()
+    fill(name, 1, 1000)
+    made = configured(
+        kafka,
+        tmp_path,
+        mechanism,
+        quotas={"source": "kafka"},
+        state={"kind": "kafka", "topic": f"state-of-{name}"},
+    )
+    with proxy_with(made, tmp_path) as process:
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        until(lambda: "12345678" in process.get("/v1/quotas")[1], "the cluster's quota is read")
+        with RawClient(process.bootstrap) as nobody:
+            nobody.send(message(METADATA, 1, topics=None))
+            assert nobody.is_closed_by_peer()
+        client = Access(process.bootstrap, "client", user=CLIENT, password=PASSWORDS[CLIENT])
+        assert Librdkafka().consume(client, name, 1).count == 1
+        assert process.metrics().labels("bytes_total", "user") <= {CLIENT, ""}
+        assert process.metrics().value("bytes_total", user=CLIENT, api="Fetch") > 0
+        assert process.metrics().value("upstream_errors_total", reason="login_refused") == 0
+        in_clear = process.log("the password of cluster.sasl goes to the brokers in the clear")
+        assert len(in_clear) == (mechanism == "PLAIN")
+
+
+def test_a_wrong_password_is_said_and_mended_while_it_runs(
+    kafka: EmbeddedBroker, tmp_path: Path
+) -> None:
+    made = configured(kafka, tmp_path, password="wrong-one")
+    with proxy_with(made, tmp_path) as process:
+        (line,) = until(lambda: process.log("cluster not reachable"), "it says so")
+        assert kafka.sasl_bootstrap in line["error"]
+        assert "Invalid username or password" in line["error"]
+        status, text = process.get("/readyz")
+        assert status == 503
+        assert "does not let the proxy log in" in text
+        assert line["error"] in text.replace('\\"', '"')
+        assert process.metrics().value("upstream_errors_total", reason="login_refused") >= 1
+        assert json.loads(process.get("/v1/status")[1])["ready"] is False
+        (tmp_path / "password").write_text(PASSWORDS[USER])
+        hang_up(process)
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        assert process.log("configuration reloaded")[0]["message"] == "in force"
+        assert len(process.log("cluster not reachable")) == 1
+        assert "wrong-one" not in process.log_file.read_text()
+
+
+def test_another_user_waits_for_a_restart(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    """With its password: the one of another user would not fit the user in force."""
+    made = configured(kafka, tmp_path, "SCRAM-SHA-512")
+    with proxy_with(made, tmp_path) as process:
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        (tmp_path / "password").write_text("of-another-user")
+        made["cluster"]["sasl"]["username"] = "another-user"
+        made["quotas"]["source"] = "kafka"
+        write(process, made)
+        (line,) = until(lambda: process.log("configuration reloaded"), "it is loaded")
+        assert line["message"] == "after a restart: cluster"
+        until(lambda: process.log("quotas of the cluster read"), "the login in force is used")
+        assert process.metrics().value("upstream_errors_total") == 0
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_state_that_wants_a_login_stops_a_start(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    state = {"kind": "kafka", "topic": "not-made"}
+    made = configured(kafka, tmp_path, password="wrong-one", state=state)
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(made))
+    code, _, errors = command("run", "-c", file, "--log-format", "console")
+    assert code == 1
+    assert f"{kafka.sasl_bootstrap}: login of user" in errors
+    assert "Traceback" not in errors
+    assert "wrong-one" not in errors
+
+
+@pytest.mark.parametrize(("mechanism", "warns"), [("PLAIN", True), ("SCRAM-SHA-256", False)])
+def test_check_warns_of_a_password_in_the_clear(
+    kafka: EmbeddedBroker, tmp_path: Path, mechanism: str, warns: bool
+) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(configured(kafka, tmp_path, mechanism)))
+    code, out, errors = command("check", "-c", file)
+    assert (code, errors) == (0, "")
+    assert ("in the clear" in out) is warns
+
+
+def test_a_password_file_that_is_not_there(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    file = tmp_path / "proxy.yaml"
+    file.write_text(yaml.safe_dump(configured(kafka, tmp_path)))
+    (tmp_path / "password").unlink()
+    for name in ("run", "check"):
+        code, out, errors = command(name, "-c", file)
+        assert (code, out) == (2, "")
+        assert "cluster.sasl.password_file:" in errors
+        assert "fix: " in errors
