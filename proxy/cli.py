@@ -17,7 +17,7 @@ from proxy.admin.server import AdminError
 from proxy.app import HIDE_PASSWORD, App, quota_settings
 from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
-from proxy.pipelines.advice import find_unheld
+from proxy.pipelines.advice import find_advice
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Adaptive, RuleTable
 from proxy.relay.listener import ListenerError
@@ -209,7 +209,7 @@ def _check(options: argparse.Namespace) -> int:
     if config.cluster.shows_password:
         _say(f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}")
     table = RuleTable(quota_settings(config).rules)
-    for line in find_unheld(config, table):
+    for line in find_advice(config, table):
         _say(line)
     if (options.user, options.client_id, options.listener) == (None, None, None):
         return EXIT_DONE

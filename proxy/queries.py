@@ -3,21 +3,23 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
+from proxy.backpressure import records as pressure_records
 from proxy.backpressure.control import Backpressure
 from proxy.config import Config
 from proxy.pipelines import Pipelines
+from proxy.progress import records as progress_records
 from proxy.progress.book import ProgressBook
 from proxy.progress.committer import Committer
 from proxy.progress.exposition import ProgressCollector
 from proxy.progress.link import ClusterAccess, LinkError
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.notes import ALARMS, Note
-from proxy.progress.records import NAMESPACE
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.progress.spans import PartitionKey
@@ -32,7 +34,11 @@ from proxy.relay.upstream import UpstreamError
 from proxy.state import StateError, StateWriter, Store
 
 TICK_S = 1.0
-"""Between two looks for alarms, bounds that are due to move, and records to write."""
+"""Between two looks for alarms, bounds that are due to move, and records of progress to write."""
+
+KEEP_PAUSE_S = 0.02
+"""At least so long between two writes. What a driver was told is written at once otherwise: a proxy
+that is killed must not forget it."""
 
 RESOLVE_PAUSE_S = 1.0
 """Between two look-ups of topic ids that the cluster did not know."""
@@ -107,14 +113,22 @@ class Queries:
         self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)
         self.following.appends = self._pipelines
         self._writer: StateWriter | None = None
+        self._to_keep = asyncio.Event()
+        self._backpressure.on_change = self._to_keep.set
+        self._keeping = asyncio.Lock()
         registry.register(
             ProgressCollector(self._book, clock_ms, config.limits.max_client_entities)
         )
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
-        for problem in self._book.load(store.items(NAMESPACE)):
+        for problem in self._book.load(store.items(progress_records.NAMESPACE)):
             _log.warning("progress not taken up", problem=problem)
+        kept = store.items(pressure_records.NAMESPACE)
+        for problem in self._backpressure.load(kept, clock_ms()):
+            _log.warning("backpressure not taken up", problem=problem)
+        for client_id in self._backpressure.clients:
+            self._book.follow(client_id)  # its reports may come before it connects
         self._writer = StateWriter(store)
         self._pipelines.load(store)
 
@@ -129,6 +143,7 @@ class Queries:
         yield self._log_ends.run
         yield self._resolve_names
         yield self._tick
+        yield self._keep_on
         yield from self._pipelines.works()
 
     async def close(self) -> None:
@@ -149,12 +164,13 @@ class Queries:
         except ReportRefused as error:
             self._book.report_unread(error)
             raise
-        ends = await self._ends(self._book.doubtful(report))
+        unknown = self._book.doubtful(report) | self._pipelines.unsure(report, clock_ms())
+        ends = await self._ends(unknown)
         now_ms = clock_ms()
         accepted = self._book.report(report, now_ms, time.time(), ends)
         client_id = accepted.query.client_id
         self._backpressure.reported(accepted, now_ms)
-        self._pipelines.reported(accepted, now_ms)
+        self._pipelines.reported(accepted, now_ms, ends)
         pressed = self._backpressure.of_client(client_id)
         return {
             "accepted": True,
@@ -202,21 +218,34 @@ class Queries:
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)
+
+    async def _keep_on(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._to_keep.wait()
+            self._to_keep.clear()
             await self._keep()
+            await asyncio.sleep(KEEP_PAUSE_S)
 
     async def _keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
-        writer = self._writer
-        if writer is None:
-            return
-        records, deleted = self._book.changes()
-        if not records and not deleted:
-            return
-        try:
-            await writer.put_many(records, delete=deleted)
-        except StateError as error:
-            self._book.changes_failed()
-            _log.error("progress not kept, trying again", error=str(error))
+        async with self._keeping:
+            writer = self._writer
+            if writer is None:
+                return
+            records, deleted = self._book.changes()
+            pressures, forgotten = self._backpressure.changes()
+            records += pressures
+            deleted += forgotten
+            if not records and not deleted:
+                return
+            try:
+                await writer.put_many(records, delete=deleted)
+            except StateError as error:
+                self._book.changes_failed()
+                self._backpressure.changes_failed()
+                _log.error("progress not kept, trying again", error=str(error))
 
     async def _resolve_names(self) -> None:
         tries: dict[bytes, int] = {}
@@ -228,10 +257,16 @@ class Queries:
                     self._names.resolved(await resolve(self._cluster, wanted))
                 except UpstreamError as error:
                     _log.warning("topic names not looked up, trying again", error=str(error))
-                tries = {each: tries.get(each, 0) + 1 for each in self._names.wanted()}
-                self._names.unresolvable(
-                    each for each, count in tries.items() if count >= RESOLVE_TRIES
-                )
+                else:
+                    tries = {each: tries.get(each, 0) + 1 for each in self._names.wanted()}
+                    unknown = {each for each, count in tries.items() if count >= RESOLVE_TRIES}
+                    self._names.unresolvable(unknown)
+                    if unknown:
+                        _log.warning(
+                            "topics without a name, what was seen of them is lost",
+                            ids=len(unknown),
+                            seen=self._names.lost,
+                        )
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
 

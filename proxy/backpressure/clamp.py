@@ -6,7 +6,7 @@ told lies between what the query already knows and the truth, always.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,15 +16,17 @@ from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition
 
 from .estimator import MS_PER_SECOND
 from .shares import shares
-
-MAX_PARTITIONS = 10_000
-"""Of one query; the ends of further ones are always told truly."""
+from .told import MAX_PARTITIONS, KeptEnd, ToldEnds
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
 EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
+
+RESUME_WAIT_MS = 6_000.0
+"""How long after the start of this process an answer waits for the first report on a run that an
+earlier process knew: the listener tries again after 5 s at the latest."""
 
 
 class Lookups(Protocol):
@@ -40,24 +42,6 @@ class Lookups(Protocol):
 
     def reported(self) -> None:
         """Take note that reports come."""
-
-
-@dataclass(slots=True)
-class _Told:
-    """One partition, as a driver of this client knows it."""
-
-    latest: int
-    """The real end when it was last answered."""
-    offset: int
-    """What was told instead, or the same."""
-    told_ms: float
-    """When."""
-    raised_ms: float
-    """When it last became more."""
-    raised_on: Lookups
-    """On which connection."""
-    idle_at: int = 0
-    """All below had been read when the query was idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +60,19 @@ class Clamp:
     Args:
         settings: of the rule.
         on_wait: is told from when to when an answer waited for a report.
+        on_told: is called when drivers of the query were told something new.
 
     """
 
-    def __init__(self, settings: Adaptive, on_wait: Callable[[float, float], None]) -> None:
+    def __init__(
+        self,
+        settings: Adaptive,
+        on_wait: Callable[[float, float], None],
+        on_told: Callable[[QueryProgress], None],
+    ) -> None:
         self.settings = settings
         self.on_wait = on_wait
+        self._on_told = on_told
         self.rate: float | None = None
         """Records per second for the next batch; None when not known."""
         self.offsets_per_record = 1.0
@@ -90,10 +81,36 @@ class Clamp:
         self.detached = False
         """Whether no adaptive rule is left for the query."""
         self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
+        self.told = ToldEnds()
+        """What they know."""
         self._lookups: dict[Lookups, None] = {}
-        self._told: dict[TopicPartition, _Told] = {}
-        self._earliest: dict[TopicPartition, int] = {}
         self._event_ms = -math.inf
+        self._resumed_ms = -math.inf
+        """When the run of an earlier process was taken up; long ago if there was none."""
+        self._is_missed = False
+        """Whether a run was taken up and no report came since."""
+        self._goes_on = False
+        """Whether the run is the one that was taken up."""
+        self._trusts_all = False
+        """Whether all connections of that run are as good as open before its latest report."""
+        self.heard_ms = -math.inf
+        """When the first report came on the run that was taken up."""
+
+    def resume(
+        self,
+        ends: Mapping[TopicPartition, KeptEnd],
+        starts: Mapping[TopicPartition, int],
+        now_ms: float,
+    ) -> None:
+        """Take up a run from an earlier process, which has told its driver this.
+
+        The process ended with all its connections: those of now are newer than any report, and the
+        driver's among them. So they are trusted from the first report on until one of them was
+        open before a report.
+        """
+        self.told.restore(ends, starts, now_ms)
+        self._resumed_ms = now_ms
+        self._is_missed = True
 
     def begin_run(self) -> None:
         """Forget what was told to the drivers of earlier runs.
@@ -101,21 +118,23 @@ class Clamp:
         What was told after the last event of theirs may have been told to the driver of this one,
         or may be the end of a batch that this one takes up from the checkpoint: it is kept.
         """
-        self._told = {k: told for k, told in self._told.items() if told.told_ms > self._event_ms}
-        self._earliest.clear()
-        self._event_ms = -math.inf
+        self.told.begin_run(self._event_ms)
+        self._event_ms = self._resumed_ms = -math.inf
+        self._is_missed = self._goes_on = self._trusts_all = False
 
-    def reported(self, event_ms: float) -> None:
+    def reported(self, event_ms: float, now_ms: float, *, has_batch: bool) -> None:
         """Take note of a report on an event of this run, which the driver saw at `event_ms`."""
         self._event_ms = max(self._event_ms, event_ms)
+        if has_batch:
+            self.told.starts.clear()
+        if self._is_missed:
+            self._is_missed = False
+            self._goes_on = self._trusts_all = True
+            self.heard_ms = now_ms
+        if self._trusts_all:
+            self._trusts_all = not any(lookups.has_trust for lookups in self._lookups)
         for lookups in self._lookups:
             lookups.reported()
-
-    def idle(self, event_ms: float) -> None:
-        """Take note that the query had nothing to do: all that it was told by then is done."""
-        for told in self._told.values():
-            if told.told_ms < event_ms:
-                told.idle_at = told.offset
 
     @property
     def connections(self) -> int:
@@ -123,9 +142,9 @@ class Clamp:
         return len(self._lookups)
 
     @property
-    def withheld(self) -> int:
-        """How many offsets the driver was not told of, when it asked last."""
-        return sum(told.latest - told.offset for told in self._told.values())
+    def waits_until_ms(self) -> float:
+        """Until when an answer waits in any case, if it waits for a report."""
+        return self._resumed_ms + RESUME_WAIT_MS if self._is_missed else -math.inf
 
     def tell(
         self,
@@ -145,24 +164,37 @@ class Clamp:
             answers = self._clamped(query, lookups, latest, offsets)
             why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
+        is_new = False
         for key, offset in answers.items():
-            self._remember(key, latest[key], offset, lookups, now_ms)
+            is_new |= self.told.remember(key, latest[key], offset, lookups, now_ms)
+        if is_new:
+            self._on_told(query)
         return answers
 
-    def tell_earliest(self, key: TopicPartition, offset: int) -> None:
+    def tell_earliest(self, query: QueryProgress, key: TopicPartition, offset: int) -> None:
         """Take note of the start of a log that the driver was told."""
-        if key in self._earliest or len(self._earliest) < MAX_PARTITIONS:
-            self._earliest[key] = offset
+        if self.told.remember_start(key, offset):
+            self._on_told(query)
 
     def awaits_report(
         self, query: QueryProgress, lookups: Lookups, ask: OffsetsAsk, now_ms: float
     ) -> bool:
-        """Say whether the batch that the driver planned last has not been reported yet."""
+        """Say whether the batch that the driver planned last has not been reported yet.
+
+        As long as no event is known that was after the end of an earlier process, it may not have
+        been: what that process told in its last moments is not known here.
+        """
+        if LATEST not in ask.timestamps.values():
+            return False
+        if self._is_missed:
+            return not self.detached
         if self._why_not(query, lookups, now_ms, may_be_late=True) is not None:
             return False
+        if self._event_ms - EVENT_JITTER_MS < self._resumed_ms:
+            return True
         return any(
             timestamp == LATEST
-            and (told := self._told.get(key)) is not None
+            and (told := self.told.get(key)) is not None
             and told.raised_on is lookups
             and told.raised_ms > self._event_ms - EVENT_JITTER_MS
             and told.offset > (self._base(query, key) or 0)
@@ -201,10 +233,10 @@ class Clamp:
         silent_ms = now_ms - query.last_report_ms
         if silent_ms > self.settings.hold_ms and not may_be_late:
             return f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"
-        if query.run_batches == 0:
+        if query.run_batches == 0 and not self._goes_on:
             if self.settings.initial_rate is None:
                 return "no batch of this run was reported yet"
-        elif not lookups.has_trust:
+        elif not (self._trusts_all or lookups.has_trust):
             return "the connection is newer than the latest report"
         if self.rate is None:
             return "no rate is known yet"
@@ -223,12 +255,12 @@ class Clamp:
             key: max(0, end - base) for key, end in ends.items() if (base := bases[key]) is not None
         }
         made = shares(offsets, lags)
-        has_room = len(self._told) + len(latest) <= MAX_PARTITIONS
-        may_begin_low = has_room and _has_planned_nothing(query)
+        has_room = len(self.told) + len(latest) <= MAX_PARTITIONS
+        may_begin_low = has_room and not self._goes_on and _has_planned_nothing(query)
         answers = {}
         for key, end in latest.items():
             base = bases[key]
-            told = self._told.get(key)
+            told = self.told.get(key)
             if base is None or (told is None and not may_begin_low):
                 answers[key] = end
                 continue
@@ -241,14 +273,14 @@ class Clamp:
         """Yield the real ends of all partitions: those asked for, the others as last seen."""
         yield from latest.items()
         oldest_ms = lookups.oldest_answer_ms
-        for key, told in self._told.items():
+        for key, told in self.told.items():
             if key not in latest and told.told_ms >= oldest_ms:
                 yield key, told.latest
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
                 end = partition.high_watermark
-                if end is not None and key not in latest and key not in self._told:
+                if end is not None and key not in latest and key not in self.told:
                     yield key, end
 
     def _base(self, query: QueryProgress, key: TopicPartition) -> int | None:
@@ -265,29 +297,12 @@ class Clamp:
         ):
             base = partition.completed_to
         if base is None and query.run_batches == 0:
-            base = self._earliest.get(key)
+            base = self.told.starts.get(key)
         if base is None:
             return None
-        told = self._told.get(key)
+        told = self.told.get(key)
         log_start = partition.log_start if partition is not None else None
         return max(base, told.idle_at if told else 0, log_start or 0)
-
-    def _remember(
-        self,
-        key: TopicPartition,
-        latest: int,
-        offset: int,
-        lookups: Lookups,
-        now_ms: float,
-    ) -> None:
-        told = self._told.get(key)
-        if told is not None:
-            if offset > told.offset:
-                told.raised_ms, told.raised_on = now_ms, lookups
-            told.latest, told.offset, told.told_ms = latest, offset, now_ms
-            told.idle_at = min(told.idle_at, offset)
-        elif len(self._told) < MAX_PARTITIONS:
-            self._told[key] = _Told(latest, offset, now_ms, now_ms, lookups)
 
 
 def _has_planned_nothing(query: QueryProgress) -> bool:

@@ -1,6 +1,6 @@
 """All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Gauge
 
@@ -8,9 +8,10 @@ from metrics import BoundedLabels
 from proxy.progress.book import Accepted
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.state import Json
+from proxy.state import Json, Record
 
 from .pressure import KIND, QueryPressure
+from .records import Kept, key_of, read_record
 
 __all__ = ["Backpressure", "QueryPressure"]
 
@@ -36,6 +37,11 @@ class Backpressure:
         self._by_client: dict[str, dict[str, QueryPressure]] = {}
         self._count = 0
         self._generation = quotas.generation
+        self._changed: dict[QueryPressure, None] = {}
+        self._deletes: dict[str, None] = {}
+        self._taken: tuple[dict[QueryPressure, None], dict[str, None]] = {}, {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Is called when `changes` has something to write."""
 
     def pressure(self, identity: ClientIdentity, now_ms: float) -> QueryPressure | None:
         """Return what becomes of a client's reading; None when its rule is not adaptive."""
@@ -51,7 +57,13 @@ class Backpressure:
             self._by_client[client_id] = queries
             self._count += 1
             queries[match.entity] = QueryPressure(
-                identity, match.entity, match.rule, self._quotas, self._gauges, now_ms
+                identity,
+                match.entity,
+                match.rule,
+                self._quotas,
+                self._gauges,
+                now_ms,
+                on_change=self._note_change,
             )
         return queries[match.entity]
 
@@ -73,9 +85,68 @@ class Backpressure:
             if now_ms - query.used_ms > FORGET_MS:
                 self._drop(query, now_ms)
 
+    @property
+    def clients(self) -> list[str]:
+        """Client ids of all that is adaptive."""
+        return list(self._by_client)
+
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call.
+
+        A query has a record from the first report of a run until it ends or is forgotten.
+        """
+        self._taken = changed, deletes = self._changed, self._deletes
+        self._changed, self._deletes = {}, {}
+        records: list[Record] = []
+        gone = dict(deletes)
+        for query in changed:
+            record = query.record()
+            if record is None:
+                gone[query.key] = None
+            else:
+                records.append(record)
+        written = {record.key for record in records}
+        return records, [key for key in gone if key not in written]
+
+    def changes_failed(self) -> None:
+        """Let the next `changes` return what the last one did as well: it was not written."""
+        changed, deletes = self._taken
+        self._taken = {}, {}
+        self._changed = changed | self._changed
+        self._deletes = deletes | self._deletes
+
+    def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
+        """Take up what an earlier process kept; return which records were not, and why.
+
+        Call it once, before anything else. Damaged ones stay in the state, untouched; those of
+        clients that no adaptive rule applies to any more are deleted.
+        """
+        refused: list[str] = []
+        for record in records:
+            try:
+                self._take_up(read_record(record), now_ms)
+            except ValueError as error:
+                refused.append(f"pressure record {record.key!r} is left out: {error}")
+        return refused
+
     def documents(self, now_ms: float) -> list[dict[str, Json]]:
         """Return for each query what there is to show; see `QueryPressure.document`."""
         return [query.document(now_ms) for query in self._all()]
+
+    def _take_up(self, kept: Kept, now_ms: float) -> None:
+        identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
+        match = self._quotas.table.match(KIND, identity)
+        if match is None or match.rule.adaptive is None or match.entity != kept.entity:
+            self._deletes[key_of(kept.client_id, kept.entity)] = None
+            raise ValueError("no adaptive rule applies to the client any more; it is deleted")
+        pressure = self.pressure(identity, now_ms)
+        if pressure is None:
+            raise ValueError("there are too many queries")
+        pressure.resume(kept, now_ms)
+
+    def _note_change(self, query: QueryPressure) -> None:
+        self._changed[query] = None
+        self.on_change()
 
     def _all(self) -> Iterator[QueryPressure]:
         for queries in self._by_client.values():
@@ -95,6 +166,9 @@ class Backpressure:
 
     def _drop(self, query: QueryPressure, now_ms: float) -> None:
         query.detach(now_ms)
+        self._changed.pop(query, None)
+        self._deletes[query.key] = None
+        self.on_change()
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]
         if not self._by_client[client_id]:

@@ -1,7 +1,7 @@
 """Estimate from finished batches how many records per second a query can take."""
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxy.quota.rules import Adaptive
 
@@ -9,6 +9,14 @@ MS_PER_SECOND = 1000.0
 
 _NEVER = -1.0
 """Of latest time and rate before the first call, as in Spark."""
+
+
+class EstimatorState(NamedTuple):
+    """What an estimator keeps of the latest batch."""
+
+    time_ms: float
+    rate: float
+    error: float
 
 
 class RateEstimator(Protocol):
@@ -30,6 +38,12 @@ class RateEstimator(Protocol):
             scheduling_delay_ms: how long it had to wait before that.
 
         """
+
+    def kept(self) -> EstimatorState | None:
+        """Return what `restore` needs to go on in a later process; None before the first batch."""
+
+    def restore(self, state: EstimatorState) -> None:
+        """Go on from there."""
 
 
 class PidEstimator:
@@ -92,3 +106,14 @@ class PidEstimator:
         self._latest_rate = max(settings.min_rate, rate)
         self._latest_error = error
         return self._latest_rate
+
+    def kept(self) -> EstimatorState | None:
+        """See RateEstimator."""
+        if self._first_run:
+            return None
+        return EstimatorState(self._latest_time_ms, self._latest_rate, self._latest_error)
+
+    def restore(self, state: EstimatorState) -> None:
+        """See RateEstimator."""
+        self._first_run = False
+        self._latest_time_ms, self._latest_rate, self._latest_error = state

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.progress.report import Batch
 
@@ -128,6 +129,14 @@ class Reach:
         return max(self.rate, min_rate)
 
 
+class RatioState(NamedTuple):
+    """What a PerRecord keeps."""
+
+    amount: float
+    records: float
+    without: float
+
+
 class PerRecord:
     """How much of something goes with a record, with DECAY from batch to batch.
 
@@ -158,6 +167,14 @@ class PerRecord:
         if self._amount <= 0:
             return None
         return self._amount / (self._records + self._without)
+
+    def kept(self) -> RatioState:
+        """Return what `restore` needs to go on in a later process."""
+        return RatioState(self._amount, self._records, self._without)
+
+    def restore(self, state: RatioState) -> None:
+        """Go on from there."""
+        self._amount, self._records, self._without = state
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ class DriverLookups:
             return 0.0
         if self._waits_since_ms is None:
             self._waits_since_ms = now_ms
-        left_ms = self._waits_since_ms + REPORT_WAIT_MS - now_ms
+        due_ms = max(self._waits_since_ms, clamp.heard_ms) + REPORT_WAIT_MS
+        left_ms = max(due_ms, clamp.waits_until_ms) - now_ms
         # One wait in vain is enough until the reports are back.
         self._vain = left_ms <= 0
         return max(0.0, left_ms)
@@ -122,7 +123,7 @@ class DriverLookups:
             if timestamp == EARLIEST:
                 self._query.log_start(*key, answer.offset, now_ms)
                 if clamp is not None:
-                    clamp.tell_earliest(key, answer.offset)
+                    clamp.tell_earliest(self._query, key, answer.offset)
             elif timestamp == LATEST:
                 latest[key] = answer.offset
                 if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset

@@ -1,26 +1,26 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from proxy.progress.book import Accepted
+from proxy.progress.query import QueryProgress
 from proxy.progress.report import Batch
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Adaptive, Rule
-from proxy.state import Json
+from proxy.state import Json, Record
 
 from .bound import Bound, Return
 from .clamp import Clamp
-from .estimator import MS_PER_SECOND, PidEstimator, RateEstimator
-from .inputs import HeldTime, PerRecord, Reach, WaitingTime, reading
+from .estimator import MS_PER_SECOND
+from .figures import Figures
+from .records import FORM, Kept, by_topic, key_of
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
-
-MIN_PROCESSING_MS = 1.0
-"""Of a batch that was held all the time."""
 
 
 class QueryPressure:
@@ -33,6 +33,7 @@ class QueryPressure:
         quotas: where the bound is put in force.
         gauges: shows it, by the query's label.
         now_ms: the monotonic time.
+        on_change: is called when its record is out of date.
 
     """
 
@@ -44,6 +45,8 @@ class QueryPressure:
         quotas: QuotaManager,
         gauges: BoundedLabels[Gauge],
         now_ms: float,
+        *,
+        on_change: Callable[["QueryPressure"], None],
     ) -> None:
         self.identity = identity
         self.entity = entity
@@ -51,26 +54,18 @@ class QueryPressure:
         """When it was last known that the query is there."""
         self._quotas = quotas
         self._gauges = gauges
+        self._on_change = on_change
         self._settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
-        self._reading_held = HeldTime()
-        self._held = HeldTime()
-        """That, and the waits of the driver's look-ups."""
-        self.clamp = Clamp(self._settings, self._held.add)
+        self._figures = Figures(self._settings)
+        self.clamp = Clamp(self._settings, self._figures.held.add, self._has_told)
         """What its drivers are told."""
-        self._estimator: RateEstimator = PidEstimator(self._settings)
-        self._waiting = WaitingTime()
-        self._reach = Reach()
-        self._bytes_per_record = PerRecord()
-        self._offsets_per_record = PerRecord()
-        self._bytes: float | None = None
-        """Read since the last batch. None before the first: its reading was not seen from the
-        beginning."""
         self._run_id: str | None = None
+        self._has_ended = False
         self._label: str | None = None
         self._report_ms: float | None = None
-        self.processing_rate: float | None = None
-        """Records per second in its latest batch, the proxy's own holds left out."""
+        self._alive_ms: float | None = None
+        """From then on the bound is held without a report."""
         self._rate: float | None = None
         self._why = "no batch was reported yet"
         self._ceiling: float | None = None
@@ -88,6 +83,11 @@ class QueryPressure:
         if self._rate is None or self._settings.max_rate is None:
             return self._rate
         return min(self._rate, self._settings.max_rate)
+
+    @property
+    def processing_rate(self) -> float | None:
+        """Records per second in its latest batch, the proxy's own holds left out."""
+        return self._figures.processing_rate
 
     @property
     def batch_interval_ms(self) -> float:
@@ -108,17 +108,15 @@ class QueryPressure:
     @property
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
-        return self._bytes_per_record.value
+        return self._figures.bytes_per_record.value
 
     def read(self, count: int) -> None:
         """Take note of a Fetch response of so many bytes."""
-        if self._bytes is not None:
-            self._bytes += count
+        self._figures.read(count)
 
     def held(self, start_ms: float, due_ms: float) -> None:
         """Take note that a Fetch response to the query is held from when to when."""
-        self._reading_held.add(start_ms, due_ms)
-        self._held.add(start_ms, due_ms)
+        self._figures.reading_held(start_ms, due_ms)
 
     def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Let the query have no more than so many records per second; None: what it can take.
@@ -143,26 +141,28 @@ class QueryPressure:
         if report.run_id != self._run_id:
             self._begin_run(report.run_id, now_ms)
         event_ms = now_ms - report.age_ms
-        self._report_ms = now_ms
-        self.clamp.reported(event_ms)
+        self._report_ms = self._alive_ms = now_ms
+        self.clamp.reported(event_ms, now_ms, has_batch=report.batch is not None)
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
             self._add_batch(report.batch, event_ms)
         elif report.event == "idle":
-            self._waiting.ms = 0.0
-            self.clamp.idle(event_ms)
+            self._figures.waiting.ms = 0.0
+            self.clamp.told.idle(event_ms)
         elif report.event == "terminated":
+            self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
         self._enforce(now_ms)
+        self._on_change(self)
 
     def tick(self, now_ms: float) -> None:
         """Do what is due; call it every second or so."""
         if self.clamp.connections:
             self.used_ms = now_ms
-        if self._report_ms is None:
+        if self._alive_ms is None:
             return
-        if now_ms - self._report_ms > self._settings.hold_ms:
+        if now_ms - self._alive_ms > self._settings.hold_ms:
             hold_s = self._settings.hold_ms / MS_PER_SECOND
             self._go_back(f"no report for more than {hold_s:g} s", now_ms)
         if self._return is not None:
@@ -170,11 +170,9 @@ class QueryPressure:
 
     def follow(self, rule: Rule, now_ms: float) -> None:
         """Go on under another rule, which is adaptive too."""
-        settings, before = _adaptive(rule), self._settings
-        self._settings = self.clamp.settings = settings
+        self._settings = self.clamp.settings = settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
-        if _of_estimator(settings) != _of_estimator(before):
-            self._estimator = PidEstimator(settings)
+        self._figures.follow(settings)
         if self._rate is not None:
             self._rate = max(self._rate, settings.min_rate)
         self._enforce(now_ms)
@@ -200,11 +198,56 @@ class QueryPressure:
             "bound_age_s": (now_ms - self._bound_ms) / MS_PER_SECOND,
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
-            "waiting_ms": self._waiting.ms,
+            "waiting_ms": self._figures.waiting.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.withheld},
+            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.told.withheld},
         }
+
+    @property
+    def key(self) -> str:
+        """Of its record."""
+        return key_of(self.identity.client_id or "", self.entity)
+
+    def record(self) -> Record | None:
+        """Return what is to be kept of it; None when no run of its query is known, or it is over.
+
+        It is made for all partitions that the query reads.
+        """
+        if self._run_id is None or self._has_ended or self.clamp.detached:
+            return None
+        # As Kept has it, but made without it: there may be thousands of partitions.
+        value: Json = {
+            "listener": self.identity.listener,
+            "user": self.identity.user,
+            "client_id": self.identity.client_id,
+            "entity": self.entity,
+            "label": self._label,
+            "run_id": self._run_id,
+            "rate": self._rate,
+            **self._figures.kept(),
+            "told": by_topic(self.clamp.told.kept()),
+            "starts": by_topic(self.clamp.told.starts),
+        }
+        return Record.of(self.key, value, FORM)
+
+    def resume(self, kept: Kept, now_ms: float) -> None:
+        """Go on from what an earlier process kept, as if its last report had come just now."""
+        self._run_id, self._label = kept.run_id, kept.label
+        self._alive_ms = now_ms
+        if kept.rate is not None:
+            self._rate = max(kept.rate, self._settings.min_rate)
+            self._why = f"{self._rate:,.0f} records/s since before the restart"
+        self._figures.resume(kept, now_ms)
+        self.clamp.resume(kept.ends(), kept.log_starts(), now_ms)
+        self._enforce(now_ms)
+
+    def _has_told(self, query: QueryProgress) -> None:
+        if self._run_id is None and query.last_report_ms is not None and not query.ended:
+            # The run was known before the client connected.
+            self._run_id, self._label = query.run_id, query.name
+        if self._run_id is not None and not self._has_ended:
+            self._on_change(self)
 
     def _state(self) -> str:
         if self._return is not None:
@@ -214,41 +257,16 @@ class QueryPressure:
     def _begin_run(self, run_id: str, now_ms: float) -> None:
         if self._run_id is not None:
             self.clamp.begin_run()
-        self._run_id = run_id
-        self._estimator = PidEstimator(self._settings)
-        self._waiting = WaitingTime()
-        self._reach = Reach()
+        self._run_id, self._has_ended = run_id, False
+        self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)
 
     def _add_batch(self, batch: Batch, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
-        read = reading(batch)
-        execution_ms = float(batch.execution_ms or 0)
-        start_ms = end_ms - execution_ms
-        held_ms = self._held.within(start_ms, end_ms)
-        reading_held_ms = self._reading_held.within(start_ms, end_ms)
-        self._held.forget(start_ms)
-        self._reading_held.forget(start_ms)
-        # Others are processed while one response is held, so this may say too little, and the rate
-        # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
-        processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
-        waited_ms = self._waiting.add(processing_ms, self._settings.batch_interval_ms)
-        if read.records > 0:
-            if self._bytes is not None:
-                self._bytes_per_record.add(self._bytes, read.records)
-            self._bytes = 0.0
-            if read.offsets is not None:
-                self._offsets_per_record.add(read.offsets, read.records)
-        if execution_ms <= 0 or read.records <= 0:
+        found = self._figures.add(batch, end_ms)
+        if found is None:
             return
-        self._reach.add(read.records, execution_ms, reading_held_ms)
-        self.processing_rate = read.records / processing_ms * MS_PER_SECOND
-        rate = self._estimator.compute(
-            batch.timestamp_ms + execution_ms, read.records, processing_ms, waited_ms
-        )
-        figures = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
-        if held_ms > 0:
-            figures += f" (held {held_ms:,.0f} ms left out)"
+        rate, figures = found
         if rate is not None:
             self._rate = rate
             self._return = None
@@ -270,10 +288,10 @@ class QueryPressure:
         """Put in force what follows from all that is known."""
         rate = self.rate if self._rate is not None else self._settings.initial_rate
         if rate is not None:
-            rate = self._reach.limit(rate, self._settings.min_rate)
+            rate = self._figures.reach.limit(rate, self._settings.min_rate)
         known = [known for known in (rate, self._ceiling) if known is not None]
         self.clamp.rate = min(known, default=None)
-        self.clamp.offsets_per_record = self._offsets_per_record.value or 1.0
+        self.clamp.offsets_per_record = self._figures.offsets_per_record.value or 1.0
         bound = self._wanted(now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
@@ -309,8 +327,3 @@ def _adaptive(rule: Rule) -> Adaptive:
     if rule.adaptive is None:
         raise ValueError(f"{rule.title} is not adaptive")
     return rule.adaptive
-
-
-def _of_estimator(settings: Adaptive) -> tuple[float, ...]:
-    gains = (settings.proportional, settings.integral, settings.derivative)
-    return (settings.batch_interval_ms, settings.min_rate, *gains)

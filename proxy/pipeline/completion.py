@@ -22,6 +22,7 @@ from .early import EarlyBatches, StageBatch
 from .edges import MAX_EDGES, EdgeTable
 from .graph import StageSettings
 from .inflight import MaxPending
+from .lane import NOTHING_KNOWN
 from .ledger import PIPELINE_CHANGED, Ended, Ledger, Outcome, Owner
 from .walltime import WallTime
 
@@ -123,6 +124,14 @@ class Completion:
         """Return the roots that ended since the last call, in that order."""
         ended, self._ended = self._ended, []
         return ended
+
+    def known_ends(self) -> dict[tuple[str, int], int]:
+        """Return up to where it is known who produced what, where anything is. O(partitions)."""
+        ends: dict[tuple[str, int], int] = {}
+        for (_, topic, partition), lane in self.edges.lanes.items():
+            if lane.known_to != NOTHING_KNOWN:
+                ends[topic, partition] = max(ends.get((topic, partition), 0), lane.known_to)
+        return ends
 
     def full(self) -> bool:
         """Say whether so much is in flight that the first stages are to wait."""

@@ -9,6 +9,7 @@ from proxy.pipeline import completion_state, controller
 from proxy.state import Record, StateError, StateWriter, Store
 
 from .line import Line
+from .recovery import Recovery
 
 FLOW_RECORDS = f"{controller.NAMESPACE}/"
 LEDGER_RECORDS = f"{completion_state.NAMESPACE}/"
@@ -40,6 +41,8 @@ class Keeping:
         store.put_many((), delete=strays)
         for line in lines.values():
             problems = line.completion.load(_under(ledger, line.completion.prefix), now_ms)
+            if any(record.key.startswith(line.completion.prefix) for record in ledger):
+                line.recovery = Recovery(now_ms)
             problems += line.flow.load(_under(flow, line.flow.prefix), now_ms)
             for problem in problems:
                 _say_refused(problem)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from structlog import get_logger
 
@@ -11,6 +11,8 @@ from proxy.pipeline.completion import Completion
 from proxy.pipeline.flow import PipelineFlow, RateChange
 from proxy.pipeline.graph import PipelineGraph, StageSettings
 from proxy.pipeline.lane import TopicRange
+
+from .recovery import Recovery
 
 MAX_OUTPUTS = 10_000
 """Ranges that a stage has written since its last report; of more the oldest belong to no batch."""
@@ -42,6 +44,8 @@ class Line:
     """By node: what the flow last said of it, where that is a rate."""
     loose: set[str] = field(default_factory=set)
     """Nodes that are to be held and cannot be."""
+    recovery: Recovery | None = None
+    """When state of an earlier process was taken up."""
     members: dict[str, StageSettings] = field(default_factory=dict)
     """By query name and client id."""
     sources: frozenset[str] = frozenset()
@@ -73,6 +77,8 @@ class Line:
 
     def wrote(self, stage: str, output: Output) -> None:
         """Keep what a stage has written until its batch is reported."""
+        if self.recovery is not None:
+            output = replace(output, range=self.recovery.left_of(output.range, output.at_ms))
         outputs = self.outputs[stage]
         outputs.append(output)
         if len(outputs) > MAX_OUTPUTS:

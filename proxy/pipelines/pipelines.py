@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from random import SystemRandom
+from types import MappingProxyType
 
 from structlog import get_logger
 
@@ -16,14 +17,16 @@ from proxy.pipeline.early import StageBatch
 from proxy.pipeline.flow import PipelineFlow
 from proxy.pipeline.graph import PipelineGraph, StageSettings
 from proxy.pipeline.inflight import MaxPending
-from proxy.pipeline.lane import TopicRange
+from proxy.pipeline.lane import MAX_OFFSET, TopicRange
 from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
 from proxy.progress.book import Accepted, ProgressBook
-from proxy.progress.spans import spans_of
+from proxy.progress.report import Report
+from proxy.progress.spans import PartitionKey, spans_of
 from proxy.quota.manager import QuotaManager
 from proxy.relay.services import MS_PER_SECOND, clock_ms
 from proxy.state import Store
 
+from .advice import find_endless
 from .holds import Holds
 from .keeping import Keeping
 from .line import Line, Output
@@ -139,8 +142,41 @@ class Pipelines:
 
     # What reports tell
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+    def unsure(self, report: Report, now_ms: float) -> set[PartitionKey]:
+        """Return the partitions whose log ends should be passed to `reported`.
+
+        Not none when a stage reports a batch that began before this process did.
+        """
+        if report.batch is None:
+            return set()
+        started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
+        keys: set[PartitionKey] = set()
+        for line in self._lines.values():
+            stage = line.members.get(report.client_id or "") or line.members.get(report.name or "")
+            if stage and line.recovery and line.recovery.concerns(stage, started_ms):
+                keys |= self._starts(line, stage).keys()
+        return keys
+
+    def _starts(self, line: Line, stage: StageSettings) -> dict[PartitionKey, int]:
+        """Return up to where it is known who wrote what of a stage's topics.
+
+        Where nothing was written yet it is what the readers have completed, if there are any.
+        """
+        starts: dict[PartitionKey, int] = {}
+        for query in self._book.queries:
+            for key, partition in query.partitions.items():
+                if partition.completed_to is not None:
+                    starts[key] = min(starts.get(key, MAX_OFFSET), partition.completed_to)
+        starts |= line.completion.known_ends()
+        return {key: start for key, start in starts.items() if key[0] in stage.produces}
+
+    def reported(
+        self,
+        accepted: Accepted,
+        now_ms: float,
+        ends: Mapping[PartitionKey, int] = MappingProxyType({}),
+    ) -> None:
+        """Take in a report that the book has accepted; for `ends` see `unsure`."""
         report, query = accepted.report, accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
@@ -150,7 +186,7 @@ class Pipelines:
                 continue
             line.flow.alive(stage.name, now_ms)
             if report.batch is not None:
-                self._add_batch(line, stage, accepted, now_ms)
+                self._add_batch(line, stage, accepted, ends, now_ms)
             elif report.event == "idle":
                 # What came after that belongs to a batch that is not reported yet.
                 idle_ms = now_ms - report.age_ms
@@ -163,7 +199,12 @@ class Pipelines:
             self._wake.set()
 
     def _add_batch(
-        self, line: Line, stage: StageSettings, accepted: Accepted, now_ms: float
+        self,
+        line: Line,
+        stage: StageSettings,
+        accepted: Accepted,
+        ends: Mapping[PartitionKey, int],
+        now_ms: float,
     ) -> None:
         report, query = accepted.report, accepted.query
         batch = report.batch
@@ -180,7 +221,15 @@ class Pipelines:
                 start = min(span.end, (kept.log_start if kept else None) or 0)
             if start < span.end:
                 inputs.append(TopicRange(topic, partition, start, span.end))
+        started_ms = ended_ms - execution_ms
         outputs = line.take_outputs(stage.name, ended_ms)
+        unseen: tuple[TopicRange, ...] = ()
+        if line.recovery is not None and line.recovery.concerns(stage, started_ms):
+            later = [each.range for each in line.outputs[stage.name]]
+            unseen = line.recovery.recover(stage, self._starts(line, stage), ends, later)
+            if unseen:
+                records = sum(each.end - each.start for each in unseen)
+                _log.info("counted what an earlier process saw", stage=stage.name, records=records)
         pressed = self._backpressure.of_client(query.client_id)
         size = next((each.bytes_per_record for each in pressed if each.bytes_per_record), 0.0)
         line.completion.stage_batch(
@@ -188,8 +237,8 @@ class Pipelines:
                 stage=stage.name,
                 batch=batch.batch_id,
                 inputs=tuple(inputs),
-                outputs=outputs,
-                started_ms=ended_ms - execution_ms,
+                outputs=(*outputs, *unseen),
+                started_ms=started_ms,
                 size_bytes=round(batch.rows * (size or 0.0)),
             ),
             now_ms,
@@ -279,9 +328,11 @@ class Pipelines:
             now_s=now_s,
             max_pending=MaxPending(settings.max_pending_batches, settings.max_pending_bytes),
         )
+        _warn(pipeline)
         return Line(pipeline, graph, PipelineFlow(settings, now_ms, now_s), completion)
 
     def _change(self, line: Line, pipeline: Pipeline, now_ms: float) -> None:
+        _warn(pipeline)
         self._holds.release(line, now_ms)
         settings = pipeline.settings
         line.follow(pipeline, PipelineGraph(settings))
@@ -337,3 +388,8 @@ class Pipelines:
             instruments.stage_state.of(name, node).set(float(change is not None))
             rate = change.rate if change is not None and change.rate is not None else normal_rate
             instruments.stage_rate.of(name, node).set(rate)
+
+
+def _warn(pipeline: Pipeline) -> None:
+    for problem in find_endless(pipeline):
+        _log.warning("a hold may never end", problem=problem)

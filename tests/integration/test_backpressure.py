@@ -14,11 +14,12 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 from support import driver
 from support.groups import offsets_of
-from support.proxy_process import WAIT_S, ProxyProcess, until
+from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
 from support.raw import RawClient, produce
 from support.streams import END_S, Stream, feed, known, partition_of
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.ports import free_ports
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow
@@ -268,6 +269,40 @@ def test_available_now_after_a_driver_was_killed(
     rows = spark.read.schema("partition int, offset long").json(str(tmp_path / "rows")).collect()
     wanted = [(partition, offset) for partition in (0, 1) for offset in range(2020)]
     assert sorted((row.partition, row.offset) for row in rows) == wanted
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_batches_stay_bounded_over_a_crash_of_the_proxy(
+    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Twice, amid a batch: the driver plans the next one on connections that are new."""
+    port, broker_port, admin_port = free_ports(3)
+    running = proxy(
+        rules=[steady("resumed")],
+        listeners=[{"bind": f"{HOST}:{port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}],
+        admin_port=admin_port,
+        state={"kind": "sqlite", "path": str(tmp_path / "state.db")},
+    )
+    listen(running)
+    query = stream(running, "resumed", topic(2))
+    query.start(TRIGGER)
+    two_batches(query)
+    query.feed(1500, RECORD_BYTES)
+    last = max(query.batches)
+    query.until(lambda: len(clamped(query, last)) >= 2, "bounded batches")
+    for _ in range(2):
+        last = max(query.batches)
+        query.gate.clear()
+        query.until(lambda last=last: max(query.batches) > last, "a batch that does not end")
+        running.kill()
+        running.start()
+        query.gate.set()
+        query.until(lambda last=last: max(query.batches) >= last + 4, "more batches")
+        assert query.known()["adaptive"]["clamp"]["withheld"] > 0
+    query.until_read({0: 1520, 1: 1520})
+    query.stop()
+    query.check_all_read({0: 1520, 1: 1520})
+    assert max(query.sizes().values()) == PER_BATCH, query.sizes()
 
 
 @pytest.mark.usefixtures("no_data_loss")

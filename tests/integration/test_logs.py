@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from support.clients import CLIENTS, Access, Client
+from support.clients import CLIENTS, Access, Client, Librdkafka
 from support.operating import call, running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, fetch
@@ -18,6 +20,7 @@ from proxy.devkit.broker import EmbeddedBroker
 BOUND_BYTES = 1_000_000
 RECORD_BYTES = 100_000
 MANY = 100
+HELD_TOPIC = "held"
 QUIET_S = 30
 """After so long without a hold a client counts as throttled no more."""
 
@@ -25,37 +28,47 @@ PAYLOAD = b"payload-that-no-log-may-show"
 KEY_WORDS = {"client", "quota", "rule", "rate", "bound", "event", "level", "timestamp"}
 
 
-@pytest.mark.slow
-def test_throttling_is_logged_when_it_begins_and_when_it_ends(
-    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], fill: Callable[..., None]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A proxy that held two clients, and what it had said of that when both had just gone."""
+
+    process: ProxyProcess
+    began: list[dict[str, Any]]
+    ended: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def held(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """Of the module, so that QUIET_S goes by while other tests run."""
     rules = [{"client-id": "<default>", "consumer_byte_rate": BOUND_BYTES}]
-    process = proxy(rules=rules, throttle={"max_delay": "20ms"})
-    name = topic()
-    fill(name, 1, RECORD_BYTES)
-    for client_id in ("one", "two"):
-        with RawClient(process.bootstrap, client_id) as client:
-            for _ in range(MANY):
-                client.ask(fetch(12, name))
-        held = process.metrics().value(
-            "throttled_responses_total", quota_entity=f"client-id={client_id}"
-        )
-        assert held > MANY / 2
-    began = process.log("throttling began")
-    assert [line["client"] for line in began] == ["client-id=one", "client-id=two"]
-    assert process.log("throttling ended") == []
-    ended = until(
-        lambda: len(lines := process.log("throttling ended")) == 2 and lines,
-        "it has ended for both",
-        2 * QUIET_S,
-    )
-    assert [line["client"] for line in ended] == ["client-id=one", "client-id=two"]
-    for line in began + ended:
+    made = config(kafka.bootstrap, rules=rules, throttle={"max_delay": "20ms"})
+    Librdkafka().produce(Access(kafka.bootstrap), HELD_TOPIC, [(0, bytes(RECORD_BYTES))])
+    with running(ProxyProcess(made, tmp_path_factory.mktemp("held"))) as process:
+        for client_id in ("one", "two"):
+            with RawClient(process.bootstrap, client_id) as client:
+                for _ in range(MANY):
+                    client.ask(fetch(12, HELD_TOPIC))
+            holds = process.metrics().value(
+                "throttled_responses_total", quota_entity=f"client-id={client_id}"
+            )
+            assert holds > MANY / 2
+        yield Held(process, process.log("throttling began"), process.log("throttling ended"))
+
+
+def check_throttling(lines: list[dict[str, Any]]) -> None:
+    assert [line["client"] for line in lines] == ["client-id=one", "client-id=two"]
+    for line in lines:
         assert line.keys() == KEY_WORDS
         assert (line["level"], line["bound"]) == ("info", BOUND_BYTES)
         assert line["quota"] == "consumer_byte_rate"
         assert "rule 0" in line["rule"]
-    assert began[0]["rate"] > BOUND_BYTES
+
+
+@pytest.mark.slow
+def test_throttling_is_logged_when_it_begins(held: Held) -> None:
+    check_throttling(held.began)
+    assert held.began[0]["rate"] > BOUND_BYTES
+    assert held.ended == []
 
 
 def test_no_line_for_a_response(
@@ -141,3 +154,14 @@ def test_an_unknown_format(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "json" in done.stderr
+
+
+@pytest.mark.slow
+def test_throttling_is_logged_when_it_ends(held: Held) -> None:
+    ended = until(
+        lambda: len(lines := held.process.log("throttling ended")) == 2 and lines,
+        "it has ended for both",
+        2 * QUIET_S,
+    )
+    check_throttling(ended)
+    assert held.process.log("throttling began") == held.began

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
@@ -489,14 +490,45 @@ def test_what_is_held_and_pending_survives_a_crash(
     }
     for each in (first, second):
         each.connect()
-    # What a driver was told before is not known any more, so at first it is told the truth.
-    assert first.end(topics[0]) == IN_SOURCE + BACKLOG
-    first.done(topics[0], IN_SOURCE + 10, IN_SOURCE + BACKLOG, took_ms=10)
-    fill(topics[0], BACKLOG, 20)
+    planned = IN_SOURCE + 10 + round(rate)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(first.end, topics[0])  # it waits for the report
+        first.report("idle")
+        assert asked.result(WAIT_S) == planned
+    first.done(topics[0], IN_SOURCE + 10, planned, took_ms=10)
     assert rate_of(running, "first") == rate
-    assert first.end(topics[0]) == IN_SOURCE + BACKLOG + round(rate)
+    assert first.end(topics[0]) == planned + round(rate)
     second.done(topics[1], RATE, end)
     until(lambda: completed(running) == 2, "so is what was pending before")
+
+
+def test_what_a_batch_wrote_before_a_crash_is_waited_for(
+    run: Run, join: MakeStage, source: str, topic: MakeTopic, tmp_path: Path
+) -> None:
+    topics = [source, topic()]
+    state = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
+    running = run(pipeline(topics), state=state)
+    first, second = (join(running, name) for name in STAGES[:2])
+    first.write(topics[1], 1)
+    first.done(topics[0], 0, 10)
+    second.end(topics[1])
+    second.done(topics[1], 0, 1)
+    until_ledger(running, pending=0, completed=1)
+    time.sleep(4 * TICK_S)  # it is kept at the next tick
+    first.write(topics[1], 2)
+
+    running.kill()
+    running.start()
+    for each in (first, second):
+        each.connect()
+    first.write(topics[1], 3)
+    first.done(topics[0], 10, 20, took_ms=60_000)  # it began long before
+    until_ledger(running, pending=1, completed=0)
+    second.done(topics[1], 1, 5)
+    assert pending(running) == 1
+    second.done(topics[1], 5, 6)
+    until_ledger(running, pending=0, completed=1)
+    assert completion(running)["failed"] == {}
 
 
 # Reloads

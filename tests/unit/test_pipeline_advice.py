@@ -1,11 +1,11 @@
-"""What `check` says of pipelines whose nodes no rule lets be held."""
+"""What `check` says of pipelines that are valid and will not do what they say."""
 
 import pytest
 import yaml
 
 from proxy.app import quota_settings
 from proxy.config import load_config
-from proxy.pipelines.advice import find_unheld
+from proxy.pipelines.advice import find_advice
 from proxy.quota.rules import RuleTable
 
 ADAPTIVE = {"consumer_byte_rate": "1MiB", "adaptive": {"batch_interval": "1s"}}
@@ -47,7 +47,7 @@ def found(tmp_path, rules, *, queries=(), one=None, **more):
     file = tmp_path / "proxy.yaml"
     file.write_text(yaml.safe_dump(document))
     config = load_config(file)
-    return list(find_unheld(config, RuleTable(quota_settings(config).rules)))
+    return list(find_advice(config, RuleTable(quota_settings(config).rules)))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,13 @@ def found(tmp_path, rules, *, queries=(), one=None, **more):
         pytest.param([{"client-id": "one", **FIXED}], {}, [ONE], id="not adaptive"),
         pytest.param([], {"hold_producers": True}, [ONE, FEED], id="producers are to be held"),
         pytest.param([{"client-id": "<default>", **ADAPTIVE}], {}, [], id="by the default"),
-        pytest.param([{"user": "alice", "client-id": "one", **ADAPTIVE}], {}, [], id="if it logs in"),
-        pytest.param([{"listener": "default", "client-id": "<default>", **ADAPTIVE}], {}, [], id="by its listener"),
+        pytest.param(
+            [{"user": "alice", "client-id": "one", **ADAPTIVE}], {}, [], id="if it logs in"
+        ),
+        pytest.param(
+            [{"listener": "default", "client-id": "<default>", **ADAPTIVE}], {}, [],
+            id="by its listener",
+        ),
         pytest.param(
             RULED, {"queries": [{"name": "one", "client-id": "id-1"}]},
             [ONE.replace("client-id 'one'", "client-id 'id-1'")], id="a query of another client id",
@@ -78,3 +83,23 @@ def test_a_last_stage_may_wait_when_there_is_a_limit(tmp_path):
     only = {"stages": [stage("one", "a")]}
     assert found(tmp_path, [], **only) == []
     assert found(tmp_path, [], **only, max_pending={"batches": 2}) == [ONE]
+
+
+@pytest.mark.parametrize(
+    ("more", "is_endless"),
+    [
+        pytest.param({}, True, id="a band from 0"),
+        pytest.param({"max_lag": 100}, False, id="with max_lag"),
+        pytest.param({"two": [50, 100]}, False, id="a band from above 0"),
+        pytest.param({"one": {"band": [0, 100]}, "two": [50, 100]}, False, id="of the first stage"),
+        pytest.param(
+            {"one": {"band": [0, 100]}, "two": [50, 100], "hold_producers": True}, True,
+            id="of the first stage, and producers are held",
+        ),
+    ],
+)  # fmt: skip
+def test_a_hold_that_nothing_ends(tmp_path, more, is_endless):
+    stages = [stage("one", "a", "b", **more.pop("one", {}))]
+    stages.append(stage("two", "b", band=more.pop("two", [0, 100])))
+    lines = found(tmp_path, RULED, stages=stages, **more)
+    assert [("never asks for more again" in line) for line in lines] == [True] * is_endless

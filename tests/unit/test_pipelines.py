@@ -68,6 +68,7 @@ class World:
         self.store = store or MemoryStore()
         self.numbers, self.batches = count(1), Counter()
         self.done = Counter()
+        self.ends = {}  # of logs, as the cluster says when it is asked
         self.config = self.configured(*pipelines)
         self.start()
 
@@ -144,9 +145,11 @@ class World:
             "batch": batch,
         }
         report = parse_report(json.dumps(document).encode())
+        asked = self.pipelines.unsure(report, self.now_ms)
+        ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.book.report(report, self.now_ms, START_S)
         self.backpressure.reported(accepted, self.now_ms)
-        self.pipelines.reported(accepted, self.now_ms)
+        self.pipelines.reported(accepted, self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):
         self.done[name] += 1
@@ -427,6 +430,59 @@ class Failing(MemoryStore):
         if self.fails:
             raise StateError("no room", "make some")
         return super().put_many(records, delete=delete)
+
+
+def crashed_amid_a_batch(tmp_path):
+    """Stage `one` has a batch under way, of whose output only an earlier process saw a part."""
+    world = World(tmp_path, pipeline())
+    world.write("one", "b", 0, 5)
+    world.batch("one", "a", 0, 10)
+    world.keep()
+    world.write("one", "b", 5, 8)
+    world.start()
+    world.now_ms += SECOND_MS
+    return world
+
+
+def test_what_was_written_before_a_crash_belongs_to_the_batch_that_is_reported_after_it(tmp_path):
+    world = crashed_amid_a_batch(tmp_path)
+    world.write("one", "b", 8, 9)
+    world.now_ms += 100
+    world.ends = {("b", 0): 12}
+    world.batch("one", "a", 10, 20, took_ms=3000, age_ms=1.0)
+    world.write("one", "b", 9, 13)  # the response was late: all but one record are counted
+    world.batch("two", "b", 0, 5)
+    assert world.completion()["completed"] == 1
+    world.batch("two", "b", 5, 11)
+    assert world.completion()["completed"] == 1
+    world.batch("two", "b", 11, 12)
+    assert world.completion()["completed"] == 2
+    world.batch("one", "a", 20, 30)
+    assert world.completion()["pending"]["batches"] == 1
+    world.batch("two", "b", 12, 13)
+    assert world.completion()["completed"] == 3
+    assert world.completion()["failed"] == {}
+
+
+def test_what_the_next_batch_was_seen_to_write_is_not_counted_to_the_one_before(tmp_path):
+    world = crashed_amid_a_batch(tmp_path)
+    world.write("one", "b", 10, 12)
+    world.ends = {("b", 0): 12}
+    world.batch("one", "a", 10, 20, took_ms=3000, age_ms=1.0)
+    world.batch("two", "b", 0, 10)
+    assert world.completion()["completed"] == 2
+    world.batch("one", "a", 20, 30)
+    world.batch("two", "b", 10, 12)
+    assert world.completion()["completed"] == 3
+    assert world.completion()["failed"] == {}
+
+
+def test_a_batch_that_began_after_the_crash_was_seen_whole(tmp_path):
+    world = crashed_amid_a_batch(tmp_path)
+    world.ends = {("b", 0): 12}
+    world.batch("one", "a", 10, 20, took_ms=1)
+    assert world.completion()["completed"] == 1
+    assert world.completion()["pending"]["batches"] == 1  # the one from before the crash
 
 
 def test_what_cannot_be_written_is_written_later(tmp_path):

@@ -155,8 +155,11 @@ class ProxyProcess:
 
     @property
     def admin_url(self) -> str:
-        """`http://HOST:PORT` of the admin server."""
-        return f"http://{HOST}:{self.log('admin')[0]['port']}"
+        """`http://HOST:PORT` of the admin server. Raises OSError while it is not up yet."""
+        lines = self.log("admin")
+        if not lines:
+            raise ConnectionRefusedError("the admin server is not up yet")
+        return f"http://{HOST}:{lines[0]['port']}"
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask the admin server; return status and text."""

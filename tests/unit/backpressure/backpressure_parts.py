@@ -17,6 +17,7 @@ from proxy.progress.report import Report, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
 from proxy.quota.rules import Adaptive, Rule
+from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
 
@@ -47,19 +48,43 @@ class World:
 
     def __init__(self, *rules: Rule, **settings):
         self.now_ms = 1_000_000.0
-        self.prometheus = CollectorRegistry()
-        instruments = Instruments(self.prometheus, max_label_sets=10)
-        made = QuotaSettings(rules=rules or (rule(**settings),))
-        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
-        self.client = self.quotas.client(IDENTITY)
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
-        settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
+        self.state: dict[str, Record] = {}
+        self.begin_process(*(rules or (rule(**settings),)))
         self.numbers = count(1)
         self.batch_ids = count()
         self.run = 0
         self.checkpoint = 77
         self.reported_at: dict[tuple[str, int], int] = {}
+
+    def begin_process(self, *rules: Rule) -> list[str]:
+        """Make all that is lost with a process, from the state; return what was refused of it."""
+        self.rules = rules
+        self.prometheus = CollectorRegistry()
+        instruments = Instruments(self.prometheus, max_label_sets=10)
+        made = QuotaSettings(rules=rules)
+        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
+        self.client = self.quotas.client(IDENTITY)
+        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
+        self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
+        refused = self.book.load(self.kept("progress/"))
+        return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
+
+    def kept(self, namespace: str) -> list[Record]:
+        return [self.state[key] for key in sorted(self.state) if key.startswith(namespace)]
+
+    def keep(self) -> None:
+        """Write what has changed, as an application does all the time."""
+        for records, deleted in (self.book.changes(), self.backpressure.changes()):
+            for key in deleted:
+                self.state.pop(key, None)
+            self.state.update({record.key: record for record in records})
+
+    def crash(self, away_ms: float = 0.0, *rules: Rule) -> list[str]:
+        """Let the process end without a word; another one begins after a while."""
+        self.keep()
+        self.now_ms += away_ms
+        return self.begin_process(*(rules or self.rules))
 
     @property
     def query(self) -> QueryProgress:
@@ -99,6 +124,7 @@ class World:
         self.backpressure.tick(self.now_ms)
 
     def update(self, *rules: Rule) -> None:
+        self.rules = rules
         self.quotas.update(QuotaSettings(rules=rules))
 
     def lookups(self) -> DriverLookups:

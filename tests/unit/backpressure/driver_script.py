@@ -44,6 +44,12 @@ class Run:
         self.after(10)
         self.connects()
 
+    def crashes(self, away_ms: float = 1000, pause_ms: float = 100) -> None:
+        """The proxy, amid the run: its driver connects again a little after its return."""
+        self.world.crash(away_ms)
+        self.after(pause_ms)
+        self.connects()
+
     def another(self, script: "Script") -> None:
         """Play a script on a second connection."""
         second = Run(self.world)

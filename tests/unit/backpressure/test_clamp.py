@@ -195,7 +195,7 @@ SCRIPTS = {
     .restarts(1000)
     .limit(1.0)
     .looks(5000, END + PER_BATCH),
-    # After a restart of the proxy the driver may know an end that nobody here does.
+    # After a restart without state the driver may know an end that nobody here does.
     "a process that did not see the last plan tells the truth once": fresh()
     .starts()
     .after(10)
@@ -308,6 +308,7 @@ STEPS = st.lists(
         st.tuples(st.just("limit"), st.sampled_from([None, 1.0, 300.0]), st.just(0)),
         st.tuples(st.just("rule"), st.sampled_from([None, 10.0, 1000.0]), st.just(0)),
         st.tuples(st.just("connect"), st.just(0), st.just(0)),
+        st.tuples(st.just("crash"), st.integers(0, 40_000), st.just(0)),
     ),
     max_size=40,
 )
@@ -350,6 +351,9 @@ def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initi
             world.pressure.limit(number, "by hand", world.now_ms)
         elif what == "rule":
             world.update(rule(min_rate=1.0, initial_rate=number))
+        elif what == "crash":
+            world.crash(number)
+            driver = world.lookups()
         else:
             driver.closed()
             driver = world.lookups()

@@ -1,0 +1,131 @@
+"""What the batches of a query say: how many records it can take, and what a record costs."""
+
+import math
+from typing import NamedTuple
+
+from proxy.progress.report import Batch
+from proxy.quota.rules import Adaptive
+from proxy.state import Json
+
+from .estimator import MS_PER_SECOND, EstimatorState, PidEstimator, RateEstimator
+from .inputs import HeldTime, PerRecord, RatioState, Reach, WaitingTime, reading
+from .records import Kept
+
+MIN_PROCESSING_MS = 1.0
+"""Of a batch that was held all the time."""
+
+
+class Finding(NamedTuple):
+    """What came of a batch."""
+
+    rate: float | None
+    """Records per second for those to come; None: the first of a run, or not to be used."""
+    figures: str
+    """Of the batch, for people."""
+
+
+class Figures:
+    """The figures of one query, over all its runs.
+
+    Args:
+        settings: of the rule.
+
+    """
+
+    def __init__(self, settings: Adaptive) -> None:
+        self._settings = settings
+        self._reading_held = HeldTime()
+        self.held = HeldTime()
+        """When its Fetch responses were held, and when the driver's look-ups waited."""
+        self.bytes_per_record = PerRecord()
+        self.offsets_per_record = PerRecord()
+        self._bytes: float | None = None
+        """Read since the last batch. None before the first: its reading was not seen from the
+        beginning."""
+        self._resumed_ms = -math.inf
+        """When it was taken up from an earlier process; long ago if it was not."""
+        self.processing_rate: float | None = None
+        """Records per second in its latest batch, the proxy's own holds left out."""
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Forget how fast the run before was."""
+        self._estimator: RateEstimator = PidEstimator(self._settings)
+        self.waiting = WaitingTime()
+        self.reach = Reach()
+
+    def follow(self, settings: Adaptive) -> None:
+        """Go on under other settings."""
+        before, self._settings = self._settings, settings
+        if _of_estimator(settings) != _of_estimator(before):
+            self._estimator = PidEstimator(settings)
+
+    def read(self, count: int) -> None:
+        """Take note of a Fetch response of so many bytes."""
+        if self._bytes is not None:
+            self._bytes += count
+
+    def reading_held(self, start_ms: float, due_ms: float) -> None:
+        """Take note that a Fetch response is held from when to when."""
+        self._reading_held.add(start_ms, due_ms)
+        self.held.add(start_ms, due_ms)
+
+    def add(self, batch: Batch, end_ms: float) -> Finding | None:
+        """Take a batch in that was done at `end_ms`; None when it says nothing of the rate."""
+        execution_ms = float(batch.execution_ms or 0)
+        start_ms = end_ms - execution_ms
+        if start_ms < self._resumed_ms:
+            # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
+            self._bytes = 0.0
+            return None
+        read = reading(batch)
+        held_ms = self.held.within(start_ms, end_ms)
+        reading_held_ms = self._reading_held.within(start_ms, end_ms)
+        self.held.forget(start_ms)
+        self._reading_held.forget(start_ms)
+        # Others are processed while one response is held, so this may say too little, and the rate
+        # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
+        processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
+        waited_ms = self.waiting.add(processing_ms, self._settings.batch_interval_ms)
+        if read.records > 0:
+            if self._bytes is not None:
+                self.bytes_per_record.add(self._bytes, read.records)
+            self._bytes = 0.0
+            if read.offsets is not None:
+                self.offsets_per_record.add(read.offsets, read.records)
+        if execution_ms <= 0 or read.records <= 0:
+            return None
+        self.reach.add(read.records, execution_ms, reading_held_ms)
+        self.processing_rate = read.records / processing_ms * MS_PER_SECOND
+        rate = self._estimator.compute(
+            batch.timestamp_ms + execution_ms, read.records, processing_ms, waited_ms
+        )
+        figures = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
+        if held_ms > 0:
+            figures += f" (held {held_ms:,.0f} ms left out)"
+        return Finding(rate, figures)
+
+    def kept(self) -> dict[str, Json]:
+        """Return what a record says of it; see `Kept`."""
+        return {
+            "reach": self.reach.rate,
+            "waiting_ms": self.waiting.ms,
+            "estimator": self._estimator.kept(),
+            "bytes_per_record": self.bytes_per_record.kept(),
+            "offsets_per_record": self.offsets_per_record.kept(),
+        }
+
+    def resume(self, kept: Kept, now_ms: float) -> None:
+        """Go on from what an earlier process kept."""
+        self._resumed_ms = now_ms
+        self.reach.rate = kept.reach
+        self.waiting.ms = kept.waiting_ms
+        if kept.estimator is not None:
+            self._estimator.restore(EstimatorState(*kept.estimator))
+        self.bytes_per_record.restore(RatioState(*kept.bytes_per_record))
+        self.offsets_per_record.restore(RatioState(*kept.offsets_per_record))
+
+
+def _of_estimator(settings: Adaptive) -> tuple[float, ...]:
+    gains = (settings.proportional, settings.integral, settings.derivative)
+    return (settings.batch_interval_ms, settings.min_rate, *gains)

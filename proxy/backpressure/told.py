@@ -1,0 +1,120 @@
+"""What the drivers of a query know of the ends of the log, because they were told it here."""
+
+import math
+from collections.abc import ItemsView, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxy.wire.offsets import TopicPartition
+
+MAX_PARTITIONS = 10_000
+"""Of one query; the ends of further ones are always told truly."""
+
+
+@dataclass(slots=True)
+class Told:
+    """One partition, as a driver of this client knows it."""
+
+    latest: int
+    """The real end when it was last answered."""
+    offset: int
+    """What was told instead, or the same."""
+    told_ms: float
+    """When."""
+    raised_ms: float
+    """When it last became more."""
+    raised_on: object | None
+    """On which connection; None: in an earlier process."""
+    idle_at: int = 0
+    """All below had been read when the query was idle."""
+
+
+class KeptEnd(NamedTuple):
+    """What is kept of a partition in the state."""
+
+    offset: int
+    latest: int
+    idle_at: int
+
+
+class ToldEnds:
+    """All partitions of one query, over all connections of its drivers."""
+
+    __slots__ = ("_told", "starts")
+
+    def __init__(self) -> None:
+        self._told: dict[TopicPartition, Told] = {}
+        self.starts: dict[TopicPartition, int] = {}
+        """Starts of logs that the driver was told, before the first batch of its run."""
+
+    def __contains__(self, key: TopicPartition) -> bool:
+        return key in self._told
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def get(self, key: TopicPartition) -> Told | None:
+        """Return what was told of a partition; None when nothing was."""
+        return self._told.get(key)
+
+    def items(self) -> ItemsView[TopicPartition, Told]:
+        """Return all partitions of which something was told."""
+        return self._told.items()
+
+    @property
+    def withheld(self) -> int:
+        """How many offsets the driver was not told of, when it asked last."""
+        return sum(told.latest - told.offset for told in self._told.values())
+
+    def begin_run(self, event_ms: float) -> None:
+        """Forget what was told up to the last event of the run before."""
+        self._told = {key: told for key, told in self._told.items() if told.told_ms > event_ms}
+        self.starts.clear()
+
+    def idle(self, event_ms: float) -> None:
+        """Take note that all that was told by then is done."""
+        for told in self._told.values():
+            if told.told_ms < event_ms:
+                told.idle_at = told.offset
+
+    def remember(
+        self, key: TopicPartition, latest: int, offset: int, connection: object, now_ms: float
+    ) -> bool:
+        """Take note of what is told; return whether it is another offset than before."""
+        told = self._told.get(key)
+        if told is None:
+            if len(self._told) < MAX_PARTITIONS:
+                self._told[key] = Told(latest, offset, now_ms, now_ms, connection)
+            return True
+        is_other = offset != told.offset
+        if offset > told.offset:
+            told.raised_ms, told.raised_on = now_ms, connection
+        told.latest, told.offset, told.told_ms = latest, offset, now_ms
+        told.idle_at = min(told.idle_at, offset)
+        return is_other
+
+    def remember_start(self, key: TopicPartition, offset: int) -> bool:
+        """Take note of the start of a log that the driver was told; return whether it is new."""
+        is_new = self.starts.get(key) != offset
+        if key in self.starts or len(self.starts) < MAX_PARTITIONS:
+            self.starts[key] = offset
+        return is_new
+
+    def kept(self) -> dict[TopicPartition, KeptEnd]:
+        """Return what `restore` needs, in a later process."""
+        return {
+            key: KeptEnd(told.offset, told.latest, told.idle_at) for key, told in self._told.items()
+        }
+
+    def restore(
+        self,
+        ends: Mapping[TopicPartition, KeptEnd],
+        starts: Mapping[TopicPartition, int],
+        now_ms: float,
+    ) -> None:
+        """Take up what an earlier process told: some time before now."""
+        for key, end in ends.items():
+            if len(self._told) < MAX_PARTITIONS:
+                self._told[key] = Told(end.latest, end.offset, now_ms, -math.inf, None, end.idle_at)
+        for key, start in starts.items():
+            self.remember_start(key, start)

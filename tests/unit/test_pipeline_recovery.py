@@ -1,0 +1,70 @@
+"""What a batch that was under way when a process ended is taken to have written."""
+
+import pytest
+
+from proxy.pipeline.graph import StageSettings
+from proxy.pipeline.lane import TopicRange
+from proxy.pipelines.recovery import LATE_MS, Recovery
+
+LOADED_MS = 1000.0
+STAGE = StageSettings(
+    name="one",
+    consumes=("a",),
+    produces=("b", "c"),
+    band=(0, 1),
+    sampling_interval_ms=1,
+    period_ms=1,
+    ratio=0.5,
+    normal_rate=1,
+    step=1,
+)
+B0, B1, C0 = ("b", 0), ("b", 1), ("c", 0)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "later", "found"),
+    [
+        pytest.param({B0: 3}, {B0: 5}, [], [(*B0, 3, 5)], id="what is behind the known"),
+        pytest.param({B0: 5}, {B0: 5}, [], [], id="nothing is behind it"),
+        pytest.param({B0: 5}, {B0: 3}, [], [], id="the log was cut"),
+        pytest.param({B0: 3}, {}, [], [], id="its end is not known"),
+        pytest.param({}, {B0: 5}, [], [], id="its start is not known"),
+        pytest.param(
+            {B0: 0, B1: 0, C0: 0}, {B0: 1, B1: 2, C0: 3}, [],
+            [(*B0, 0, 1), (*B1, 0, 2), (*C0, 0, 3)], id="several partitions",
+        ),
+        pytest.param({("a", 0): 0}, {("a", 0): 5}, [], [], id="not a topic of the stage"),
+        pytest.param({B0: 3}, {B0: 9}, [(7, 9), (5, 7)], [(*B0, 3, 5)], id="but what came later"),
+        pytest.param({B0: 3}, {B0: 9}, [(2, 7)], [], id="all came later"),
+    ],
+)  # fmt: skip
+def test_it_is_all_that_nobody_else_is_known_to_have_written(starts, ends, later, found):
+    recovery = Recovery(LOADED_MS)
+    written = [TopicRange(*B0, *each) for each in later]
+    assert recovery.recover(STAGE, starts, ends, written) == tuple(TopicRange(*f) for f in found)
+
+
+def test_it_concerns_the_first_batch_if_that_began_before():
+    recovery = Recovery(LOADED_MS)
+    assert recovery.concerns(STAGE, LOADED_MS - 1)
+    assert not recovery.concerns(STAGE, LOADED_MS)
+    recovery.recover(STAGE, {}, {}, [])
+    assert not recovery.concerns(STAGE, LOADED_MS - 1)
+
+
+@pytest.mark.parametrize(
+    ("written", "at_ms", "left"),
+    [
+        pytest.param((3, 5), 0.0, (5, 5), id="counted"),
+        pytest.param((3, 8), 0.0, (5, 8), id="its start is counted"),
+        pytest.param((5, 8), 0.0, (5, 8), id="behind"),
+        pytest.param((3, 5), LATE_MS + 1, (3, 5), id="too late to be the same: the log is new"),
+    ],
+)
+def test_what_is_counted_is_not_counted_again(written, at_ms, left):
+    recovery = Recovery(LOADED_MS)
+    before = TopicRange(*B0, *written)
+    assert recovery.left_of(before, LOADED_MS) == before
+    recovery.recover(STAGE, {B0: 1}, {B0: 5}, [])
+    assert recovery.left_of(before, LOADED_MS + at_ms) == TopicRange(*B0, *left)
+    assert recovery.left_of(TopicRange(*B1, 0, 3), LOADED_MS) == TopicRange(*B1, 0, 3)
