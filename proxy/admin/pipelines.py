@@ -59,6 +59,7 @@ def _summary(document: Document) -> Document:
         "stages": [
             {
                 **_node(stage),
+                "upstream": stage["upstream"],
                 "alive": stage["alive"],
                 "received_rate": stage["received_rate"],
                 "processing_rate": stage["processing_rate"],

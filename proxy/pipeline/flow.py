@@ -234,6 +234,7 @@ class PipelineFlow:
             "max_lag": self._graph.settings.max_lag,
             "stages": [
                 controllers[name].document()
+                | {"upstream": list(self._graph.upstream_of(name))}
                 | self._stages[name].document(now_ms, self._scale(name))
                 for name in self._graph.order
             ],

@@ -80,6 +80,7 @@ async def test_the_status_tells_pipelines_briefly(shown: PipelineWorld):
         "reason": "store asks for less: 10 of 10 samples are above its band, 1,500.0/s on average; "
         "it processes 400.0/s",
         "since_s": enrich["since_s"],
+        "upstream": ["feed-orders"],
         "alive": True,
         "received_rate": 1400.0,
         "processing_rate": 400.0,

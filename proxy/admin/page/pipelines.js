@@ -89,7 +89,8 @@ function makeNode({ name }) {
     const held = isHeld(node);
     const isStage = "alive" in node;
     item.className = held ? "held" : "";
-    say(kind, !isStage ? "source" : node.alive ? "stage" : "stage · silent");
+    const stage = isStage && `stage after ${node.upstream.join(" and ")}`;
+    say(kind, !isStage ? "source" : node.alive ? stage : `${stage} · silent`);
     state.className = held ? "what warn" : "what good";
     say(state, held
       ? `■ Held to ${figure(node.rate)} of ${figure(node.normal_rate)}/s`

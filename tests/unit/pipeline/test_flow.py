@@ -308,6 +308,7 @@ def test_the_document_tells_the_whole_story():
     document = json.loads(json.dumps(run.flow.documents(run.now_ms), allow_nan=False))
     one, two = document["stages"]
     assert (one["state"], one["rate"], one["t_delay_ms"]) == ("reduced", 400, 1.5)
+    assert (one["upstream"], two["upstream"]) == (["app"], ["one"])
     assert (one["held_by"], one["last_change"]["by"]) == (["two"], "two")
     assert one["last_change"]["at_s"] == START_S + 4
     assert (one["band"], one["band_in_force"]) == ([500, 1_200], [200, 480])
