@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import quote
 
 from pydantic import (
     AfterValidator,
@@ -10,11 +9,11 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
 )
 
 from proxy.progress.report import MAX_INT64, Partition, Topic, Uuid
 from proxy.state import Json, Record
+from proxy.state.form import quoted, read_form
 from proxy.wire.offsets import TopicPartition
 
 from .told import KeptEnd
@@ -101,23 +100,12 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
 
 def key_of(client_id: str, entity: str) -> str:
     """Return the key of a query's record."""
-    return f"{NAMESPACE}{_quoted(client_id)}/{_quoted(entity)}"
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="surrogatepass")
+    return f"{NAMESPACE}{quoted(client_id)}/{quoted(entity)}"
 
 
 def read_record(record: Record) -> Kept:
     """Read a record. Raises ValueError with what is wrong with it."""
-    if record.version != FORM:
-        raise ValueError(f"it has form {record.version}, this version of quota-proxy knows {FORM}")
-    try:
-        kept = Kept.model_validate_json(record.text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    kept = read_form(record, FORM, Kept)
     if record.key != key_of(kept.client_id, kept.entity):
         raise ValueError(f"it is about {kept.client_id!r}, {kept.entity!r}, which is not its key")
     return kept

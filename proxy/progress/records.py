@@ -2,11 +2,11 @@
 
 import re
 from typing import Annotated, TypeAlias
-from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from proxy.state import Json, Record
+from proxy.state.form import quoted, read_form
 
 from .partition import PartitionProgress
 from .query import QueryProgress
@@ -59,23 +59,12 @@ class Kept(BaseModel):
 
 def key_of(label: str, topic: str, partition: int) -> str:
     """Return the key of a partition's record."""
-    return f"{NAMESPACE}{_quoted(label)}/{_quoted(topic)}/{partition}"
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="surrogatepass")
+    return f"{NAMESPACE}{quoted(label)}/{quoted(topic)}/{partition}"
 
 
 def read_record(record: Record) -> Kept:
     """Read a record. Raises ValueError with what is wrong with it."""
-    if record.version != FORM:
-        raise ValueError(f"it has form {record.version}, this version of quota-proxy knows {FORM}")
-    try:
-        kept = Kept.model_validate_json(record.text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    kept = read_form(record, FORM, Kept)
     if record.key != key_of(kept.label, kept.topic, kept.partition):
         raise ValueError(
             f"it is about {kept.label!r}, {kept.topic}-{kept.partition}, which is not its key"
