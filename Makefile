@@ -28,7 +28,8 @@ demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4
 
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
+		-n 2 --dist loadfile --no-loadscope-reorder \
 		--cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
 
 check: setup  ## Lint, types, import contracts

@@ -32,8 +32,12 @@ SPARK_OPTIONS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataProgressEventInterval": "50",  # else idle after 10 s
 }
-SPARK_JAVA_OPTIONS = "-Xss8m -Dlog4j2.configurationFile={logging}"
-"""When a query is stopped within foreachBatch, Spark 4.0 matches the long message of the exception
+SPARK_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss8m -Dlog4j2.configurationFile={logging}"
+)
+"""The optimising compiler takes more time than it gives back within the minutes of a test run.
+
+When a query is stopped within foreachBatch, Spark 4.0 matches the long message of the exception
 against a pattern; that needs more stack than threads have by default."""
 
 SPARK_LOGGING = """
@@ -45,6 +49,14 @@ appender.file.fileName = {file}
 appender.file.layout.type = PatternLayout
 appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 """
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first: with several workers, each has something to do until
+    near the end.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

@@ -5,17 +5,20 @@ import base64
 import json
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
+from urllib.parse import urljoin
 
 import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "no Chromium found; the status page is tested in one: apt-get install chromium"
-START_TIMEOUT_S = 60
 WAIT_TIMEOUT_S = 30
 ANSWER_TIMEOUT_S = 60
 """How long one answer of the browser may take: a script in it may wait for WAIT_TIMEOUT_S."""
@@ -180,63 +183,65 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-@asynccontextmanager
-async def chromium() -> AsyncIterator[Page]:
-    """Start a browser with a fresh profile, give its first tab, end the browser."""
+@contextmanager
+def chromium() -> Iterator[str]:
+    """Start a browser with a fresh profile, give the URL that commands for it go to, end it."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     assert program is not None, INSTALL
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            *FLAGS,
-            f"--user-data-dir={profile}",
-            "about:blank",
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        subprocess.Popen(
+            [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env={**os.environ, "TZ": "UTC"},
-        )
+        ) as process,
+    ):
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                address = await _debugging_address(process)
-            drain = asyncio.create_task(_drain(process))
-            async with _tab(address) as page:
-                yield page
-            drain.cancel()
+            assert process.stderr is not None
+            url = _debugging_url(process.stderr)
+            # Else the browser would stop once the pipe is full.
+            drain = Thread(target=deque, args=(process.stderr, 0), daemon=True)
+            drain.start()
+            yield url
         finally:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
-            except TimeoutError:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                await process.wait()
+        drain.join()
 
 
-async def _debugging_address(process: asyncio.subprocess.Process) -> str:
-    assert process.stderr is not None
-    seen = b""
-    async for line in process.stderr:
-        seen += line
-        if b"DevTools listening on ws://" in line:
-            return line.split(b"ws://")[1].split(b"/")[0].decode()
-    raise AssertionError(f"Chromium did not start:\n{seen.decode()}")
-
-
-async def _drain(process: asyncio.subprocess.Process) -> None:
-    assert process.stderr is not None
-    while await process.stderr.read(65536):
-        pass
+def _debugging_url(said: IO[bytes]) -> str:
+    seen = []
+    for line in said:
+        seen.append(line.decode())
+        _, found, url = seen[-1].partition("DevTools listening on ")
+        if found:
+            return url.strip()
+    raise AssertionError(f"Chromium did not start:\n{''.join(seen)}")
 
 
 @asynccontextmanager
-async def _tab(address: str) -> AsyncIterator[Page]:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://{address}/json/list") as response:
-            tabs = await response.json()
-        url = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-        async with session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES) as socket:
+async def fresh_tab(browser_url: str) -> AsyncIterator[Page]:
+    """Give a tab that shares nothing with others of the browser: cookies, caches, storage."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+
+        async def connect(url: str) -> Page:
+            socket = await stack.enter_async_context(
+                session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES)
+            )
             page = Page(socket)
-            listening = asyncio.create_task(page.listen())
-            for domain in ("Page", "Runtime", "Network", "Log"):
-                await page.send(f"{domain}.enable")
-            yield page
-            listening.cancel()
+            stack.callback(asyncio.create_task(page.listen()).cancel)
+            return page
+
+        browser = await connect(browser_url)
+        # It goes, with all that is open in it, when this connection does.
+        context = await browser.send("Target.createBrowserContext", disposeOnDetach=True)
+        target = await browser.send("Target.createTarget", url="about:blank", **context)
+        page = await connect(urljoin(browser_url, f"/devtools/page/{target['targetId']}"))
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            await page.send(f"{domain}.enable")
+        yield page

@@ -1,7 +1,7 @@
 """What the admin tests share: a world behind the server, ways to ask it, and a browser."""
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from admin_world import Ask, World, serve
-from chromium import WIDE, Page, chromium
+from chromium import WIDE, Page, chromium, fresh_tab
 from spark_world import SparkWorld
 
 
@@ -33,9 +33,16 @@ async def ask_guarded(world: World) -> AsyncIterator[Ask]:
         yield ask
 
 
+@pytest.fixture(scope="session")
+def browser_url() -> Iterator[str]:
+    """The one browser of the session; each test has a tab, and a profile, of its own in it."""
+    with chromium() as url:
+        yield url
+
+
 @pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with chromium() as tab:
+async def page(browser_url: str) -> AsyncIterator[Page]:
+    async with fresh_tab(browser_url) as tab:
         await tab.look(**WIDE)
         yield tab
 

@@ -246,6 +246,7 @@ def check_pieces(version, body, random, *, use_skip):
     seen = Seen()
     walker, plain = FetchWalker(version, len(body), seen), FetchWalker(version, len(body))
     walkers = [(walker, 0), (plain, 0)]
+    sessions, partitions = expected(version, body)
     cuts = sorted(random.randrange(len(body) + 1) for _ in range(random.randrange(12)))
     for cut in [*cuts, len(body)]:
         walkers = [
@@ -256,10 +257,9 @@ def check_pieces(version, body, random, *, use_skip):
         assert walker.remaining_bytes == plain.remaining_bytes
         assert walker.at_tail is plain.at_tail
         assert not walker.is_done or (
-            version < FIRST_ENDPOINTS and len(seen.partitions) == len(expected(version, body)[1])
+            version < FIRST_ENDPOINTS and len(seen.partitions) == len(partitions)
         )
         assert not plain.is_done
-    sessions, partitions = expected(version, body)
     assert seen.sessions == sessions
     assert without_ends(seen.partitions) == without_ends(partitions)
     for got, true in zip(seen.partitions, partitions, strict=True):
