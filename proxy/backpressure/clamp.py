@@ -112,13 +112,17 @@ class Clamp:
         self._resumed_ms = now_ms
         self._is_missed = True
 
-    def begin_run(self) -> None:
-        """Forget what was told to the drivers of earlier runs.
+    def begin_run(self, query: QueryProgress) -> None:
+        """Forget what was told to the drivers of earlier runs, as far as it is done.
 
-        What was told after the last event of theirs may have been told to the driver of this one,
-        or may be the end of a batch that this one takes up from the checkpoint: it is kept.
+        What is not completed may be the end of a batch that this run takes up from the checkpoint:
+        a run that is stopped or fails gives its batch up. And what was told after the last event
+        may have been told to the driver of this run.
         """
-        self.told.begin_run(self._event_ms)
+        done: dict[TopicPartition, int | None] | None = None
+        if query.progress_id in (None, query.query_id):
+            done = {key: self._base(query, key) for key in self.told}
+        self.told.begin_run(self._event_ms, done)
         self._event_ms = self._resumed_ms = -math.inf
         self._is_missed = self._goes_on = self._trusts_all = False
 
@@ -182,12 +186,15 @@ class Clamp:
         """Say whether the batch that the driver planned last has not been reported yet.
 
         As long as no event is known that was after the end of an earlier process, it may not have
-        been: what that process told in its last moments is not known here.
+        been: what that process told in its last moments is not known here. Where the first batch
+        of a run is bounded, the report that the run has started is waited for.
         """
-        if LATEST not in ask.timestamps.values():
+        if self.detached or LATEST not in ask.timestamps.values():
             return False
         if self._is_missed:
-            return not self.detached
+            return True
+        if query.ended or query.last_report_ms is None:
+            return self.settings.initial_rate is not None
         if self._why_not(query, lookups, now_ms, may_be_late=True) is not None:
             return False
         if self._event_ms - EVENT_JITTER_MS < self._resumed_ms:

@@ -139,7 +139,7 @@ class QueryPressure:
             self._forget_gauge()
             self._label = query.name
         if report.run_id != self._run_id:
-            self._begin_run(report.run_id, now_ms)
+            self._begin_run(query, report.run_id, now_ms)
         event_ms = now_ms - report.age_ms
         self._report_ms = self._alive_ms = now_ms
         self.clamp.reported(event_ms, now_ms, has_batch=report.batch is not None)
@@ -254,9 +254,9 @@ class QueryPressure:
             return "static" if self._bound.bytes_per_s is None else "returning"
         return "static" if self._rate is None and self._ceiling is None else "adaptive"
 
-    def _begin_run(self, run_id: str, now_ms: float) -> None:
+    def _begin_run(self, query: QueryProgress, run_id: str, now_ms: float) -> None:
         if self._run_id is not None:
-            self.clamp.begin_run()
+            self.clamp.begin_run(query)
         self._run_id, self._has_ended = run_id, False
         self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)

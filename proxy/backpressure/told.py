@@ -1,7 +1,7 @@
 """What the drivers of a query know of the ends of the log, because they were told it here."""
 
 import math
-from collections.abc import ItemsView, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +57,9 @@ class ToldEnds:
         """Return what was told of a partition; None when nothing was."""
         return self._told.get(key)
 
+    def __iter__(self) -> Iterator[TopicPartition]:
+        return iter(self._told)
+
     def items(self) -> ItemsView[TopicPartition, Told]:
         """Return all partitions of which something was told."""
         return self._told.items()
@@ -66,10 +69,19 @@ class ToldEnds:
         """How many offsets the driver was not told of, when it asked last."""
         return sum(told.latest - told.offset for told in self._told.values())
 
-    def begin_run(self, event_ms: float) -> None:
-        """Forget what was told up to the last event of the run before."""
-        self._told = {key: told for key, told in self._told.items() if told.told_ms > event_ms}
-        self.starts.clear()
+    def begin_run(self, event_ms: float, done: Mapping[TopicPartition, int | None] | None) -> None:
+        """Forget what was told up to the last event of the run before.
+
+        But not where it is more than is done, if this is another run of the same query; None: it
+        is not.
+        """
+        self._told = {
+            key: told
+            for key, told in self._told.items()
+            if told.told_ms > event_ms or (done is not None and told.offset > (done[key] or 0))
+        }
+        if done is None:
+            self.starts.clear()
 
     def idle(self, event_ms: float) -> None:
         """Take note that all that was told by then is done."""

@@ -195,6 +195,31 @@ SCRIPTS = {
     .restarts(1000)
     .limit(1.0)
     .looks(5000, END + PER_BATCH),
+    "a batch that was given up is taken up by the next run": running(initial_rate=RATE)
+    .looks(5000, END + PER_BATCH)
+    .after(500)
+    .sends("terminated")
+    .restarts()
+    .does(lambda world: world.query.fetch_asked("t", 0, None, END, world.now_ms))
+    .looks(5000, END + PER_BATCH)
+    .after(10)
+    .batch(END + PER_BATCH, ms=500)
+    .looks(5000, END + 2 * PER_BATCH),
+    "also one that did not read again, as it had read before": running(initial_rate=RATE)
+    .looks(5000, END + PER_BATCH)
+    .after(500)
+    .sends("terminated")
+    .limit(1.0)
+    .restarts()
+    .looks(5000, END + PER_BATCH),
+    "also the first one of all": INITIAL.starts()
+    .earliest(300)
+    .looks(5000, 300 + 100)
+    .after(500)
+    .sends("terminated")
+    .restarts()
+    .does(lambda world: world.query.fetch_asked("t", 0, None, 300, world.now_ms))
+    .looks(5000, 300 + 100),
     # After a restart without state the driver may know an end that nobody here does.
     "a process that did not see the last plan tells the truth once": fresh()
     .starts()

@@ -5,7 +5,7 @@ The report on the batch before may come a little later than the driver asks.
 
 import pytest
 from backpressure_parts import INTERVAL_MS, ask
-from driver_script import END, PER_BATCH, fresh, running
+from driver_script import END, PER_BATCH, RATE, fresh, running
 
 from proxy.backpressure.planner import REPORT_WAIT_MS
 from proxy.wire.offsets import EARLIEST
@@ -68,6 +68,22 @@ SCRIPTS = {
     .looks(5000)
     .after(INTERVAL_MS)
     .waits(REPORT_WAIT_MS),
+    "it waits for the start of a run whose first batch is bounded": fresh(initial_rate=RATE)
+    .connects()
+    .earliest(0)
+    .waits(REPORT_WAIT_MS)
+    .after(100)
+    .starts()
+    .waits(0)
+    .looks(5000, PER_BATCH),
+    "also after the run before has ended": running(initial_rate=RATE)
+    .sends("terminated")
+    .reconnects()
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, 5000),
+    "but not where the first batch is not bounded": fresh().connects().waits(0),
     "it does not wait when something else is asked for": ASKS_AGAIN.waits(0, ask([0], EARLIEST))
     .waits(0, ask([1]))
     .waits(0, ask([])),
