@@ -27,13 +27,17 @@ UNSUPPORTED_MECHANISM = 33
 NO_LOGIN_HERE = 34
 """ILLEGAL_SASL_STATE: in answer to a first request, a listener that is none of SASL's."""
 
-WANTS_LOGIN = (
+_WANTS_LOGIN = (
     "; so does a listener that wants a login, which the proxy itself has not (cluster.sasl)"
 )
-"""Goes behind "the broker closed the connection" where we did not log in."""
 
 Broker: TypeAlias = tuple[str, int]
 """Host and port."""
+
+
+def closed_by_broker(*, logged_in: bool) -> str:
+    """Return what to say of a connection that the broker closed without an answer."""
+    return "the broker closed the connection" + ("" if logged_in else _WANTS_LOGIN)
 
 
 class LoginRefusedError(Exception):

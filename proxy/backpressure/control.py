@@ -1,6 +1,7 @@
 """All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from prometheus_client import Gauge
 
@@ -9,6 +10,7 @@ from proxy.progress.book import Accepted
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.state import Json, Record
+from proxy.state.due import Due
 
 from .pressure import KIND, QueryPressure
 from .records import Kept, key_of, read_record
@@ -37,9 +39,7 @@ class Backpressure:
         self._by_client: dict[str, dict[str, QueryPressure]] = {}
         self._count = 0
         self._generation = quotas.generation
-        self._changed: dict[QueryPressure, None] = {}
-        self._deletes: dict[str, None] = {}
-        self._taken: tuple[dict[QueryPressure, None], dict[str, None]] = {}, {}
+        self._due = Due(QueryPressure.record, attrgetter("key"))
         self.on_change: Callable[[], None] = lambda: None
         """Is called when `changes` has something to write."""
 
@@ -95,25 +95,11 @@ class Backpressure:
 
         A query has a record from the first report of a run until it ends or is forgotten.
         """
-        self._taken = changed, deletes = self._changed, self._deletes
-        self._changed, self._deletes = {}, {}
-        records: list[Record] = []
-        gone = dict(deletes)
-        for query in changed:
-            record = query.record()
-            if record is None:
-                gone[query.key] = None
-            else:
-                records.append(record)
-        written = {record.key for record in records}
-        return records, [key for key in gone if key not in written]
+        return self._due.take()
 
     def changes_failed(self) -> None:
         """Let the next `changes` return what the last one did as well: it was not written."""
-        changed, deletes = self._taken
-        self._taken = {}, {}
-        self._changed = changed | self._changed
-        self._deletes = deletes | self._deletes
+        self._due.give_back()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Take up what an earlier process kept; return which records were not, and why.
@@ -137,7 +123,7 @@ class Backpressure:
         identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
         match = self._quotas.table.match(KIND, identity)
         if match is None or match.rule.adaptive is None or match.entity != kept.entity:
-            self._deletes[key_of(kept.client_id, kept.entity)] = None
+            self._due.delete(key_of(kept.client_id, kept.entity))
             raise ValueError("no adaptive rule applies to the client any more; it is deleted")
         pressure = self.pressure(identity, now_ms)
         if pressure is None:
@@ -145,7 +131,7 @@ class Backpressure:
         pressure.resume(kept, now_ms)
 
     def _note_change(self, query: QueryPressure) -> None:
-        self._changed[query] = None
+        self._due.changed(query)
         self.on_change()
 
     def _all(self) -> Iterator[QueryPressure]:
@@ -166,8 +152,7 @@ class Backpressure:
 
     def _drop(self, query: QueryPressure, now_ms: float) -> None:
         query.detach(now_ms)
-        self._changed.pop(query, None)
-        self._deletes[query.key] = None
+        self._due.removed(query)
         self.on_change()
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from structlog import get_logger
 
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.pipeline.graph import MIN_RATE, StageSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -74,11 +74,7 @@ class Holds:
         why = change.reason if change is not None else ""
         if stage.name in line.graph.first and line.completion.full():
             ceiling, why = MIN_RATE, "as much is in flight as max_pending allows"
-        pressures = [
-            pressed
-            for client_id in self._members.clients_of(stage)
-            for pressed in self._backpressure.of_client(client_id)
-        ]
+        pressures = self._pressures(stage)
         for pressed in pressures:
             if pressed.ceiling != ceiling:
                 pressed.limit(ceiling, f"pipeline {line.name}: {why}", now_ms)
@@ -89,11 +85,17 @@ class Holds:
         """Hold no node any more."""
         line.held.clear()
         for stage in line.stages.values():
-            for client_id in self._members.clients_of(stage):
-                for pressed in self._backpressure.of_client(client_id):
-                    pressed.limit(None, "", now_ms)
+            for pressed in self._pressures(stage):
+                pressed.limit(None, "", now_ms)
         for client_id in line.sources:
             self._press_source(line, client_id, now_ms)
+
+    def _pressures(self, stage: StageSettings) -> list[QueryPressure]:
+        return [
+            pressed
+            for client_id in self._members.clients_of(stage)
+            for pressed in self._backpressure.of_client(client_id)
+        ]
 
     def _press_source(self, line: Line, client_id: str, now_ms: float) -> None:
         change = line.held.get(client_id)

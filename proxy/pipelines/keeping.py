@@ -40,9 +40,10 @@ class Keeping:
             _say_refused(f"{key}: there is no such pipeline any more; deleted")
         store.put_many((), delete=strays)
         for line in lines.values():
-            problems = line.completion.load(_under(ledger, line.completion.prefix), now_ms)
-            if any(record.key.startswith(line.completion.prefix) for record in ledger):
+            kept_ledger = _under(ledger, line.completion.prefix)
+            if kept_ledger:
                 line.recovery = Recovery(now_ms)
+            problems = line.completion.load(kept_ledger, now_ms)
             problems += line.flow.load(_under(flow, line.flow.prefix), now_ms)
             for problem in problems:
                 _say_refused(problem)

@@ -44,8 +44,7 @@ class Line:
     """By node: what the flow last said of it, where that is a rate."""
     loose: set[str] = field(default_factory=set)
     """Nodes that are to be held and cannot be."""
-    recovery: Recovery | None = None
-    """When state of an earlier process was taken up."""
+    recovery: Recovery = field(default_factory=Recovery)
     members: dict[str, StageSettings] = field(default_factory=dict)
     """By query name and client id."""
     sources: frozenset[str] = frozenset()
@@ -77,8 +76,7 @@ class Line:
 
     def wrote(self, stage: str, output: Output) -> None:
         """Keep what a stage has written until its batch is reported."""
-        if self.recovery is not None:
-            output = replace(output, range=self.recovery.left_of(output.range, output.at_ms))
+        output = replace(output, range=self.recovery.left_of(output.range, output.at_ms))
         outputs = self.outputs[stage]
         outputs.append(output)
         if len(outputs) > MAX_OUTPUTS:

@@ -20,7 +20,8 @@ from proxy.pipeline.inflight import MaxPending
 from proxy.pipeline.lane import MAX_OFFSET, TopicRange
 from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
 from proxy.progress.book import Accepted, ProgressBook
-from proxy.progress.report import Report
+from proxy.progress.query import QueryProgress
+from proxy.progress.report import Batch, Report
 from proxy.progress.spans import PartitionKey, spans_of
 from proxy.quota.manager import QuotaManager
 from proxy.relay.services import MS_PER_SECOND, clock_ms
@@ -153,7 +154,7 @@ class Pipelines:
         keys: set[PartitionKey] = set()
         for line in self._lines.values():
             stage = line.members.get(report.client_id or "") or line.members.get(report.name or "")
-            if stage and line.recovery and line.recovery.concerns(stage, started_ms):
+            if stage is not None and line.recovery.concerns(stage, started_ms):
                 keys |= self._starts(line, stage).keys()
         return keys
 
@@ -211,32 +212,16 @@ class Pipelines:
         assert batch is not None
         ended_ms = now_ms - report.age_ms
         execution_ms = float(batch.execution_ms or 0)
-        inputs = []
-        for (topic, partition), span in spans_of(batch.sources).items():
-            if topic not in stage.consumes:
-                continue
-            start = span.start
-            if start is None:  # the first batch of a query
-                kept = query.partitions.get((topic, partition))
-                start = min(span.end, (kept.log_start if kept else None) or 0)
-            if start < span.end:
-                inputs.append(TopicRange(topic, partition, start, span.end))
         started_ms = ended_ms - execution_ms
         outputs = line.take_outputs(stage.name, ended_ms)
-        unseen: tuple[TopicRange, ...] = ()
-        if line.recovery is not None and line.recovery.concerns(stage, started_ms):
-            later = [each.range for each in line.outputs[stage.name]]
-            unseen = line.recovery.recover(stage, self._starts(line, stage), ends, later)
-            if unseen:
-                records = sum(each.end - each.start for each in unseen)
-                _log.info("counted what an earlier process saw", stage=stage.name, records=records)
+        unseen = self._unseen(line, stage, started_ms, ends)
         pressed = self._backpressure.of_client(query.client_id)
         size = next((each.bytes_per_record for each in pressed if each.bytes_per_record), 0.0)
         line.completion.stage_batch(
             StageBatch(
                 stage=stage.name,
                 batch=batch.batch_id,
-                inputs=tuple(inputs),
+                inputs=tuple(_inputs(stage, query, batch)),
                 outputs=(*outputs, *unseen),
                 started_ms=started_ms,
                 size_bytes=round(batch.rows * (size or 0.0)),
@@ -254,6 +239,23 @@ class Pipelines:
             for each in outputs:
                 made[each.topic] += each.end - each.start
             line.flow.converted(stage.name, batch.rows, made)
+
+    def _unseen(
+        self,
+        line: Line,
+        stage: StageSettings,
+        started_ms: float,
+        ends: Mapping[PartitionKey, int],
+    ) -> tuple[TopicRange, ...]:
+        """Return what only an earlier process can have seen a batch write."""
+        if not line.recovery.concerns(stage, started_ms):
+            return ()
+        later = [each.range for each in line.outputs[stage.name]]
+        unseen = line.recovery.recover(stage, self._starts(line, stage), ends, later)
+        if unseen:
+            records = sum(each.end - each.start for each in unseen)
+            _log.info("counted what an earlier process saw", stage=stage.name, records=records)
+        return unseen
 
     # What the admin server asks
 
@@ -388,6 +390,19 @@ class Pipelines:
             instruments.stage_state.of(name, node).set(float(change is not None))
             rate = change.rate if change is not None and change.rate is not None else normal_rate
             instruments.stage_rate.of(name, node).set(rate)
+
+
+def _inputs(stage: StageSettings, query: QueryProgress, batch: Batch) -> Iterator[TopicRange]:
+    """Yield what a batch has completed of the topics of its stage."""
+    for (topic, partition), span in spans_of(batch.sources).items():
+        if topic not in stage.consumes:
+            continue
+        start = span.start
+        if start is None:  # the first batch of a query
+            kept = query.partitions.get((topic, partition))
+            start = min(span.end, (kept.log_start if kept else None) or 0)
+        if start < span.end:
+            yield TopicRange(topic, partition, start, span.end)
 
 
 def _warn(pipeline: Pipeline) -> None:

@@ -5,6 +5,7 @@ output of the batch that a stage reports first, if it began before this process 
 its next batch, or of others: that makes a root wait longer, and never too short.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -20,11 +21,11 @@ class Recovery:
     """Finds the lost outputs of one pipeline, once for each stage.
 
     Args:
-        loaded_ms: when the state of the earlier process was taken up.
+        loaded_ms: when the state of the earlier process was taken up; long ago if there was none.
 
     """
 
-    def __init__(self, loaded_ms: float) -> None:
+    def __init__(self, loaded_ms: float = -math.inf) -> None:
         self._loaded_ms = loaded_ms
         self._done: set[str] = set()
         """Stages that have reported a batch since."""

@@ -22,7 +22,7 @@ from aiokafka.errors import (
     for_code,
 )
 
-from proxy.login import WANTS_LOGIN, Login
+from proxy.login import Login, closed_by_broker
 
 ANSWER_TIMEOUT_S = 5.0
 """For each step: to connect, and to each answer."""
@@ -197,5 +197,5 @@ def _is_closed(error: Exception) -> bool:
 def _reason(error: Exception, *, logged_in: bool) -> str:
     cause = error.__cause__ or error
     if _is_closed(error):
-        return "the broker closed the connection" + ("" if logged_in else WANTS_LOGIN)
+        return closed_by_broker(logged_in=logged_in)
     return str(cause) or type(cause).__name__

@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from proxy.state import Json, Record
+from proxy.state.due import Due
 from proxy.state.form import quoted, read_form
 
 from .partition import PartitionProgress
@@ -74,27 +75,28 @@ def read_record(record: Record) -> Kept:
     return kept
 
 
+_Kept: TypeAlias = tuple[QueryProgress, PartitionKey]
+"""Which partition of which query."""
+
+
 class Journal:
     """Which records are out of date."""
 
     def __init__(self) -> None:
-        self._changed: _Changes = {}
-        self._deletes: _Keys = {}
-        self._taken: tuple[_Changes, _Keys] = {}, {}
+        self._due = Due[_Kept](_record_of, _key_of)
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Take note that a partition's record is to be written."""
-        self._changed[query, partition.key] = None
+        self._due.changed((query, partition.key))
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Take note that a partition's record is to be deleted."""
-        self._changed.pop((query, partition.key), None)
-        self._deletes[key_of(query.name, *partition.key)] = None
+        self._due.removed((query, partition.key))
 
     def forget_keys(self, query: QueryProgress) -> None:
         """Take note that the query's records are not to stay under its present label."""
         for partition in query.partitions.values():
-            self._deletes[key_of(query.name, *partition.key)] = None
+            self._due.delete(key_of(query.name, *partition.key))
 
     def keep_all(self, query: QueryProgress) -> None:
         """Take note that all records of a query are to be written."""
@@ -103,31 +105,26 @@ class Journal:
 
     def delete(self, key: str) -> None:
         """Take note that a record is to be deleted."""
-        self._deletes[key] = None
+        self._due.delete(key)
 
     def take(self) -> tuple[list[Record], list[str]]:
         """Return what to write and which keys to delete, since the last call."""
-        self._taken = self._changed, self._deletes
-        self._changed, self._deletes = {}, {}
-        changed, deletes = self._taken
-        records: list[Record] = []
-        gone = dict(deletes)
-        for query, key in changed:
-            partition = query.partitions.get(key)
-            record = _record(query, partition) if partition is not None else None
-            if record is None:
-                gone[key_of(query.name, *key)] = None
-            else:
-                records.append(record)
-        written = {record.key for record in records}
-        return records, [key for key in gone if key not in written]
+        return self._due.take()
 
     def give_back(self) -> None:
         """Put back what the last `take` returned: it could not be written."""
-        changed, deletes = self._taken
-        self._taken = {}, {}
-        self._changed = changed | self._changed
-        self._deletes = deletes | self._deletes
+        self._due.give_back()
+
+
+def _key_of(kept: _Kept) -> str:
+    query, key = kept
+    return key_of(query.name, *key)
+
+
+def _record_of(kept: _Kept) -> Record | None:
+    query, key = kept
+    partition = query.partitions.get(key)
+    return _record(query, partition) if partition is not None else None
 
 
 def _record(query: QueryProgress, partition: PartitionProgress) -> Record | None:

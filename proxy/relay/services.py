@@ -38,7 +38,13 @@ REJECTIONS = (
 """Every reason of `connections_rejected_total`; explained in docs/limits.md."""
 
 UPSTREAM_ERRORS = (
-    *("bad_response", "closed", "dns", "login_refused", "quotas_refused", "refused", "timeout"),
+    "bad_response",
+    "closed",
+    "dns",
+    "login_refused",
+    "quotas_refused",
+    "refused",
+    "timeout",
     "tls",
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from proxy.login import WANTS_LOGIN, Login
+from proxy.login import Login, closed_by_broker
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -289,5 +289,5 @@ def _wait_at_most(connection: socket.socket, limit: Deadline) -> None:
 
 def _reason(error: Exception, *, logged_in: bool) -> str:
     if isinstance(error, EOFError):
-        return "the broker closed the connection" + ("" if logged_in else WANTS_LOGIN)
+        return closed_by_broker(logged_in=logged_in)
     return str(error) or type(error).__name__
