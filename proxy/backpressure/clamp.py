@@ -6,7 +6,7 @@ told lies between what the query already knows and the truth, always.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,7 +121,7 @@ class Clamp:
         """
         done: dict[TopicPartition, int | None] | None = None
         if query.progress_id in (None, query.query_id):
-            done = {key: self._base(query, key) for key in self.told}
+            done = {key: self._completed(query, key) for key in self.told}
         self.told.begin_run(self._event_ms, done)
         self._event_ms = self._resumed_ms = -math.inf
         self._is_missed = self._goes_on = self._trusts_all = False
@@ -156,8 +156,14 @@ class Clamp:
         lookups: Lookups,
         latest: dict[TopicPartition, int],
         now_ms: float,
+        *,
+        is_overdue: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Return what to tell instead of these real ends; remember it as told."""
+        """Return what to tell instead of these real ends; remember it as told.
+
+        `is_overdue`: the answer waited in vain for a report. A driver asks again when its batch is
+        done, so what it was told is taken for completed.
+        """
         why_not = self._why_not(query, lookups, now_ms)
         answers = latest
         offsets: int | None = None
@@ -165,7 +171,10 @@ class Clamp:
         if why_not is None and self.rate is not None:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
             offsets = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
-            answers = self._clamped(query, lookups, latest, offsets)
+            done = {
+                key for key in latest if is_overdue and self._is_unreported(query, lookups, key)
+            }
+            answers = self._clamped(query, lookups, latest, offsets, done)
             why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
@@ -200,11 +209,7 @@ class Clamp:
         if self._event_ms - EVENT_JITTER_MS < self._resumed_ms:
             return True
         return any(
-            timestamp == LATEST
-            and (told := self.told.get(key)) is not None
-            and told.raised_on is lookups
-            and told.raised_ms > self._event_ms - EVENT_JITTER_MS
-            and told.offset > (self._base(query, key) or 0)
+            timestamp == LATEST and self._is_unreported(query, lookups, key)
             for key, timestamp in ask.timestamps.items()
         )
 
@@ -255,9 +260,11 @@ class Clamp:
         lookups: Lookups,
         latest: dict[TopicPartition, int],
         offsets: int,
+        done: Collection[TopicPartition],
     ) -> dict[TopicPartition, int]:
         ends = dict(self._ends(query, lookups, latest))
         bases = {key: self._base(query, key) for key in ends}
+        bases |= {key: told.offset for key in done if (told := self.told.get(key)) is not None}
         lags = {
             key: max(0, end - base) for key, end in ends.items() if (base := bases[key]) is not None
         }
@@ -290,26 +297,43 @@ class Clamp:
                 if end is not None and key not in latest and key not in self.told:
                     yield key, end
 
+    def _is_unreported(self, query: QueryProgress, lookups: Lookups, key: TopicPartition) -> bool:
+        """Say whether what was told last on this connection is in a batch not reported yet.
+
+        Spark may tell the listener late, of the batch before: one that ended where that was told.
+        """
+        told = self.told.get(key)
+        if told is None or told.raised_on is not lookups:
+            return False
+        base = self._base(query, key) or 0
+        is_newer = told.raised_ms > self._event_ms - EVENT_JITTER_MS
+        return base < told.offset and (is_newer or base == told.before)
+
     def _base(self, query: QueryProgress, key: TopicPartition) -> int | None:
         """Return the offset from which the next batch takes its share; None when not known.
 
-        It is what this run has completed. Before its first report: what the same query completed
-        in an earlier run, or the start of the log as the driver was told.
+        It is what is completed; before the first report also the start of the log as the driver
+        was told.
         """
-        partition = query.partitions.get(key)
-        base: int | None = None
-        if partition is not None and (
-            partition.run_id == query.run_id
-            or (query.run_batches == 0 and query.progress_id == query.query_id)
-        ):
-            base = partition.completed_to
+        base = self._completed(query, key)
         if base is None and query.run_batches == 0:
             base = self.told.starts.get(key)
         if base is None:
             return None
         told = self.told.get(key)
+        partition = query.partitions.get(key)
         log_start = partition.log_start if partition is not None else None
         return max(base, told.idle_at if told else 0, log_start or 0)
+
+    def _completed(self, query: QueryProgress, key: TopicPartition) -> int | None:
+        """Return what this run has completed; before its first report the same query's before."""
+        partition = query.partitions.get(key)
+        if partition is not None and (
+            partition.run_id == query.run_id
+            or (query.run_batches == 0 and query.progress_id == query.query_id)
+        ):
+            return partition.completed_to
+        return None
 
 
 def _has_planned_nothing(query: QueryProgress) -> bool:

@@ -104,7 +104,7 @@ class DriverLookups:
             self._waits_since_ms = now_ms
         due_ms = max(self._waits_since_ms, clamp.heard_ms) + REPORT_WAIT_MS
         left_ms = max(due_ms, clamp.waits_until_ms) - now_ms
-        # One wait in vain is enough until the reports are back.
+        # One wait in vain, and one batch on trust, is enough until the reports are back.
         self._vain = left_ms <= 0
         return max(0.0, left_ms)
 
@@ -130,10 +130,11 @@ class DriverLookups:
                     self._query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not latest:
             return frame
+        is_overdue = self._vain and self._waits_since_ms is not None
         if self._waits_since_ms is not None:
             clamp.on_wait(self._waits_since_ms, now_ms)
             self._waits_since_ms = None
-        answers = clamp.tell(self._query, self, latest, now_ms)
+        answers = clamp.tell(self._query, self, latest, now_ms, is_overdue=is_overdue)
         self._answers_ms.append(now_ms)
         return change_offsets(version, frame, answers)
 

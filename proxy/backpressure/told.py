@@ -27,6 +27,8 @@ class Told:
     """On which connection; None: in an earlier process."""
     idle_at: int = 0
     """All below had been read when the query was idle."""
+    before: int | None = None
+    """What was told until it last became more."""
 
 
 class KeptEnd(NamedTuple):
@@ -100,7 +102,7 @@ class ToldEnds:
             return True
         is_other = offset != told.offset
         if offset > told.offset:
-            told.raised_ms, told.raised_on = now_ms, connection
+            told.raised_ms, told.raised_on, told.before = now_ms, connection, told.offset
         told.latest, told.offset, told.told_ms = latest, offset, now_ms
         told.idle_at = min(told.idle_at, offset)
         return is_other

@@ -334,6 +334,7 @@ STEPS = st.lists(
         st.tuples(st.just("rule"), st.sampled_from([None, 10.0, 1000.0]), st.just(0)),
         st.tuples(st.just("connect"), st.just(0), st.just(0)),
         st.tuples(st.just("crash"), st.integers(0, 40_000), st.just(0)),
+        st.tuples(st.just("restart"), st.integers(0, 2000), st.booleans()),
     ),
     max_size=40,
 )
@@ -378,6 +379,13 @@ def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initi
             world.update(rule(min_rate=1.0, initial_rate=number))
         elif what == "crash":
             world.crash(number)
+            driver = world.lookups()
+        elif what == "restart":  # of the query, from its checkpoint
+            driver.closed()
+            if more:  # else its end is not reported
+                world.send("terminated")
+            world.pass_ms(number)
+            world.start()
             driver = world.lookups()
         else:
             driver.closed()

@@ -54,18 +54,34 @@ SCRIPTS = {
     .batch(1200, age_ms=100)
     .waits(0)
     .looks(5000, 1200 + PER_BATCH),
-    "it waits no longer than that and then does not guess": WAITING.after(REPORT_WAIT_MS)
+    # The driver would not ask if its batch were not done.
+    "it waits no longer than that and takes the batch for done": WAITING.after(REPORT_WAIT_MS)
     .waits(0)
-    .looks(5000, END + PER_BATCH),
-    "one wait in vain is enough until a report comes": WAITING.after(REPORT_WAIT_MS)
+    .looks(5000, END + 2 * PER_BATCH)
+    .after(100)
+    # Only now Spark tells of it.
+    .batch(END + PER_BATCH)
+    .after(INTERVAL_MS)
+    .waits(REPORT_WAIT_MS)
+    .batch(END + 2 * PER_BATCH)
     .waits(0)
+    .looks(5000, END + 3 * PER_BATCH),
+    "what it was not told last is not taken for done": WAITING.after(REPORT_WAIT_MS)
+    .waits(0)
+    .batch(1100)
+    .looks(5000, 1100 + PER_BATCH),
+    "one wait in vain, and one batch on trust, is enough until a report comes": WAITING.after(
+        REPORT_WAIT_MS
+    )
+    .waits(0)
+    .looks(5000, 1400)
     .after(INTERVAL_MS)
     .waits(0)
-    .looks(5000)
+    .looks(5000, 1400)
     .after(INTERVAL_MS)
     .waits(0)
-    .batch(1200)
-    .looks(5000)
+    .batch(1400)
+    .looks(5000, 1600)
     .after(INTERVAL_MS)
     .waits(REPORT_WAIT_MS),
     "it waits for the start of a run whose first batch is bounded": fresh(initial_rate=RATE)
