@@ -214,7 +214,7 @@ class Queries:
             await asyncio.sleep(TICK_S)
             now_ms = clock_ms()
             try:
-                self._book.sweep(now_ms, time.time())
+                self._book.sweep(now_ms)
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)

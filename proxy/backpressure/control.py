@@ -9,7 +9,7 @@ from metrics import BoundedLabels
 from proxy.progress.book import Accepted
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.state import Json, Record
+from proxy.state import Record
 from proxy.state.due import Due
 
 from .pressure import KIND, QueryPressure
@@ -114,10 +114,6 @@ class Backpressure:
             except ValueError as error:
                 refused.append(f"pressure record {record.key!r} is left out: {error}")
         return refused
-
-    def documents(self, now_ms: float) -> list[dict[str, Json]]:
-        """Return for each query what there is to show; see `QueryPressure.document`."""
-        return [query.document(now_ms) for query in self._all()]
 
     def _take_up(self, kept: Kept, now_ms: float) -> None:
         identity = ClientIdentity(kept.listener, kept.user, kept.client_id)

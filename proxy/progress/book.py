@@ -103,7 +103,7 @@ class ProgressBook:
         """Count a report that `parse_report` refused."""
         self._intake.refused(error)
 
-    def sweep(self, now_ms: float, now_s: float) -> None:  # noqa: ARG002 - as its fellows
+    def sweep(self, now_ms: float) -> None:
         """Raise alarms for stuck partitions, and forget what is long gone; every second or so."""
         self._roster.sweep(now_ms)
         for query in self._roster:

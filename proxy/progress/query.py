@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from proxy.wire.fetch import FetchedPartition
-
 from .notes import Note, NoteKind, SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
@@ -68,7 +66,7 @@ class QuerySink(Protocol):
 
 
 class QueryProgress:
-    """What the client of one query was given and has completed; a FetchFollower.
+    """What the client of one query was given and has completed.
 
     Times are monotonic milliseconds.
     """
@@ -114,7 +112,6 @@ class QueryProgress:
         """How many reports its sender had lost at its last batch."""
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self._sink = sink
-        self._default_reader = Reader(self.open)
         self._too_many = False
 
     @property
@@ -164,26 +161,6 @@ class QueryProgress:
         Positions are followed by connection: several executors may read one partition.
         """
         return Reader(self.open, node_id)
-
-    def fetch_asked(
-        self, topic: str, partition: int, topic_id: bytes | None, offset: int, now_ms: float
-    ) -> None:
-        """Take note of a position in a Fetch request, as if all came over one connection."""
-        self._default_reader.fetch_asked(topic, partition, topic_id, offset, now_ms)
-
-    def fetch_answered(
-        self,
-        topic: str,
-        partition: int,
-        topic_id: bytes | None,
-        asked_offset: int | None,
-        answer: FetchedPartition,
-        now_ms: float,
-    ) -> None:
-        """Take note of a partition in a Fetch response, as if all came over one connection."""
-        self._default_reader.fetch_answered(
-            topic, partition, topic_id, asked_offset, answer, now_ms
-        )
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Take note of a log end that a client of the query was told."""

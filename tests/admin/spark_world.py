@@ -148,10 +148,11 @@ class Job:
         self.step += step
         high = low + step
         end = max(high, self.log_end)
+        reader = query.reader()
         for number in range(self.partitions):
             given = FetchedPartition(self.topic, number, 0, end, end, 0, size, high)
-            query.fetch_asked(self.topic, number, None, low, self.world.now_ms)
-            query.fetch_answered(self.topic, number, None, low, given, self.world.now_ms)
+            reader.fetch_asked(self.topic, number, None, low, self.world.now_ms)
+            reader.fetch_answered(self.topic, number, None, low, given, self.world.now_ms)
 
     def complete(self, duration_ms: int) -> dict[str, Any]:
         """Return the report of a batch with all that was read."""
@@ -228,6 +229,6 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 800)
             job.read(600)
         world.book.committed("payments-progress", {}, world.now_ms)
-        world.book.sweep(world.now_ms, 0.0)
+        world.book.sweep(world.now_ms)
     world.now_ms += 700
     return world

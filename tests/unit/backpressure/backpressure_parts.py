@@ -104,8 +104,8 @@ class World:
 
     @property
     def document(self) -> dict:
-        (document,) = self.backpressure.documents(self.now_ms)
-        return document
+        (pressure,) = self.backpressure.of_client(CLIENT)
+        return pressure.document(self.now_ms)
 
     @property
     def gauge(self) -> float | None:

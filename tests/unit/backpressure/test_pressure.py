@@ -269,7 +269,7 @@ def test_a_rule_that_is_adaptive_no_more_is_back_at_its_own_bound_at_once():
     assert row(world).bound == STATIC
     assert (row(world).static_bound, row(world).reason) == (None, None)
     world.tick()
-    assert world.backpressure.documents(world.now_ms) == []
+    assert world.backpressure.of_client(CLIENT) == []
     assert world.backpressure.pressure(IDENTITY, world.now_ms) is None
     assert world.gauge is None
 
@@ -309,7 +309,7 @@ def test_a_more_special_rule_takes_over():
     world.update(rule(), special)
     assert world.pressure.entity != ENTITY
     assert world.pressure.bound == 5e6
-    assert len(world.backpressure.documents(world.now_ms)) == 1
+    assert len(world.backpressure.of_client(CLIENT)) == 1
 
 
 # Flow control from outside
@@ -371,7 +371,7 @@ def test_each_client_of_a_default_rule_has_its_own():
 def test_reports_on_clients_that_never_connected_are_nothing_to_it():
     world = World()
     world.start()
-    assert world.backpressure.documents(world.now_ms) == []
+    assert world.backpressure.of_client(CLIENT) == []
 
 
 def test_a_run_that_was_known_before_the_client_connected_counts():
@@ -388,14 +388,14 @@ def test_it_is_forgotten_an_hour_after_the_client_is_gone():
     driver = world.lookups()
     world.pass_ms(2 * FORGET_MS)
     world.tick()
-    assert len(world.backpressure.documents(world.now_ms)) == 1
+    assert len(world.backpressure.of_client(CLIENT)) == 1
     driver.closed()
     world.pass_ms(FORGET_MS)
     world.tick()
-    assert len(world.backpressure.documents(world.now_ms)) == 1
+    assert len(world.backpressure.of_client(CLIENT)) == 1
     world.pass_ms(1)
     world.tick()
-    assert world.backpressure.documents(world.now_ms) == []
+    assert world.backpressure.of_client(CLIENT) == []
     assert world.gauge is None
 
 

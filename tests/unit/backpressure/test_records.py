@@ -4,7 +4,7 @@ import json
 from uuid import UUID
 
 import pytest
-from backpressure_parts import ENTITY, LABEL, World
+from backpressure_parts import CLIENT, ENTITY, LABEL, World
 from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def test_damaged_records_are_refused_and_stay(text, problem):
     assert refused.startswith(f"pressure record {KEY!r} is left out: ")
     assert problem in refused
     assert world.state[record.key].text == text
-    assert world.backpressure.documents(world.now_ms) == []
+    assert world.backpressure.of_client(CLIENT) == []
     assert world.pressure.rate is None
 
 

@@ -131,7 +131,7 @@ class World:
 
     def wait(self, ms):
         self.now_ms += ms
-        self.book.sweep(self.now_ms, self.now_s)
+        self.book.sweep(self.now_ms)
 
     def query(self, client_id="orders"):
         return self.book.query_of(client_id)

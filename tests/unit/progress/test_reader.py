@@ -75,14 +75,6 @@ def test_executors_that_share_a_partition_do_not_mix(world, client):
     assert world.part().delivered_to == 20
 
 
-def test_the_query_itself_follows_all_as_one_connection(world):
-    client = Client(world)
-    client.follower = world.query()
-    client.read(0)
-    client.read(20, end=30)
-    assert delivered(world) == [(0, 30)]
-
-
 def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):
     client.ask(10)
     client.ask(50)
