@@ -1,37 +1,17 @@
 """Exit codes and messages of the commands; never a traceback."""
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from support.operating import quota_proxy
 from support.proxy_process import HOST, ProxyProcess, config
 
 from proxy.devkit.broker import EmbeddedBroker
 
-TIMEOUT_S = 60
 NOBODY = f"{HOST}:9"
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """`run(*arguments)` gives exit code, output and errors, without any traceback in them."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "proxy", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert "Traceback" not in done.stdout + done.stderr, done.stderr
-        return done.returncode, done.stdout, done.stderr
-
-    return command
 
 
 @pytest.fixture
@@ -56,31 +36,26 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     ids=["no YAML", "no sections", "unknown key", "bad value"],
 )
 def test_bad_configuration(
-    run: Callable[..., tuple[int, str, str]],
     write: Callable[[str], Path],
     command: str,
     text: str,
     message: str,
 ) -> None:
-    code, out, err = run(command, "-c", write(text))
+    code, out, err = quota_proxy(command, "-c", write(text))
     assert (code, out) == (2, "")
     assert message in err
     assert "fix: " in err
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
-def test_no_such_file(
-    run: Callable[..., tuple[int, str, str]], tmp_path: Path, command: str
-) -> None:
-    code, out, err = run(command, "-c", tmp_path / "nothing.yaml")
+def test_no_such_file(tmp_path: Path, command: str) -> None:
+    code, out, err = quota_proxy(command, "-c", tmp_path / "nothing.yaml")
     assert (code, out) == (2, "")
     assert "nothing.yaml" in err
 
 
 @pytest.mark.parametrize("where", ["listeners", "admin"])
-def test_port_in_use(
-    run: Callable[..., tuple[int, str, str]], write: Callable[[str], Path], where: str
-) -> None:
+def test_port_in_use(write: Callable[[str], Path], where: str) -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
         document = config(NOBODY)
@@ -88,7 +63,7 @@ def test_port_in_use(
             document["admin"]["bind"] = address
         else:
             document["listeners"][0]["bind"] = address
-        code, out, err = run("run", "-c", write(yaml.safe_dump(document)))
+        code, out, err = quota_proxy("run", "-c", write(yaml.safe_dump(document)))
     assert (code, out) == (1, "")
     (line,) = [line for line in err.splitlines() if address in line and "in use" in line]
     assert not line.startswith("{")
@@ -100,14 +75,14 @@ def test_port_in_use(
     [(), ("fly",), ("run",), ("check",), ("broker",), ("broker", "--port", "x", "--data", "d")],
     ids=" ".join,
 )
-def test_bad_usage(run: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...]) -> None:
-    code, out, err = run(*arguments)
+def test_bad_usage(arguments: tuple[str, ...]) -> None:
+    code, out, err = quota_proxy(*arguments)
     assert (code, out) == (2, "")
     assert "usage: " in err
 
 
-def test_help(run: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, _ = run("--help")
+def test_help() -> None:
+    code, out, _ = quota_proxy("--help")
     assert code == 0
     assert all(command in out for command in ("run", "check", "demo", "broker"))
 
@@ -130,31 +105,28 @@ RULES = [
     ids=["exact", "prefix", "user", "none"],
 )
 def test_check_says_which_rule_a_client_gets(
-    run: Callable[..., tuple[int, str, str]],
     write: Callable[[str], Path],
     client: tuple[str, ...],
     expected: str,
 ) -> None:
-    code, out, err = run("check", "-c", write(yaml.safe_dump(config(NOBODY, rules=RULES))), *client)
+    code, out, err = quota_proxy(
+        "check", "-c", write(yaml.safe_dump(config(NOBODY, rules=RULES))), *client
+    )
     assert (code, err) == (0, "")
     assert "valid, rules: 3" in out
     assert expected in out.splitlines()
 
 
-def test_check_of_an_unknown_listener(
-    run: Callable[..., tuple[int, str, str]], write: Callable[[str], Path]
-) -> None:
+def test_check_of_an_unknown_listener(write: Callable[[str], Path]) -> None:
     file = write(yaml.safe_dump(config(NOBODY)))
-    code, _, err = run("check", "-c", file, "--listener", "nowhere")
+    code, _, err = quota_proxy("check", "-c", file, "--listener", "nowhere")
     assert code == 2
     assert "'nowhere'" in err
     assert "default" in err
 
 
-def test_broker_on_a_taken_port(
-    run: Callable[..., tuple[int, str, str]], kafka: EmbeddedBroker, tmp_path: Path
-) -> None:
-    code, out, err = run("broker", "--port", kafka.port, "--data", tmp_path)
+def test_broker_on_a_taken_port(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    code, out, err = quota_proxy("broker", "--port", kafka.port, "--data", tmp_path)
     assert (code, out) == (1, "")
     assert f"{kafka.port}" in err
 

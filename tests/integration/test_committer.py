@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from support.detour import detour
 from support.groups import Position, describe, offsets_of, set_offsets
 from support.proxy_process import HOST
+from support.strangers import stranger
 from support.waiting import at_work, eventually
 
 from proxy.devkit.broker import EmbeddedBroker
@@ -328,21 +329,11 @@ async def test_a_group_that_gets_no_answer_holds_up_no_other(
     ids=["garbage", "other correlation id", "negative", "closed", "silent"],
 )
 async def test_something_else_answers(book: Book, frame: bytes | None, words: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        if frame is None:
-            await reader.read()
-        else:
-            writer.write(frame)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    address = server.sockets[0].getsockname()[:2]
     book.completed["group"] = {("t", 0): 1}
-    committer = committing(book, access(address, answer_timeout_s=IMPATIENT_S))
-    async with server, at_work(committer.run()):
-        message = await eventually(lambda: book.problem.get("group"), "failed")
+    async with stranger(frame) as address:
+        committer = committing(book, access(address, answer_timeout_s=IMPATIENT_S))
+        async with at_work(committer.run()):
+            message = await eventually(lambda: book.problem.get("group"), "failed")
     assert message.startswith(f"{HOST}:{address[1]}: ")
     assert len(message) > len(f"{HOST}:{address[1]}: ")
     assert words in message

@@ -1,6 +1,5 @@
 """Quotas of the cluster itself: set with Kafka's own tool, followed by the proxy."""
 
-import asyncio
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -12,8 +11,10 @@ from prometheus_client import CollectorRegistry, Counter
 from support.clients import Access, Librdkafka
 from support.kafka_configs import alter_quotas
 from support.operating import reloads, running, until_bound, write
-from support.proxy_process import HOST, ProxyProcess, config, until
+from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, message
+from support.strangers import stranger
+from support.waiting import at_work, eventually
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.quota import DEFAULT, QuotaKind, Rule
@@ -125,32 +126,16 @@ async def test_every_kind_of_answer(frame: bytes | None, reason: str | None) -> 
     used: list[tuple[Rule, ...]] = []
     errors = Counter("errors", "Failures.", ["reason"], registry=CollectorRegistry())
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if frame is not None:
-            await reader.read(1)
-            writer.write(frame)
-            await writer.drain()
-            writer.close()
-        else:
-            await reader.read()
-            writer.close()
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    address = server.sockets[0].getsockname()[:2]
-    patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
-    quotas = KafkaQuotas(Cluster((address,), None, patience_s), used.append, errors)
-    quotas.follow(True)
-    watch = asyncio.create_task(quotas.watch())
-
     def failures() -> dict[str, float]:
         samples = [each for family in errors.collect() for each in family.samples]
         return {each.labels["reason"]: each.value for each in samples if each.name[-6:] == "_total"}
 
-    async with server, asyncio.timeout(NOTICED_WITHIN_S):
-        while not used and not failures():
-            assert not watch.done()
-            await asyncio.sleep(0)
-    watch.cancel()
+    async with stranger(frame) as address:
+        patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
+        quotas = KafkaQuotas(Cluster((address,), None, patience_s), used.append, errors)
+        quotas.follow(True)
+        async with at_work(quotas.watch()):
+            await eventually(lambda: used or failures(), "an answer", NOTICED_WITHIN_S)
     taken = [[rule.keys for rule in rules] for rules in used]
     if reason is None:
         assert (taken, failures()) == ([[{"user": "a"}]], {})

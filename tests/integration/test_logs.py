@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.clients import CLIENTS, Access, Client, Librdkafka
-from support.operating import call, running
+from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, fetch
 
@@ -145,15 +145,10 @@ def test_formats(kafka: EmbeddedBroker, tmp_path: Path, log_format: str) -> None
         assert "\x1b" not in err, "no colours where nobody looks"
 
 
-def test_an_unknown_format(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", "run", "-c", "x.yaml", "--log-format", "xml"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "json" in done.stderr
+def test_an_unknown_format() -> None:
+    code, _, errors = quota_proxy("run", "-c", "x.yaml", "--log-format", "xml")
+    assert code == 2
+    assert "json" in errors
 
 
 @pytest.mark.slow

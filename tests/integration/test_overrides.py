@@ -2,8 +2,6 @@
 
 import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.operating import call, hang_up, reloads, running, until_bound
+from support.operating import call, hang_up, quota_proxy, reloads, running, until_bound
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient
 
@@ -25,7 +23,6 @@ PATH = f"/v1/quotas/client-id={CLIENT}"
 PLENTY_BYTES = 10**9
 OVERRIDE_BYTES = 2 * 10**9
 AT_ONCE_S = 5
-START_TIMEOUT_S = 30
 NOBODY = f"{HOST}:9"
 
 
@@ -183,11 +180,4 @@ def run(document: dict[str, Any], folder: Path) -> tuple[int, str, str]:
     """Run a proxy that can't start; give exit code, output and errors."""
     file = folder / "proxy.yaml"
     file.write_text(yaml.safe_dump(document))
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", "run", "-c", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=START_TIMEOUT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    return quota_proxy("run", "-c", file)

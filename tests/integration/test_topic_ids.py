@@ -1,6 +1,5 @@
 """Topic ids become names by asking the cluster."""
 
-import asyncio
 import struct
 from collections.abc import Callable
 from uuid import uuid4
@@ -9,6 +8,7 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 from support.proxy_process import HOST, until
+from support.strangers import stranger
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.relay.cluster import Cluster
@@ -59,19 +59,8 @@ async def test_a_deleted_topic_is_left_out(
     ids=["garbage", "no tags", "endless tags", "negative", "closed", "silent"],
 )
 async def test_something_else_answers(frame: bytes | None, reason: str) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        if frame is None:
-            await reader.read()
-        else:
-            writer.write(frame)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(serve, HOST, 0)
-    address = server.sockets[0].getsockname()[:2]
-    cluster = Cluster((address,), None, IMPATIENT_S if frame is None else CONNECT_S)
-    async with server:
+    async with stranger(frame) as address:
+        cluster = Cluster((address,), None, IMPATIENT_S if frame is None else CONNECT_S)
         with pytest.raises(UpstreamError) as raised:
             await resolve(cluster, [uuid4().bytes])
     assert raised.value.reason == reason

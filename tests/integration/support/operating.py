@@ -1,8 +1,10 @@
-"""What an operator does to a running proxy: ask and change it over HTTP, write its file anew."""
+"""What an operator does: run a command, ask and change a proxy over HTTP, write its file anew."""
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +15,21 @@ from typing import Any
 import yaml
 from support.proxy_process import WAIT_S, ProxyProcess, until
 from support.raw import RawClient, fetch
+
+COMMAND_TIMEOUT_S = 60
+
+
+def quota_proxy(*arguments: object) -> tuple[int, str, str]:
+    """Run a command that ends; give exit code, output and errors, without any traceback in them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
 
 
 @contextmanager
