@@ -6,7 +6,7 @@ told lies between what the query already knows and the truth, always.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -165,6 +165,8 @@ class Clamp:
         done, so what it was told is taken for completed.
         """
         why_not = self._why_not(query, lookups, now_ms)
+        if why_not is None and self._knows_more(query, lookups, latest):
+            why_not = "the driver asked again and read nothing: it knows more than is known here"
         answers = latest
         offsets: int | None = None
         why = why_not or ""
@@ -253,6 +255,25 @@ class Clamp:
         if self.rate is None:
             return "no rate is known yet"
         return None
+
+    def _knows_more(
+        self, query: QueryProgress, lookups: Lookups, keys: Iterable[TopicPartition]
+    ) -> bool:
+        """Say whether the driver may know later ends than it was told here.
+
+        An earlier run may have read without this proxy. Spark asks again when it is told less than
+        it knows, and fails the query if that does not help.
+        """
+        if self._goes_on or query.run_batches > 0:
+            return False
+        last_read_ms = query.last_read_ms
+        return any(
+            (told := self.told.get(key)) is not None
+            and told.told_on is lookups
+            and told.offset < told.latest
+            and (last_read_ms is None or last_read_ms < told.told_ms)
+            for key in keys
+        )
 
     def _clamped(
         self,

@@ -21,6 +21,8 @@ class Told:
     """What was told instead, or the same."""
     told_ms: float
     """When."""
+    told_on: object | None
+    """On which connection; None: in an earlier process."""
     raised_ms: float
     """When it last became more."""
     raised_on: object | None
@@ -98,12 +100,12 @@ class ToldEnds:
         told = self._told.get(key)
         if told is None:
             if len(self._told) < MAX_PARTITIONS:
-                self._told[key] = Told(latest, offset, now_ms, now_ms, connection)
+                self._told[key] = Told(latest, offset, now_ms, connection, now_ms, connection)
             return True
         is_other = offset != told.offset
         if offset > told.offset:
             told.raised_ms, told.raised_on, told.before = now_ms, connection, told.offset
-        told.latest, told.offset, told.told_ms = latest, offset, now_ms
+        told.latest, told.offset, told.told_ms, told.told_on = latest, offset, now_ms, connection
         told.idle_at = min(told.idle_at, offset)
         return is_other
 
@@ -129,6 +131,8 @@ class ToldEnds:
         """Take up what an earlier process told: some time before now."""
         for key, end in ends.items():
             if len(self._told) < MAX_PARTITIONS:
-                self._told[key] = Told(end.latest, end.offset, now_ms, -math.inf, None, end.idle_at)
+                self._told[key] = Told(
+                    end.latest, end.offset, now_ms, None, -math.inf, None, end.idle_at
+                )
         for key, start in starts.items():
             self.remember_start(key, start)

@@ -338,6 +338,34 @@ def test_initial_rate_bounds_first_batches(
     assert max(query.sizes().values()) <= PER_BATCH, query.sizes()
 
 
+def test_a_run_that_read_past_the_proxy(
+    kafka: EmbeddedBroker,
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+    spark: SparkSession,
+) -> None:
+    """Its checkpoint is ahead of what the proxy knows; the next run gets on nevertheless."""
+    running = proxy(rules=[steady("past", initial_rate=RATE)])
+    listener = listen(running)
+    query = stream(running, "past", topic(2))
+    query.feed(100, RECORD_BYTES)
+    query.start(TRIGGER)
+    query.until_read({0: 100, 1: 100})
+    query.stop()
+    spark.streams.removeListener(listener)
+    query.feed(500, RECORD_BYTES)
+    query.start(options={"kafka.bootstrap.servers": kafka.bootstrap})
+    query.finish()
+    spark.streams.addListener(listener)
+    query.feed(500, RECORD_BYTES)
+    query.start(TRIGGER)
+    query.until_read({0: 1100, 1: 1100})
+    query.stop()
+    query.check_all_read({0: 1100, 1: 1100})
+
+
 def test_records_that_retention_removed(
     kafka: EmbeddedBroker,
     proxy: Run,

@@ -258,6 +258,25 @@ SCRIPTS = {
     .looks(5000, 100)
     .after(10_001)
     .looks(5000, 5000),
+    # An earlier run may have read past this proxy, and Spark knows an end that nobody here does.
+    "initial_rate gives way to a driver that asks again and has read nothing": AGAIN.restarts()
+    .looks(9000, END + 100)
+    .after(1000)
+    .looks(9000, 9000)
+    .after(10)
+    .batch(9000)
+    .looks(20_000, 9000 + 100),
+    "but not to one that has read": INITIAL.starts()
+    .earliest(0)
+    .looks(9000, 100)
+    .after(100)
+    .does(lambda world: world.query.reader().fetch_asked("t", 0, None, 0, world.now_ms))
+    .after(400)
+    .looks(9000, 100),
+    "nor to one that was told all there was": AGAIN.restarts()
+    .looks(END)
+    .after(1000)
+    .looks(9000, END + 100),
     # Idle events
     # Its batch was reported to nobody: without this it would be told the same for ever.
     "an idle query has done all that it was told": running()
