@@ -161,8 +161,7 @@ class Clamp:
     ) -> dict[TopicPartition, int]:
         """Return what to tell instead of these real ends; remember it as told.
 
-        `is_overdue`: the answer waited in vain for a report. A driver asks again when its batch is
-        done, so what it was told is taken for completed.
+        `is_overdue`: the answer waited in vain for a report.
         """
         why_not = self._why_not(query, lookups, now_ms)
         if why_not is None and self._knows_more(query, lookups, latest):
@@ -174,7 +173,7 @@ class Clamp:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
             offsets = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
             done = {
-                key for key in latest if is_overdue and self._is_unreported(query, lookups, key)
+                key for key in latest if self._is_done(query, lookups, key, is_overdue=is_overdue)
             }
             answers = self._clamped(query, lookups, latest, offsets, done)
             why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
@@ -264,16 +263,20 @@ class Clamp:
         An earlier run may have read without this proxy. Spark asks again when it is told less than
         it knows, and fails the query if that does not help.
         """
-        if self._goes_on or query.run_batches > 0:
+        if not self._is_unproved(query):
             return False
         last_read_ms = query.last_read_ms
         return any(
             (told := self.told.get(key)) is not None
-            and told.told_on is lookups
+            and told.raised_on is lookups
             and told.offset < told.latest
-            and (last_read_ms is None or last_read_ms < told.told_ms)
+            and (last_read_ms is None or last_read_ms < told.raised_ms)
             for key in keys
         )
+
+    def _is_unproved(self, query: QueryProgress) -> bool:
+        """Say whether no batch of the run has proved where it is."""
+        return query.run_batches == 0 and not self._goes_on
 
     def _clamped(
         self,
@@ -317,6 +320,20 @@ class Clamp:
                 end = partition.high_watermark
                 if end is not None and key not in latest and key not in self.told:
                     yield key, end
+
+    def _is_done(
+        self, query: QueryProgress, lookups: Lookups, key: TopicPartition, *, is_overdue: bool
+    ) -> bool:
+        """Say whether to take for completed what was told last on this connection, reported or not.
+
+        A driver asks again when its batch is done, or when it knew before what it was told.
+        """
+        told = self.told.get(key)
+        if told is None or told.told_on is not lookups:
+            return False
+        if told.raised_on is lookups:
+            return is_overdue and self._is_unreported(query, lookups, key)
+        return self._is_unproved(query)
 
     def _is_unreported(self, query: QueryProgress, lookups: Lookups, key: TopicPartition) -> bool:
         """Say whether what was told last on this connection is in a batch not reported yet.

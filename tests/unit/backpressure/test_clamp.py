@@ -266,6 +266,17 @@ SCRIPTS = {
     .after(10)
     .batch(9000)
     .looks(20_000, 9000 + 100),
+    # Its last batch was not reported. It has nothing to read, and is told of the next one then.
+    "first to one that was told nothing new": running(initial_rate=RATE)
+    .looks(5000, END + PER_BATCH)
+    .after(500)
+    .sends("terminated")
+    .restarts()
+    .looks(5000, END + PER_BATCH)
+    .after(1000)
+    .looks(5000, END + 2 * PER_BATCH)
+    .after(1000)
+    .looks(5000, 5000),
     "but not to one that has read": INITIAL.starts()
     .earliest(0)
     .looks(9000, 100)
