@@ -6,7 +6,7 @@ told lies between what the query already knows and the truth, always.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,14 +15,12 @@ from proxy.quota.rules import Adaptive
 from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition
 
 from .estimator import MS_PER_SECOND
+from .position import EVENT_JITTER_MS, Position
 from .shares import shares
 from .told import MAX_PARTITIONS, KeptEnd, ToldEnds
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
-
-EVENT_JITTER_MS = 50.0
-"""By how much a driver's event may seem later than it was: its report was under way so long."""
 
 RESUME_WAIT_MS = 6_000.0
 """How long after the start of this process an answer waits for the first report on a run that an
@@ -121,7 +119,8 @@ class Clamp:
         """
         done: dict[TopicPartition, int | None] | None = None
         if query.progress_id in (None, query.query_id):
-            done = {key: self._completed(query, key) for key in self.told}
+            position = self._position(query)
+            done = {key: position.completed(key) for key in self.told}
         self.told.begin_run(self._event_ms, done)
         self._event_ms = self._resumed_ms = -math.inf
         self._is_missed = self._goes_on = self._trusts_all = False
@@ -164,7 +163,7 @@ class Clamp:
         `is_overdue`: the answer waited in vain for a report.
         """
         why_not = self._why_not(query, lookups, now_ms)
-        if why_not is None and self._knows_more(query, lookups, latest):
+        if why_not is None and self._position(query).knows_more(latest, lookups):
             why_not = "the driver asked again and read nothing: it knows more than is known here"
         answers = latest
         offsets: int | None = None
@@ -172,10 +171,7 @@ class Clamp:
         if why_not is None and self.rate is not None:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
             offsets = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
-            done = {
-                key for key in latest if self._is_done(query, lookups, key, is_overdue=is_overdue)
-            }
-            answers = self._clamped(query, lookups, latest, offsets, done)
+            answers = self._clamped(query, lookups, latest, offsets, is_overdue=is_overdue)
             why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
@@ -209,8 +205,9 @@ class Clamp:
             return False
         if self._event_ms - EVENT_JITTER_MS < self._resumed_ms:
             return True
+        position = self._position(query)
         return any(
-            timestamp == LATEST and self._is_unreported(query, lookups, key)
+            timestamp == LATEST and position.is_unreported(key, lookups)
             for key, timestamp in ask.timestamps.items()
         )
 
@@ -227,6 +224,9 @@ class Clamp:
     def opened_before_report(self, opened_ms: float) -> bool:
         """Say whether a connection was open when the driver made the latest report."""
         return opened_ms < self._event_ms
+
+    def _position(self, query: QueryProgress) -> Position:
+        return Position(query, self.told, self._event_ms, self._goes_on)
 
     def _why_not(
         self,
@@ -255,46 +255,28 @@ class Clamp:
             return "no rate is known yet"
         return None
 
-    def _knows_more(
-        self, query: QueryProgress, lookups: Lookups, keys: Iterable[TopicPartition]
-    ) -> bool:
-        """Say whether the driver may know later ends than it was told here.
-
-        An earlier run may have read without this proxy. Spark asks again when it is told less than
-        it knows, and fails the query if that does not help.
-        """
-        if not self._is_unproved(query):
-            return False
-        last_read_ms = query.last_read_ms
-        return any(
-            (told := self.told.get(key)) is not None
-            and told.raised_on is lookups
-            and told.offset < told.latest
-            and (last_read_ms is None or last_read_ms < told.raised_ms)
-            for key in keys
-        )
-
-    def _is_unproved(self, query: QueryProgress) -> bool:
-        """Say whether no batch of the run has proved where it is."""
-        return query.run_batches == 0 and not self._goes_on
-
     def _clamped(
         self,
         query: QueryProgress,
         lookups: Lookups,
         latest: dict[TopicPartition, int],
         offsets: int,
-        done: Collection[TopicPartition],
+        *,
+        is_overdue: bool,
     ) -> dict[TopicPartition, int]:
+        position = self._position(query)
         ends = dict(self._ends(query, lookups, latest))
-        bases = {key: self._base(query, key) for key in ends}
-        bases |= {key: told.offset for key in done if (told := self.told.get(key)) is not None}
+        bases = {key: position.base(key) for key in ends}
+        for key in latest:
+            done = position.done_by_now(key, lookups, is_overdue=is_overdue)
+            if done is not None:
+                bases[key] = max(bases[key] or 0, done)
         lags = {
             key: max(0, end - base) for key, end in ends.items() if (base := bases[key]) is not None
         }
         made = shares(offsets, lags)
         has_room = len(self.told) + len(latest) <= MAX_PARTITIONS
-        may_begin_low = has_room and not self._goes_on and _has_planned_nothing(query)
+        may_begin_low = has_room and position.has_planned_nothing
         answers = {}
         for key, end in latest.items():
             base = bases[key]
@@ -320,67 +302,3 @@ class Clamp:
                 end = partition.high_watermark
                 if end is not None and key not in latest and key not in self.told:
                     yield key, end
-
-    def _is_done(
-        self, query: QueryProgress, lookups: Lookups, key: TopicPartition, *, is_overdue: bool
-    ) -> bool:
-        """Say whether to take for completed what was told last on this connection, reported or not.
-
-        A driver asks again when its batch is done, or when it knew before what it was told.
-        """
-        told = self.told.get(key)
-        if told is None or told.told_on is not lookups:
-            return False
-        if told.raised_on is lookups:
-            return is_overdue and self._is_unreported(query, lookups, key)
-        return self._is_unproved(query)
-
-    def _is_unreported(self, query: QueryProgress, lookups: Lookups, key: TopicPartition) -> bool:
-        """Say whether what was told last on this connection is in a batch not reported yet.
-
-        Spark may tell the listener late, of the batch before: one that ended where that was told.
-        """
-        told = self.told.get(key)
-        if told is None or told.raised_on is not lookups:
-            return False
-        base = self._base(query, key) or 0
-        is_newer = told.raised_ms > self._event_ms - EVENT_JITTER_MS
-        return base < told.offset and (is_newer or base == told.before)
-
-    def _base(self, query: QueryProgress, key: TopicPartition) -> int | None:
-        """Return the offset from which the next batch takes its share; None when not known.
-
-        It is what is completed; before the first report also the start of the log as the driver
-        was told.
-        """
-        base = self._completed(query, key)
-        if base is None and query.run_batches == 0:
-            base = self.told.starts.get(key)
-        if base is None:
-            return None
-        told = self.told.get(key)
-        partition = query.partitions.get(key)
-        log_start = partition.log_start if partition is not None else None
-        return max(base, told.idle_at if told else 0, log_start or 0)
-
-    def _completed(self, query: QueryProgress, key: TopicPartition) -> int | None:
-        """Return what this run has completed; before its first report the same query's before."""
-        partition = query.partitions.get(key)
-        if partition is not None and (
-            partition.run_id == query.run_id
-            or (query.run_batches == 0 and query.progress_id == query.query_id)
-        ):
-            return partition.completed_to
-        return None
-
-
-def _has_planned_nothing(query: QueryProgress) -> bool:
-    """Say whether the run has no batch yet, for certain: then it knows no end of any log.
-
-    A run that reads without a report may have taken up a batch from its checkpoint, or one that it
-    planned when it was not bounded: its end is not known here.
-    """
-    if query.run_batches > 0 or query.run_began_ms is None:
-        return False
-    last_read_ms = query.last_read_ms
-    return last_read_ms is None or last_read_ms < query.run_began_ms

@@ -1,0 +1,121 @@
+"""Where the driver of a query is: what it has completed, by its reports and by what it was told.
+
+Structured Streaming works on one batch at a time: a driver that asks for the end of a log again has
+done all that it planned before.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from proxy.progress.query import QueryProgress
+from proxy.wire.offsets import TopicPartition
+
+from .told import ToldEnds
+
+EVENT_JITTER_MS = 50.0
+"""By how much a driver's event may seem later than it was: its report was under way so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What can be known at one moment. A connection is whatever stands for it in `told`."""
+
+    query: QueryProgress
+    told: ToldEnds
+    event_ms: float
+    """When the driver made its latest report of this run; long ago if there is none."""
+    goes_on: bool
+    """Whether its run was taken up from an earlier process, with all that was told there."""
+
+    def base(self, key: TopicPartition) -> int | None:
+        """Return the offset from which the next batch takes its share; None when not known.
+
+        It is what is completed; before the first report also the start of the log as the driver
+        was told.
+        """
+        query = self.query
+        base = self.completed(key)
+        if base is None and query.run_batches == 0:
+            base = self.told.starts.get(key)
+        if base is None:
+            return None
+        told = self.told.get(key)
+        partition = query.partitions.get(key)
+        log_start = partition.log_start if partition is not None else None
+        return max(base, told.idle_at if told else 0, log_start or 0)
+
+    def completed(self, key: TopicPartition) -> int | None:
+        """Return what this run has completed; before its first report the same query's before."""
+        query = self.query
+        partition = query.partitions.get(key)
+        if partition is not None and (
+            partition.run_id == query.run_id
+            or (query.run_batches == 0 and query.progress_id == query.query_id)
+        ):
+            return partition.completed_to
+        return None
+
+    def is_unreported(self, key: TopicPartition, connection: object) -> bool:
+        """Say whether what was told last on a connection is in a batch not reported yet.
+
+        Spark may tell the listener late, of the batch before: one that ended where that was told.
+        """
+        told = self.told.get(key)
+        if told is None or told.raised_on is not connection:
+            return False
+        base = self.base(key) or 0
+        is_newer = told.raised_ms > self.event_ms - EVENT_JITTER_MS
+        return base < told.offset and (is_newer or base == told.before)
+
+    def done_by_now(
+        self, key: TopicPartition, connection: object, *, is_overdue: bool
+    ) -> int | None:
+        """Return what a driver that asks again on a connection has completed, reported or not.
+
+        Its batch is done, or it knew before what it was told. None when that can't be said.
+        `is_overdue`: the answer waited in vain for a report.
+        """
+        told = self.told.get(key)
+        if told is None or told.told_on is not connection:
+            return None
+        if told.raised_on is connection:
+            is_done = is_overdue and self.is_unreported(key, connection)
+        else:
+            is_done = self._is_unproved
+        return told.offset if is_done else None
+
+    def knows_more(self, keys: Iterable[TopicPartition], connection: object) -> bool:
+        """Say whether a driver that asks again may know later ends than it was told here.
+
+        An earlier run may have read past this proxy. Spark asks again when it is told less than it
+        knows, and fails the query if that does not help.
+        """
+        if not self._is_unproved:
+            return False
+        read_ms = self._last_read_ms
+        return any(
+            told.raised_on is connection and told.offset < told.latest and read_ms < told.raised_ms
+            for key in keys
+            if (told := self.told.get(key)) is not None
+        )
+
+    @property
+    def has_planned_nothing(self) -> bool:
+        """Whether the run has no batch yet, for certain: then it knows no end of any log.
+
+        A run that reads without a report may have taken up a batch from its checkpoint, or one that
+        it planned when it was not bounded: its end is not known here.
+        """
+        began_ms = self.query.run_began_ms
+        return self._is_unproved and began_ms is not None and self._last_read_ms < began_ms
+
+    @property
+    def _is_unproved(self) -> bool:
+        """Whether no batch of the run has proved where it is."""
+        return self.query.run_batches == 0 and not self.goes_on
+
+    @property
+    def _last_read_ms(self) -> float:
+        read_ms = self.query.last_read_ms
+        return -math.inf if read_ms is None else read_ms
