@@ -338,7 +338,8 @@ def test_one_that_was_replaced_while_it_was_cut_off_does_not_take_the_state_back
     second.put("a/b", 3)
 
 
-def test_many_that_start_at_once_leave_one(opened):
+@pytest.mark.parametrize("count", [3, 6])
+def test_many_that_start_at_once_leave_one(opened, count):
     stores: list[KafkaStore] = []
     errors: list[StateError] = []
 
@@ -349,12 +350,12 @@ def test_many_that_start_at_once_leave_one(opened):
             errors.append(error)
 
     opened().close()
-    threads = [threading.Thread(target=start) for _ in range(3)]
+    threads = [threading.Thread(target=start) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(stores) + len(errors) == 3
+    assert len(stores) + len(errors) == count
     written = 0
     for store in stores:
         try:

@@ -40,6 +40,8 @@ PRODUCER_FENCED, TRANSACTION_ABORTABLE: our transaction, or our producer, is no 
 
 UNKNOWN_TOPIC = 3
 CONCURRENT_TRANSACTIONS = 51
+UNKNOWN_SERVER_ERROR = -1
+"""The broker failed over it, as it may when several producers begin under one id at once."""
 
 METADATA_VERSION = 5
 FIND_COORDINATOR_VERSION = 2
@@ -244,7 +246,7 @@ def check(error_code: int, doing: str, reason: str | None = None) -> None:
         return
     if error_code in FENCED:
         raise FencedError(name_of(error_code))
-    if issubclass(for_code(error_code), RetriableError):
+    if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
         raise UnansweredError(f"{doing}: {name_of(error_code)}")
     raise RefusedError(doing, error_code, reason)
 
