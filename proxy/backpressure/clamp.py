@@ -162,8 +162,9 @@ class Clamp:
 
         `is_overdue`: the answer waited in vain for a report.
         """
+        position = self._position(query)
         why_not = self._why_not(query, lookups, now_ms)
-        if why_not is None and self._position(query).knows_more(latest, lookups):
+        if why_not is None and position.knows_more(latest, lookups):
             why_not = "the driver asked again and read nothing: it knows more than is known here"
         answers = latest
         offsets: int | None = None
@@ -171,7 +172,7 @@ class Clamp:
         if why_not is None and self.rate is not None:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
             offsets = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
-            answers = self._clamped(query, lookups, latest, offsets, is_overdue=is_overdue)
+            answers = self._clamped(position, lookups, latest, offsets, is_overdue=is_overdue)
             why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
@@ -246,7 +247,7 @@ class Clamp:
         silent_ms = now_ms - query.last_report_ms
         if silent_ms > self.settings.hold_ms and not may_be_late:
             return f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"
-        if query.run_batches == 0 and not self._goes_on:
+        if self._position(query).is_unproved:
             if self.settings.initial_rate is None:
                 return "no batch of this run was reported yet"
         elif not (self._trusts_all or lookups.has_trust):
@@ -257,15 +258,14 @@ class Clamp:
 
     def _clamped(
         self,
-        query: QueryProgress,
+        position: Position,
         lookups: Lookups,
         latest: dict[TopicPartition, int],
         offsets: int,
         *,
         is_overdue: bool,
     ) -> dict[TopicPartition, int]:
-        position = self._position(query)
-        ends = dict(self._ends(query, lookups, latest))
+        ends = dict(self._ends(position.query, lookups, latest))
         bases = {key: position.base(key) for key in ends}
         for key in latest:
             done = position.done_by_now(key, lookups, is_overdue=is_overdue)

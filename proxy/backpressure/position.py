@@ -28,6 +28,11 @@ class Position:
     goes_on: bool
     """Whether its run was taken up from an earlier process, with all that was told there."""
 
+    @property
+    def is_unproved(self) -> bool:
+        """Whether no batch of the run has proved where it is."""
+        return self.query.run_batches == 0 and not self.goes_on
+
     def base(self, key: TopicPartition) -> int | None:
         """Return the offset from which the next batch takes its share; None when not known.
 
@@ -82,7 +87,7 @@ class Position:
         if told.raised_on is connection:
             is_done = is_overdue and self.is_unreported(key, connection)
         else:
-            is_done = self._is_unproved
+            is_done = self.is_unproved
         return told.offset if is_done else None
 
     def knows_more(self, keys: Iterable[TopicPartition], connection: object) -> bool:
@@ -91,7 +96,7 @@ class Position:
         An earlier run may have read past this proxy. Spark asks again when it is told less than it
         knows, and fails the query if that does not help.
         """
-        if not self._is_unproved:
+        if not self.is_unproved:
             return False
         read_ms = self._last_read_ms
         return any(
@@ -108,12 +113,7 @@ class Position:
         it planned when it was not bounded: its end is not known here.
         """
         began_ms = self.query.run_began_ms
-        return self._is_unproved and began_ms is not None and self._last_read_ms < began_ms
-
-    @property
-    def _is_unproved(self) -> bool:
-        """Whether no batch of the run has proved where it is."""
-        return self.query.run_batches == 0 and not self.goes_on
+        return self.is_unproved and began_ms is not None and self._last_read_ms < began_ms
 
     @property
     def _last_read_ms(self) -> float:

@@ -100,7 +100,14 @@ class ToldEnds:
         told = self._told.get(key)
         if told is None:
             if len(self._told) < MAX_PARTITIONS:
-                self._told[key] = Told(latest, offset, now_ms, connection, now_ms, connection)
+                self._told[key] = Told(
+                    latest=latest,
+                    offset=offset,
+                    told_ms=now_ms,
+                    told_on=connection,
+                    raised_ms=now_ms,
+                    raised_on=connection,
+                )
             return True
         is_other = offset != told.offset
         if offset > told.offset:
@@ -132,7 +139,13 @@ class ToldEnds:
         for key, end in ends.items():
             if len(self._told) < MAX_PARTITIONS:
                 self._told[key] = Told(
-                    end.latest, end.offset, now_ms, None, -math.inf, None, end.idle_at
+                    latest=end.latest,
+                    offset=end.offset,
+                    told_ms=now_ms,
+                    told_on=None,
+                    raised_ms=-math.inf,
+                    raised_on=None,
+                    idle_at=end.idle_at,
                 )
         for key, start in starts.items():
             self.remember_start(key, start)

@@ -28,8 +28,8 @@ _TOPIC_ID = re.compile("[0-9a-f]{32}")
 Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
-_Changes: TypeAlias = dict[tuple[QueryProgress, PartitionKey], None]
-_Keys: TypeAlias = dict[str, None]
+_Kept: TypeAlias = tuple[QueryProgress, PartitionKey]
+"""Which partition of which query."""
 
 
 class Kept(BaseModel):
@@ -73,10 +73,6 @@ def read_record(record: Record) -> Kept:
     if kept.delivered < kept.completed:
         raise ValueError(f"delivered {kept.delivered} is below completed {kept.completed}")
     return kept
-
-
-_Kept: TypeAlias = tuple[QueryProgress, PartitionKey]
-"""Which partition of which query."""
 
 
 class Journal:
