@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from metrics import Instruments, Registry, Sensor
 
 from .entities import ClientIdentity, QuotaKind
+from .gate import Expected, Waiter
 from .meter import Adapted, Meter, QuotaRow, sensor_name
 from .rules import Considered, Match, Rule, RuleTable
 from .settings import QuotaSettings
@@ -29,6 +30,10 @@ OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
+
+SESSION_PARTS = 3
+"""A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
+behind it, come three times in a session by default (heartbeat.interval.ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,10 @@ def largest(charges: Iterable[Charge | None]) -> Charge | None:
 class ClientQuotas:
     """The quotas of one client, shared by its connections; made by `QuotaManager.client`."""
 
-    __slots__ = ("_generation", "_manager", "_matches", "_meters", "_users", "identity")
+    __slots__ = (
+        *("_generation", "_longest_hold_ms", "_manager", "_matches", "_meters", "_users"),
+        "identity",
+    )
 
     def __init__(self, manager: "QuotaManager", identity: ClientIdentity) -> None:
         self.identity = identity
@@ -64,12 +72,20 @@ class ClientQuotas:
         self._generation = -1
         self._matches: dict[QuotaKind, Match] = {}
         self._meters: dict[QuotaKind, Meter] = {}
+        self._longest_hold_ms = math.inf
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
         if self._generation != self._manager.generation:
             self._resolve()
         return kind in self._matches
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a rule bounds any of the client's traffic."""
+        if self._generation != self._manager.generation:
+            self._resolve()
+        return bool(self._matches)
 
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> Charge | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
@@ -82,6 +98,75 @@ class ClientQuotas:
             now_ms: the monotonic time; it must not go back.
 
         """
+        meter = self._meter(kind, now_ms)
+        if meter is None:
+            return None
+        if kind is QuotaKind.REQUEST_PERCENTAGE:
+            value /= BUSY_MS_PER_PERCENT
+        delay_ms = round(min(meter.hold_ms(value, now_ms), self._longest_hold_ms))
+        if meter.violated:
+            meter.violated = False
+            self._manager._count_violation(meter)
+        if not delay_ms:
+            return None
+        return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
+
+    def admit(
+        self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
+    ) -> bool:
+        """Return whether a request may be sent on; if not, `waiter` is told when to ask again.
+
+        Ask before the request costs anything; then it is to be charged.
+
+        Args:
+            kinds: of the quotas that bound the request or its response.
+            waiter: of the connection; the same one for all its requests.
+            now_ms: the monotonic time.
+            holds: whether the response to a Fetch is held, so that it may be asked for ahead.
+
+        """
+        meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
+        for meter in meters:
+            is_fetched = meter.kind is QuotaKind.CONSUMER_BYTE_RATE
+            ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
+            if not meter.gate.lets(waiter, ahead_ms, now_ms):
+                if waiter.gate is not meter.gate:
+                    waiter.leave(now_ms)
+                meter.gate.join(waiter, ahead_ms, now_ms)
+                waiter.kind, waiter.entity = meter.kind, meter.entity
+                return False
+        waiter.leave(now_ms)
+        return True
+
+    def grant(
+        self, asked_bytes: int, last_bytes: int | None, now_ms: float
+    ) -> tuple[int, Expected | None]:
+        """Return how many bytes a Fetch may ask for, and what then counts until its response.
+
+        Args:
+            asked_bytes: by the client.
+            last_bytes: of the last Fetch response on the connection; None if there was none.
+            now_ms: the monotonic time.
+
+        """
+        meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
+        if meter is None:
+            return asked_bytes, None
+        granted_bytes = meter.gate.grant(asked_bytes, now_ms)
+        return granted_bytes, meter.gate.expect(granted_bytes, last_bytes, now_ms)
+
+    def is_paced(self, kind: QuotaKind) -> bool:
+        """Return whether the client is over its quota of this kind, or was until just now."""
+        meter = self._meters.get(kind)
+        return meter is not None and meter.pacer.is_pacing
+
+    def joined(self, session_timeout_ms: float) -> None:
+        """Hold no response for longer than a member of a group with this timeout may be silent."""
+        if session_timeout_ms > 0:
+            self._longest_hold_ms = min(self._longest_hold_ms, session_timeout_ms / SESSION_PARTS)
+
+    def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
+        """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""
         if self._generation != self._manager.generation:
             self._resolve()
         match = self._matches.get(kind)
@@ -90,15 +175,7 @@ class ClientQuotas:
         meter = self._meters.get(kind)
         if meter is None or meter.sensor.retired:
             meter = self._meters[kind] = self._manager._meter(kind, match, now_ms)
-        if kind is QuotaKind.REQUEST_PERCENTAGE:
-            value /= BUSY_MS_PER_PERCENT
-        delay_ms = meter.hold_ms(value, now_ms)
-        if meter.violated:
-            meter.violated = False
-            self._manager._count_violation(meter)
-        if not delay_ms:
-            return None
-        return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
+        return meter
 
     def close(self) -> None:
         """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
@@ -163,6 +240,8 @@ class QuotaManager:
         self.generation += 1
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()
+        for meter in self._meters.values():
+            meter.gate.open()
 
     def client(self, identity: ClientIdentity) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -326,6 +405,7 @@ class QuotaManager:
     def _drop(self, meter: Meter, now_ms: float) -> None:
         name = meter.sensor.name
         del self._meters[name]
+        meter.gate.open()
         if self._throttled.pop(name, None) is not None:
             self._tell(meter, throttled=False, now_ms=now_ms)
         self._client_sensors[meter.kind] -= meter.is_clients

@@ -126,6 +126,10 @@ class Flow(ABC):
     def _idle(self) -> None:
         """Handle that everything read so far has been sent."""
 
+    def _gives_up_rest(self) -> bool:
+        """Return whether what was read during a pause is dropped when the peer is gone."""
+        return True
+
     # What the owner calls
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
@@ -286,7 +290,7 @@ class Flow(ABC):
         if self.wait is not Wait.END:
             return Wait.END
         assert self._source is not None
-        if self._source.has_ended():
+        if self._gives_up_rest() and self._source.has_ended():
             self._ended(mid_frame=self._starved)
             return Wait.CLOSED
         return Wait.OWNER

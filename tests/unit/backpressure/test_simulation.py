@@ -31,8 +31,12 @@ def steady(_since_start_ms: float) -> float:
     return FAST_MS
 
 
+AMPLE = 100_000_000.0
+"""A bound of the rule that no batch comes near, in bytes per second."""
+
+
 def run(load: Load, seconds: float = END_S, **settings) -> Simulation:
-    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, **settings}))
+    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, **settings}))
     simulation.run(seconds)
     return simulation
 

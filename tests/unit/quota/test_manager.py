@@ -112,9 +112,9 @@ def test_busy_time_is_measured_in_percent_of_one_connections_time():
     for second in range(10):
         assert client.charge(REQUEST, 500.0, second * 1000.0) is None
     assert world.row("client-id=c", 10_000.0).rate == pytest.approx(50.0)
-    charge = client.charge(REQUEST, 1000.0, 10_000.0)
-    assert charge.delay_ms == pytest.approx(2000, abs=1)
-    assert charge.kind is REQUEST
+    assert client.charge(REQUEST, 300.0, 10_000.0).delay_ms == pytest.approx(600, abs=1)
+    charge = client.charge(REQUEST, 5000.0, 10_000.0)
+    assert (charge.delay_ms, charge.kind) == (1000, REQUEST), "one window at most, as with Kafka"
 
 
 def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
@@ -348,8 +348,8 @@ def test_the_holds_of_the_last_minute_are_counted_and_added_up():
     world.hold(client, 6 * MB, 0.0)
     world.hold(client, 2 * MB, 500.0)
     row = world.row("client-id=c", 600.0)
-    assert (row.holds, row.held_ms, row.hold_until_ms) == (2, 1000.0 + 2500.0, 3000.0)
-    row = world.row("client-id=c", 3000.0)
+    assert (row.holds, row.held_ms, row.hold_until_ms) == (2, 1000.0 + 12_000.0, 12_500.0)
+    row = world.row("client-id=c", 12_500.0)
     assert (row.holds, row.hold_until_ms) == (2, None)
     assert world.row("client-id=c", 59_000.0).holds == 2
     row = world.row("client-id=c", 66_000.0)
@@ -375,12 +375,12 @@ def test_throttling_is_told_once_when_it_begins_and_once_when_it_has_ended():
     world = World(ALL)
     client = world.client()
     began = ("client-id=c", CONSUMER, ALL, True, 1.1 * MB, MB)
-    for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 12 and 23 s
+    for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 21 and 32.5 s
         assert world.hold(client, 11 * MB, now_ms) is not None
         assert world.manager.sweep(now_ms) == 0
         assert world.states == [began]
     due_ms = world.row("client-id=c", 20_000.0).hold_until_ms
-    assert due_ms == 23_000.0
+    assert due_ms == 32_500.0
     assert world.manager.sweep(due_ms + QUIET_MS - 1) == 0
     assert world.row("client-id=c", due_ms + QUIET_MS - 1).throttled
     assert world.manager.sweep(due_ms + QUIET_MS) == 1
