@@ -338,6 +338,28 @@ def test_initial_rate_bounds_first_batches(
     assert max(query.sizes().values()) <= PER_BATCH, query.sizes()
 
 
+@pytest.mark.usefixtures("no_data_loss")
+def test_a_small_partition_has_its_part_of_each_batch(
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """In proportion to its lag it would have none until nearly all of the other is read."""
+    running = proxy(rules=[steady("both", initial_rate=RATE)])
+    listen(running)
+    query = stream(running, "both", topic(2))
+    backlog, few = 3000, 3
+    query.feed(backlog, RECORD_BYTES, [0])
+    query.feed(few, RECORD_BYTES, [1])
+    query.start(TRIGGER)
+    query.until(lambda: len(query.batches) > few, "batches")
+    query.stop()
+    first = [query.batches[number] for number in range(few)]
+    assert [sorted(batch.offsets) for batch in first] == [[0, 1]] * few, query.sizes()
+    assert [batch.rows for batch in first] == [PER_BATCH] * few
+
+
 def test_a_run_that_read_past_the_proxy(
     kafka: EmbeddedBroker,
     proxy: Run,
