@@ -160,3 +160,16 @@ def test_reports_that_come_too_late_cost_a_trigger_and_no_more():
     slow = between(simulation, SLOW_FROM_MS, SLOW_TO_MS)
     assert max(b.took_ms for b in slow[SETTLED:]) <= LONG * INTERVAL_MS
     assert_every_record_once(simulation)
+
+
+@pytest.mark.parametrize("backlog", [10_000, 1_000_000, 10_000_000], ids="{:,}".format)
+def test_a_quiet_partition_beside_a_backlog_waits_for_one_batch_at_most(backlog):
+    """Its record is in the first batch that is planned after it came, however much lies beside."""
+    quiet, every_ms = 1, 3 * INTERVAL_MS
+    load = Load(INPUT, steady, backlog=backlog, quiet_every_ms=every_ms)
+    simulation = run(load, 60.0, initial_rate=2000.0)
+    for number in range(int(60_000 / every_ms) - 1):
+        came_ms = simulation.start_ms + (number + 1) * every_ms
+        first = next(b for b in simulation.batches if b.start_ms >= came_ms)
+        assert first.ends[quiet] == number + 1
+    assert_every_record_once(simulation)
