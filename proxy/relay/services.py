@@ -41,6 +41,7 @@ UPSTREAM_ERRORS = (
     "bad_response",
     "closed",
     "dns",
+    "local",
     "login_refused",
     "quotas_refused",
     "refused",

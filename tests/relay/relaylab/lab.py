@@ -1,10 +1,11 @@
 """Runs a real relay on loopback with a broker and clients that do what the test says."""
 
 import asyncio
+import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,31 @@ async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not holds():  # noqa: ASYNC110 - many of these states have nothing to wait on
             await asyncio.sleep(0)
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, int]]:
+    """A port that neither takes connections nor refuses them: its queue is full."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((LOCALHOST, 0), backlog=0))
+        for _ in range(4):  # the first of these fills it
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """The process is at its limit of open files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as sock:
+        lowest_free = sock.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class Certificates:
