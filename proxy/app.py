@@ -132,6 +132,7 @@ class App:
             instruments=instruments,
             pipes=PipePool(),
             splice=splice,
+            passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
         self._queries = Queries(
             config,

@@ -86,10 +86,14 @@ class RequestFlow(Flow):
         if not conn.upstream_ready():
             return 0
         api_key, version = head.api_key, head.api_version
-        if plan_of(api_key, version).handling is Handling.REFUSE:
+        how = plan_of(api_key, version).handling
+        if how is Handling.REFUSE or (
+            how is Handling.UNKNOWN and not conn.services.passes_unknown_apis
+        ):
             raise RequestRefused(
                 "unsupported_version",
-                f"{api_name(api_key)} version {version} carries addresses that can't be rewritten",
+                f"{api_name(api_key)} ({api_key}) version {version} is not offered: "
+                "its response may carry addresses",
             )
         acks: int | None = None
         if api_key == PRODUCE:

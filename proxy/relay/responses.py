@@ -197,7 +197,11 @@ class ResponseFlow(Flow):
             )
         if exchange.plan.handling is not Handling.PASS:
             response = rewrite_response(
-                exchange.api_key, exchange.version, response, self._conn.advertise
+                exchange.api_key,
+                exchange.version,
+                response,
+                self._conn.advertise,
+                passes_unknown=self._conn.services.passes_unknown_apis,
             )
         if exchange.throttle_ms:
             response = set_throttle_time(

@@ -137,6 +137,8 @@ class Services:
     instruments: Instruments
     pipes: PipePool
     splice: bool = True
+    passes_unknown_apis: bool = False
+    """APIs that no table knows are offered and passed on; else they are hidden and refused."""
     following: Following | None = None
     """Follows what the clients of known queries read."""
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
