@@ -19,8 +19,8 @@ from proxy.relay.upstream import tune
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
 
-MAX_IDLE_CHECK_S = 15.0
-"""And a shorter timeout is noticed after this long."""
+MAX_IDLE_CHECK_S = 5.0
+"""And a request that was begun and not finished at most this late."""
 
 _log = get_logger(__name__)
 
