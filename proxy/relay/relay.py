@@ -9,6 +9,7 @@ from typing import Protocol
 
 from structlog import get_logger
 
+from proxy.relay.buffers import bound_receive_buffer
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
@@ -174,6 +175,7 @@ class Relay:
                 return
             self._per_ip[ip] += 1
             self._connected += 1
+            bound_receive_buffer(sock, self._connected)
             self._per_listener[listener.settings.name] += 1
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
@@ -248,7 +250,9 @@ class Relay:
         """
         if node_id is not None and not self._brokers.knows(node_id):
             self._stand_ins[node_id].add(connection)
-        return await self._brokers.connect(node_id)
+        channel = await self._brokers.connect(node_id)
+        bound_receive_buffer(channel.sock, self._connected)
+        return channel
 
     def _advertise(
         self, listener: Listener, node_id: int, host: str, port: int

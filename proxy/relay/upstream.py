@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 
+from proxy.relay.buffers import bound_send_buffer
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.tls import handshake
 
@@ -20,10 +21,11 @@ class UpstreamError(Exception):
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every connection wants: no delay for small frames, and dead peers noticed."""
+    """Set what every connection wants: no delay, dead peers noticed, little kept unsent."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound_send_buffer(sock)
 
 
 async def connect(
