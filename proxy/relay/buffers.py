@@ -7,13 +7,13 @@ does not read, the whole response is then in this machine's memory instead of th
 import socket
 from contextlib import suppress
 
-SHARED_RECEIVE_BYTES = 16 << 20
+SHARED_RECEIVE_BYTES = 12 << 20
 """Divided by the connections that are open, it is the receive buffer of the next one."""
 
 MIN_RECEIVE_BYTES = 64 * 1024
 """But at least this much: what Kafka's consumers ask for themselves (receive.buffer.bytes)."""
 
-MAX_RECEIVE_BYTES = 512 * 1024
+MAX_RECEIVE_BYTES = 1 << 20
 """And at most this much: a larger one makes large responses hardly faster."""
 
 MAX_UNSENT_BYTES = 64 * 1024

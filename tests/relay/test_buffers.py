@@ -27,9 +27,9 @@ KERNEL_FACTOR = 2
     [
         pytest.param(0, MAX_RECEIVE_BYTES, id="none"),
         pytest.param(1, MAX_RECEIVE_BYTES, id="the first"),
-        pytest.param(32, MAX_RECEIVE_BYTES, id="the last with all it could use"),
+        pytest.param(12, MAX_RECEIVE_BYTES, id="the last with all it could use"),
         pytest.param(128, SHARED_RECEIVE_BYTES // 128, id="a share"),
-        pytest.param(256, MIN_RECEIVE_BYTES, id="the last share"),
+        pytest.param(192, MIN_RECEIVE_BYTES, id="the last share"),
         pytest.param(10_000, MIN_RECEIVE_BYTES, id="never less"),
     ],
 )
