@@ -22,6 +22,7 @@ from proxy.quota.gate import Waiter
 from proxy.quota.manager import Charge
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import ClientSession, Exchange
+from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import MS_PER_SECOND, Services, ThrottleMode, clock_ms
@@ -144,15 +145,20 @@ class Connection:
             self.close("drained")
 
     def check_idle(self, now_s: float, timeout_s: float) -> None:
-        """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
+        """Close the pair if nothing has moved for too long, unless we hold it back ourselves.
+
+        A request that was begun must go on sooner, see SLOW_FRAME_S.
+        """
+        owed_since_s = self._requests.owed_since_s
+        if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
+            self._reject("slow_frame", "a request was begun and not finished")
+            return
         last = max(self._requests.last_active, self._responses.last_active)
         held_back = self._responses.held or bool(self._pauses & _HELD_BACK)
         if now_s - last < timeout_s or held_back or self.state is State.DIALLING:
             return
         if self._responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data")
-        elif self._requests.waits_for_rest:
-            self._reject("slow_frame", "a request was begun and not finished")
         elif self._requests.sending_blocked or self._answers_due:
             self._upstream_error("timeout", "the broker does not answer")
         elif self.state is State.NEW:

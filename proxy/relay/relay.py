@@ -9,6 +9,7 @@ from typing import Protocol
 
 from structlog import get_logger
 
+from proxy.relay.buffers import bound_receive_buffer
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
@@ -19,8 +20,8 @@ from proxy.relay.upstream import LOCAL, UpstreamError, tune
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
 
-MAX_IDLE_CHECK_S = 15.0
-"""And a shorter timeout is noticed after this long."""
+MAX_IDLE_CHECK_S = 5.0
+"""And a request that was begun and not finished at most this late."""
 
 _log = get_logger(__name__)
 
@@ -174,6 +175,7 @@ class Relay:
                 return
             self._per_ip[ip] += 1
             self._connected += 1
+            bound_receive_buffer(sock, self._connected)
             self._per_listener[listener.settings.name] += 1
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
@@ -239,6 +241,12 @@ class Relay:
         connection.start()
 
     async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
+        """Connect to the client's broker, with buffers that leave room for all connections."""
+        channel = await self._reach(node_id, connection)
+        bound_receive_buffer(channel.sock, self._connected)
+        return channel
+
+    async def _reach(self, node_id: int | None, connection: Connection) -> Channel:
         """Connect to the client's broker, or to a stand-in where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
+from proxy.relay.buffers import bound_send_buffer
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.race import AllFailed, first_of
 from proxy.relay.tls import handshake
@@ -41,10 +42,11 @@ class UpstreamError(Exception):
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every connection wants: no delay for small frames, and dead peers noticed."""
+    """Set what every connection wants: no delay, dead peers noticed, little kept unsent."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    bound_send_buffer(sock)
 
 
 async def reach(servers: Sequence[Server], timeout_s: float) -> tuple[Server, socket.socket]:
