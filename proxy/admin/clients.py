@@ -1,11 +1,12 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
+import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from heapq import nlargest
 
 from proxy.admin.history import share
+from proxy.admin.largest import Largest
 from proxy.admin.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -13,12 +14,13 @@ from proxy.quota.meter import QuotaRow
 from proxy.quota.rulebook import RuleBook, RuleEntry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
+from proxy.slices import Slices
 
 MS_PER_SECOND = 1000.0
 
 FRESH_MS = 500.0
-"""How long measured rows are shown again: with 10,000 sensors they take some 60 ms to make, and
-many may be looking."""
+"""How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
+time to make, and many may be looking."""
 
 Document = dict[str, object]
 
@@ -30,27 +32,64 @@ class Clients:
         quotas: whose sensors are shown.
         rules: says where their rules come from.
         queries: says what is behind an adaptive bound.
+        slices: in which all of them are walked over.
+        clock_ms: the monotonic time that `quotas` is fed with.
 
     """
 
-    def __init__(self, quotas: QuotaManager, rules: RuleBook, queries: Queries) -> None:
+    def __init__(
+        self,
+        quotas: QuotaManager,
+        rules: RuleBook,
+        queries: Queries,
+        slices: Slices,
+        clock_ms: Callable[[], float],
+    ) -> None:
         self._quotas = quotas
         self._rules = rules
         self._queries = queries
+        self._slices = slices
+        self._clock_ms = clock_ms
+        self._measuring = asyncio.Lock()
         self._rows: list[QuotaRow] = []
         self._stale_ms = -math.inf
 
-    def rows(self, now_ms: float) -> list[QuotaRow]:
-        """Return a row for each sensor, measured at most `FRESH_MS` ago."""
-        if now_ms >= self._stale_ms:
-            self._rows = self._quotas.snapshot(now_ms)
-            self._stale_ms = now_ms + FRESH_MS
-        return self._rows
+    async def rows(self) -> list[QuotaRow]:
+        """Return a row for each sensor, from a walk that ended at most `FRESH_MS` ago."""
+        async with self._measuring:
+            if self._clock_ms() >= self._stale_ms:
+                steps = await self._slices.collect(self._quotas.rows(self._clock_ms))
+                self._rows = [row for row in steps if row is not None]
+                self._stale_ms = self._clock_ms() + FRESH_MS
+            return self._rows
 
-    def describe(self, rows: Iterable[QuotaRow], now_ms: float) -> list[Document]:
+    async def pressing(self, rows: Sequence[QuotaRow], text: str, limit: int) -> list[QuotaRow]:
+        """Return the rows to look at first: the throttled, then those closest to their bound.
+
+        Args:
+            rows: all of them.
+            text: lower case; only rows that have it in their entity, or in the user or client id of
+                a connected client. Empty: every row.
+            limit: at most so many; 0 or more.
+
+        """
+        found: Largest[QuotaRow] = Largest(limit)
+
+        def look() -> Iterator[None]:
+            for row in rows:
+                if _mentions(row, text):
+                    found.add((row.throttled, share(row)), row)
+                yield
+
+        await self._slices.collect(look())
+        return found.descending()
+
+    async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
         in_force = self._in_force()
-        return [{**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows]
+        return await self._slices.collect(
+            {**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows
+        )
 
     def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
@@ -97,20 +136,6 @@ class Clients:
         return {
             selector(entry.rule.keys): entry for entry in self._rules.entries() if entry.in_force
         }
-
-
-def pressing(rows: Iterable[QuotaRow], text: str, limit: int) -> list[QuotaRow]:
-    """Return the rows to look at first: the throttled, then those closest to their bound.
-
-    Args:
-        rows: all of them.
-        text: lower case; only rows that have it in their entity, or in the user or client id of a
-            connected client. Empty: every row.
-        limit: at most so many; 0 or more.
-
-    """
-    found = (row for row in rows if _mentions(row, text))
-    return nlargest(limit, found, key=lambda row: (row.throttled, share(row)))
 
 
 def is_held(row: QuotaRow, now_ms: float) -> bool:

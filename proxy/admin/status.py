@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from proxy import __version__
-from proxy.admin.clients import Clients, Document, is_held, iso, pressing
+from proxy.admin.clients import Clients, Document, is_held, iso
 from proxy.admin.history import History
 from proxy.admin.pipelines import Pipelines
 from proxy.admin.queries import Queries
@@ -102,20 +102,20 @@ class Status:
         self._pipelines = pipelines
         self._started_ms = started_ms
 
-    def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
+    async def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
         """Return the status at a time.
 
         Args:
-            text: as in `pressing`, like `limit`; it chooses the clients that are shown.
+            text: as in `Clients.pressing`, like `limit`; it chooses the clients that are shown.
             limit: how many of them at most.
             now_ms: the monotonic time.
             now_s: the same time since the epoch.
 
         """
         source, reason = self._source, self._not_ready()
-        rows = self._clients.rows(now_ms)
-        shown = pressing(rows, text, limit)
-        described = self._clients.describe(shown, now_ms)
+        rows = await self._clients.rows()
+        shown = await self._clients.pressing(rows, text, limit)
+        described = await self._clients.describe(shown, now_ms)
         return {
             "version": __version__,
             "at": iso(now_s),

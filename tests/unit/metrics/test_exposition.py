@@ -154,7 +154,7 @@ def test_a_doubled_series_is_shown_once(registry, scrape):
     lines = generate_latest(exposed).decode().splitlines()
     series = [line for line in lines if not line.startswith("#")]
     assert len(series) == 2
-    assert scrape()["kafka_quota_proxy_rate_bytes"][2] == {key("x"): 100}
+    assert scrape()["kafka_quota_proxy_rate_bytes"][2] == {key("x"): 10}
 
 
 def test_changes_of_quotas_and_sensors_show_at_the_next_scrape(registry, scrape):

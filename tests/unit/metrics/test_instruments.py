@@ -205,8 +205,11 @@ def test_forgotten_sets_make_room(instruments, exposed):
         instruments.bytes_total.of("default", "alice", "gone", api).inc()
     instruments.bytes_total.of("default", "alice", "stays", "Fetch").inc()
 
-    assert instruments.bytes_total.forget(user="alice", client_id="gone") == 2
-    assert instruments.bytes_total.forget(user="alice", client_id="gone") == 0
+    gone = {"client_id": "gone", "listener": "default", "user": "alice"}
+    assert instruments.bytes_total.forget(**gone, api="Metadata") == 0
+    assert instruments.bytes_total.forget(**gone, api="Produce") == 1
+    assert instruments.bytes_total.forget(**gone) == 1
+    assert instruments.bytes_total.forget(**gone) == 0
     instruments.bytes_total.of("default", "bob", "new", "Fetch").inc()
 
     clients = [
@@ -228,6 +231,7 @@ def test_a_client_called_other_is_only_counted_with_the_others():
         pytest.param(lambda bounded: bounded.of("a"), id="too few"),
         pytest.param(lambda bounded: bounded.of("a", "b", "c"), id="too many"),
         pytest.param(lambda bounded: bounded.forget(colour="red"), id="unknown label"),
+        pytest.param(lambda bounded: bounded.forget(version="3"), id="only the last label"),
     ],
 )
 @pytest.mark.parametrize("is_full", [False, True])
