@@ -169,6 +169,29 @@ def test_changes_of_quotas_and_sensors_show_at_the_next_scrape(registry, scrape)
     assert scrape() == {}
 
 
+def test_a_sensor_that_goes_while_samples_are_read_is_left_out(registry):
+    for name in ("a", "b", "c"):
+        add(registry, name, (rate_name(name), Rate(), SIX_SAMPLES)).record(50, 0)
+    (family,) = SensorCollector(registry, lambda: 0.0).collect()
+    samples = iter(family.samples)
+    first = next(samples)
+    registry.remove("b")
+    add(registry, "d", (rate_name("d"), Rate(), SIX_SAMPLES))
+
+    assert [sample.labels["quota_entity"] for sample in (first, *samples)] == ["a", "c"]
+
+
+def test_each_sensor_is_measured_when_its_sample_is_read(registry, clock):
+    for name in ("a", "b"):
+        add(registry, name, (rate_name(name), Rate(), SIX_SAMPLES)).record(50, 0)
+    (family,) = SensorCollector(registry, clock).collect()
+    samples = iter(family.samples)
+    first = next(samples)
+    clock.now_ms = 6000
+
+    assert (first.value, next(samples).value) == (10, 0)
+
+
 def test_names_can_be_chosen(registry):
     config = dataclasses.replace(SIX_SAMPLES, quota=Quota.upper(7))
     add(registry, "a", (rate_name("a"), Rate(), config))
