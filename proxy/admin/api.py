@@ -83,14 +83,13 @@ class Api:
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = _choice(request)
-        rows = await self._clients.rows()
-        shown = await self._clients.pressing(rows, text, limit)
-        described = await self._clients.describe(shown, self._clock_ms())
-        return await answer_in_slices({"total": len(rows), "clients": described}, self._slices)
+        shown = await self._clients.pressing(text, limit)
+        described = await self._clients.describe(shown.rows, self._clock_ms())
+        return await answer_in_slices({"total": shown.total, "clients": described}, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = _tail(request, CLIENTS_PATH)
-        rows = [row for row in await self._clients.rows() if row.entity == entity]
+        rows = await self._clients.of_entity(entity)
         if not rows:
             raise ApiError(
                 404,

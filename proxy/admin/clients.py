@@ -1,8 +1,8 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from proxy.admin.history import share
@@ -23,6 +23,17 @@ FRESH_MS = 500.0
 time to make, and many may be looking."""
 
 Document = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The rows that were asked for, and how many there are in all."""
+
+    rows: list[QuotaRow]
+    total: int
+    throttled: int
+    held: int
+    """Sensors of which a response waits."""
 
 
 class Clients:
@@ -51,38 +62,53 @@ class Clients:
         self._slices = slices
         self._clock_ms = clock_ms
         self._measuring = asyncio.Lock()
-        self._rows: list[QuotaRow] = []
-        self._stale_ms = -math.inf
+        # By text and limit, with the time from which on it is not shown any more.
+        self._shown: dict[tuple[str, int], tuple[float, Shown]] = {}
 
-    async def rows(self) -> list[QuotaRow]:
-        """Return a row for each sensor, from a walk that ended at most `FRESH_MS` ago."""
-        async with self._measuring:
-            if self._clock_ms() >= self._stale_ms:
-                steps = await self._slices.collect(self._quotas.rows(self._clock_ms))
-                self._rows = [row for row in steps if row is not None]
-                self._stale_ms = self._clock_ms() + FRESH_MS
-            return self._rows
-
-    async def pressing(self, rows: Sequence[QuotaRow], text: str, limit: int) -> list[QuotaRow]:
+    async def pressing(self, text: str, limit: int) -> Shown:
         """Return the rows to look at first: the throttled, then those closest to their bound.
 
+        They come from a walk over all sensors that ended at most `FRESH_MS` ago.
+
         Args:
-            rows: all of them.
             text: lower case; only rows that have it in their entity, or in the user or client id of
                 a connected client. Empty: every row.
             limit: at most so many; 0 or more.
 
         """
+        async with self._measuring:
+            now_ms = self._clock_ms()
+            self._shown = {key: each for key, each in self._shown.items() if now_ms < each[0]}
+            known = self._shown.get((text, limit))
+            if known is None:
+                shown = await self._walk(text, limit)
+                known = self._shown[text, limit] = self._clock_ms() + FRESH_MS, shown
+            return known[1]
+
+    async def of_entity(self, entity: str) -> list[QuotaRow]:
+        """Return a row for each sensor of an entity."""
+        rows = self._quotas.rows(self._clock_ms)
+        found = (row if row is not None and row.entity == entity else None for row in rows)
+        return [row for row in await self._slices.collect(found) if row is not None]
+
+    async def _walk(self, text: str, limit: int) -> Shown:
+        # The other rows are not kept: that many at once would bring on Python's full collections.
         found: Largest[QuotaRow] = Largest(limit)
+        total = throttled = held = 0
 
         def look() -> Iterator[None]:
-            for row in rows:
-                if _mentions(row, text):
-                    found.add((row.throttled, share(row)), row)
+            nonlocal total, throttled, held
+            for row in self._quotas.rows(self._clock_ms):
+                if row is not None:
+                    total += 1
+                    throttled += row.throttled
+                    held += row.hold_until_ms is not None
+                    if _mentions(row, text):
+                        found.add((row.throttled, share(row)), row)
                 yield
 
         await self._slices.collect(look())
-        return found.descending()
+        return Shown(found.descending(), total, throttled, held)
 
     async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
@@ -138,11 +164,6 @@ class Clients:
         }
 
 
-def is_held(row: QuotaRow, now_ms: float) -> bool:
-    """Return whether a response of this sensor waits now."""
-    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
-
-
 def iso(at_s: float | None) -> str | None:
     """Write a time since the epoch as ISO 8601 in UTC, to the second."""
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
@@ -179,7 +200,7 @@ def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Docume
         "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": (
-            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if is_held(row, now_ms) else None
+            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if _is_held(row, now_ms) else None
         ),
         "rule": _rule(row.rule, in_force),
         "client_count": row.client_count,
@@ -207,6 +228,11 @@ def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
         "by": entry.by if entry else None,
         "at": iso(entry.at_s) if entry else None,
     }
+
+
+def _is_held(row: QuotaRow, now_ms: float) -> bool:
+    """Return whether a response of this sensor waits now."""
+    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
 
 
 def _mentions(row: QuotaRow, text: str) -> bool:
