@@ -70,9 +70,10 @@ class SensorCollector(Collector):
         helps: dict[str, str] = {}
         for sensor in sensors:
             for metric in sensor.metrics:
-                helps.setdefault(metric.name.name, metric.name.description)
-                if metric.config.quota is not None:
-                    helps.setdefault(self._bound_metric, BOUND_HELP)
+                if metric.name.name not in helps:
+                    helps[metric.name.name] = metric.name.description
+                if self._bound_metric not in helps and metric.config.quota is not None:
+                    helps[self._bound_metric] = BOUND_HELP
         return [self._family(name, text, sensors) for name, text in helps.items()]
 
     def _family(self, name: str, description: str, sensors: tuple[Sensor, ...]) -> Family:

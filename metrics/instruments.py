@@ -111,8 +111,9 @@ class BoundedLabels(Collector, Generic[M]):
 
     def _samples(self) -> Iterator[Sample]:
         for sets in (self._children, self._others):
-            for values, child in tuple(sets.items()):
-                if sets.get(values) is child:
+            for values in tuple(sets):
+                child = sets.get(values)
+                if child is not None:
                     labels = dict(zip(self._label_names, values, strict=True))
                     for family in child.collect():
                         for sample in family.samples:
