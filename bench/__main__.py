@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import bound, crossover, large_fetch, memory, progress, small_fetch, spark_read
+from bench import bound, crossover, large_fetch, memory, progress, small_fetch, spark_read, stalls
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
 from proxy.devkit import DevkitError
@@ -21,6 +21,7 @@ FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "small": small_fetch.measure,
     "spark": spark_read.measure,
     "memory": memory.measure,
+    "stalls": stalls.measure,
     "crossover": crossover.measure,
 }
 # Columns of the table where the output is not a terminal.

@@ -5,8 +5,10 @@ Sans-I/O: the time is an argument and nothing here waits. One thread.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from metrics import Instruments, Registry, Sensor
 
@@ -23,10 +25,13 @@ __all__ = [
     "QuotaManager",
     "QuotaRow",
     "QuotaSettings",
+    "Reading",
     "largest",
 ]
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
+Clock = Callable[[], float]
+"""Gives the monotonic time in milliseconds."""
 
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
@@ -34,6 +39,19 @@ BUSY_MS_PER_PERCENT = 10.0
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
 behind it, come three times in a session by default (heartbeat.interval.ms)."""
+
+MAX_EXAMINED = 500
+"""How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
+
+
+class Reading(NamedTuple):
+    """What one sensor measures."""
+
+    entity: str
+    kind: QuotaKind
+    rate: float
+    """Bytes per second, or percent."""
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +318,36 @@ class QuotaManager:
 
     def snapshot(self, now_ms: float) -> list[QuotaRow]:
         """Return a row for each sensor in use. Costs a walk over all sensors and clients."""
-        sharing: dict[str, list[ClientIdentity]] = {}
-        for quotas in self._clients.values():
-            for meter in quotas._meters.values():
-                sharing.setdefault(meter.sensor.name, []).append(quotas.identity)
-        return [meter.row(sharing.get(name, ()), now_ms) for name, meter in self._meters.items()]
+        return [row for row in self.rows(lambda: now_ms) if row is not None]
+
+    def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
+        """Yield what `snapshot` returns, in small steps, between which other calls may come.
+
+        None stands for a step without a row. What has gone by its step is left out.
+        """
+        # Most sensors have one client: a list for each would bring on Python's full collections.
+        first: dict[str, ClientIdentity] = {}
+        more: dict[str, list[ClientIdentity]] = {}
+        for quotas in tuple(self._clients.values()):
+            for meter in quotas._meters.values() if quotas._users else ():
+                name = meter.sensor.name
+                if first.setdefault(name, quotas.identity) is not quotas.identity:
+                    more.setdefault(name, []).append(quotas.identity)
+            yield None
+        for meter in tuple(self._meters.values()):
+            if meter.sensor.retired:
+                yield None
+            else:
+                name = meter.sensor.name
+                clients = (first[name], *more.get(name, ())) if name in first else ()
+                yield meter.row(clients, clock_ms())
+
+    def readings(self, clock_ms: Clock) -> Iterator[Reading]:
+        """Yield what each sensor measures, as `rows` does and for a fraction of its cost."""
+        for meter in tuple(self._meters.values()):
+            if not meter.sensor.retired:
+                rate = meter.metric.measure(clock_ms())
+                yield Reading(meter.entity, meter.kind, rate, meter.bound)
 
     def held(self, charge: Charge, hold_ms: float, now_ms: float) -> None:
         """Take note that a response is really held for a charge, beginning now.
@@ -330,40 +373,58 @@ class QuotaManager:
 
         Call it every second or so; it looks at those that are throttled and at no others.
         """
-        quiet = [
-            name
-            for name, meter in self._throttled.items()
-            if meter.holds is None or meter.holds.end_if_quiet(now_ms)
-        ]
-        for name in quiet:
-            self._tell(self._throttled.pop(name), throttled=False, now_ms=now_ms)
-        return len(quiet)
+        return sum(self.sweeping(now_ms))
+
+    def sweeping(self, now_ms: float) -> Iterator[bool]:
+        """Do what `sweep` does in small steps, between which other calls may come.
+
+        Yields for each that is throttled whether that has ended.
+        """
+        for name, meter in tuple(self._throttled.items()):
+            ended = self._throttled.get(name) is meter and (
+                meter.holds is None or meter.holds.end_if_quiet(now_ms)
+            )
+            if ended:
+                del self._throttled[name]
+                self._tell(meter, throttled=False, now_ms=now_ms)
+            yield ended
 
     def expire(self, now_ms: float) -> int:
         """Drop the sensors that are idle for an hour or that no rule names any more.
 
         Call it every minute or so. Returns how many were dropped.
         """
-        before = len(self._meters)
-        self._expire_idle(now_ms)
-        if self._has_outdated:
-            # A handle in use renews its sensors at the next charge. One that does not has nothing
-            # to lose as soon as the history is empty.
-            outdated = [m for m in self._meters.values() if m.generation != self.generation]
-            for meter in outdated:
-                if not meter.has_history(now_ms):
-                    self._registry.remove(meter.sensor.name)
-                    self._drop(meter, now_ms)
-            self._has_outdated = any(not meter.sensor.retired for meter in outdated)
-        return before - len(self._meters)
+        return sum(self.expiring(now_ms))
+
+    def expiring(self, now_ms: float) -> Iterator[bool]:
+        """Do what `expire` does in small steps, between which other calls may come.
+
+        Yields for each sensor that is looked at whether it was dropped.
+        """
+        for name in self._registry.expiring(now_ms):
+            yield self._drop_expired(name, now_ms)
+        if not self._has_outdated:
+            return
+        generation, remain = self.generation, False
+        # A handle in use renews its sensors at the next charge. One that does not has nothing to
+        # lose as soon as the history is empty.
+        for meter in tuple(self._meters.values()):
+            is_outdated = meter.generation != self.generation and not meter.sensor.retired
+            drop = is_outdated and not meter.has_history(now_ms)
+            if drop:
+                self._registry.remove(meter.sensor.name)
+                self._drop(meter, now_ms)
+            remain |= is_outdated and not drop
+            yield drop
+        if generation == self.generation:
+            self._has_outdated = remain
 
     def _meter(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         """Return the sensor for a match: the one in use, a new one, or the rule's overflow."""
         rule = match.rule
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
-            self._expire_idle(now_ms)
-            if rule.is_open and not self._has_room(kind):
+            if rule.is_open and not self._make_room(kind, now_ms):
                 meter = self._overflow(kind, rule, now_ms)
             else:
                 meter = self._create(kind, match.entity, rule, now_ms)
@@ -397,10 +458,21 @@ class QuotaManager:
         meter.adapted = self._adapted.get(name)
         return meter
 
-    def _expire_idle(self, now_ms: float) -> None:
-        for name in self._registry.expire(now_ms):
-            if name in self._meters:
-                self._drop(self._meters[name], now_ms)
+    def _make_room(self, kind: QuotaKind, now_ms: float) -> bool:
+        """Drop no more idle sensors than it takes; return whether there is room for a client."""
+        if self._has_room(kind):
+            return True
+        for name in islice(self._registry.expiring(now_ms), MAX_EXAMINED):
+            if self._drop_expired(name, now_ms) and self._has_room(kind):
+                return True
+        return False
+
+    def _drop_expired(self, name: str | None, now_ms: float) -> bool:
+        """Drop the meter of a sensor that the registry let go, if it did; return whether so."""
+        meter = self._meters.get(name) if name is not None else None
+        if meter is not None:
+            self._drop(meter, now_ms)
+        return meter is not None
 
     def _drop(self, meter: Meter, now_ms: float) -> None:
         name = meter.sensor.name

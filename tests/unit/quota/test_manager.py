@@ -269,6 +269,98 @@ def test_two_handles_agree_on_the_new_sensor():
     assert len(world.registry) == 1
 
 
+def test_a_new_client_lets_no_more_idle_ones_go_than_it_takes():
+    world = World(ALL, max_client_entities=3)
+    for number in range(3):
+        world.client(f"old-{number}").charge(CONSUMER, 1.0, float(number))
+    world.client("old-0").charge(CONSUMER, 1.0, 10.0)
+    world.client("new").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+
+    assert world.entities() == [f"client-id={each}" for each in ("new", "old-0", "old-2")]
+    assert world.overflows == []
+    world.client("newer").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+    world.client("newest").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+    entities = [f"client-id={each}" for each in ("new", "newer", "old-0")]
+    assert world.entities() == [*entities, "other"]
+    assert world.overflows == [(9, CONSUMER)]
+
+
+def test_20_000_clients_come_and_go_and_each_has_a_sensor_of_its_own():
+    """One each 40 s, idle an hour later: 90 sensors are in use, and there is room for 95."""
+    world = World(ALL, max_client_entities=95)
+    examined = 0
+    for number in range(20_000):
+        now_ms = number * 40_000.0
+        client = world.client(f"spark-{number}")
+        charge = client.charge(CONSUMER, 11 * MB, now_ms)
+        assert charge.entity == f"client-id=spark-{number}"
+        client.close()
+        if number % 20 == 0:
+            examined += len(list(world.manager.expiring(now_ms)))
+
+    assert world.overflows == []
+    assert world.manager.clients() == []
+    assert examined <= 20_000
+    assert 90 <= len(world.registry) <= 95
+    assert world.manager.expire(now_ms + HOUR_MS) >= 90
+    assert world.entities() == []
+    assert b"violations_total{" not in generate_latest(world.prometheus)
+
+
+def test_sensors_may_come_and_go_between_the_steps_of_expiring():
+    world = World(ALL)
+    clients = [world.client(name) for name in "abc"]
+    for client in clients:
+        client.charge(CONSUMER, 1.0, 0.0)
+    world.update(ALL)
+    steps = world.manager.expiring(HOUR_MS)
+    assert next(steps) is True
+    clients[0].charge(CONSUMER, 1.0, HOUR_MS)
+    clients[1].charge(CONSUMER, 1.0, HOUR_MS)
+    assert sum(steps) == 1
+    assert world.entities() == ["client-id=a", "client-id=b"]
+
+
+def test_an_update_between_the_steps_of_expiring_is_not_overlooked():
+    world = World(ALL)
+    for name in "ab":
+        world.client(name).charge(CONSUMER, 1.0, 0.0)
+    world.update(ALL)
+    steps = world.manager.expiring(1000.0)
+    next(steps)
+    world.update()
+    list(steps)
+    assert world.manager.expire(20_000.0) == 2
+
+
+def test_rows_and_readings_are_those_of_each_step():
+    world = World(ALL)
+    clients = {name: world.client(name) for name in "abc"}
+    for client in clients.values():
+        client.charge(CONSUMER, 10 * MB, 0.0)
+    times = iter((0.0, 20_000.0))
+    rows = (row for row in world.manager.rows(lambda: next(times)) if row is not None)
+    readings = world.manager.readings(lambda: 0.0)
+    assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
+
+    world.update()
+    clients["b"].close()
+    assert world.manager.expire(20_000.0) == 3
+    assert list(rows) == list(readings) == []
+
+
+def test_rows_leave_out_clients_that_have_gone():
+    world = World(rule(client_id=DEFAULT, scope="shared"))
+    a, b = world.client("a"), world.client("b")
+    for client in (a, b):
+        client.charge(CONSUMER, 1.0, 0.0)
+    steps = world.manager.rows(lambda: 0.0)
+    assert next(steps) is None
+    b.close()
+    (row,) = (row for row in steps if row is not None)
+    assert [client.client_id for client in row.clients] == ["a"]
+
+
 # Rules changed at run time
 
 
@@ -414,6 +506,21 @@ def test_throttling_goes_on_over_an_update_and_ends_under_the_new_rule():
         (ALL, True, MB),
         (lower, False, MB / 2),
     ]
+
+
+def test_holds_may_begin_and_sensors_go_between_the_steps_of_sweeping():
+    world = World(ALL)
+    clients = [world.client(name) for name in "abc"]
+    for client in clients:
+        world.hold(client, 11 * MB, 0.0)
+    steps = world.manager.sweeping(1000.0 + QUIET_MS)
+    assert next(steps) is True
+    world.hold(clients[1], 50 * MB, 1000.0 + QUIET_MS)
+    assert list(steps) == [False, True]
+    steps = world.manager.sweeping(2 * HOUR_MS)
+    assert world.manager.expire(2 * HOUR_MS) == 3
+    assert list(steps) == []
+    assert [state[3] for state in world.states].count(False) == 3
 
 
 @pytest.mark.parametrize("how", ["idle", "without a rule"])
