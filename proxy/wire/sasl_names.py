@@ -66,10 +66,11 @@ def scram_name(message: bytes) -> str | None:
     return None if extensions.get(b"tokenauth", b"").lower() == b"true" else name.decode()
 
 
-def bearer_name(message: bytes) -> str:
+def bearer_name(message: bytes) -> str | None:
     """Read the subject of the JSON web token in an OAUTHBEARER message (RFC 7628).
 
-    ValueError when it is refused.
+    ValueError when it is refused. None for a token of another form, or without `sub`: only a broker
+    that is set up for such tokens takes it, and it alone knows the user.
     """
     found = _BEARER_FIRST.fullmatch(message)
     if found is None:
@@ -80,15 +81,19 @@ def bearer_name(message: bytes) -> str:
     if auth is None or auth["scheme"].lower() != b"bearer":
         raise ValueError("no bearer token")
     name = _subject(auth["token"])
-    _require_same(found["authzid"], name.encode())
+    if name is not None:
+        _require_same(found["authzid"], name.encode())
     return name
 
 
-def _subject(token: bytes) -> str:
-    """Return the claim `sub`. Raises ValueError where readers of JSON could differ over it."""
+def _subject(token: bytes) -> str | None:
+    """Return the claim `sub`, None if there is none.
+
+    Raises ValueError where readers of JSON could differ over it.
+    """
     parts = token.split(b".")
-    if len(parts) != _JWT_PARTS:
-        raise ValueError("not a JSON web token")
+    if len(parts) != _JWT_PARTS:  # opaque, or encrypted
+        return None
     payload = parts[1].translate(_URL_SAFE_BASE64)
     payload += b"=" * (-len(payload) % _BASE64_QUANTUM)
     try:
@@ -96,7 +101,9 @@ def _subject(token: bytes) -> str:
         claims = json.loads(text, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError):
         raise ValueError("the token's claims can't be read") from None  # its text stays unseen
-    subject = claims.get("sub") if isinstance(claims, dict) else None
+    if isinstance(claims, dict) and "sub" not in claims:
+        return None
+    subject = claims["sub"] if isinstance(claims, dict) else None
     if not isinstance(subject, str) or not subject:
         raise ValueError("a token without subject")
     if subject.strip(_TRIMMED) != subject:

@@ -212,6 +212,7 @@ async def open_lab(
     limits: Limits | None = None,
     broker_ports: tuple[int, int] | None = (0, 0),
     max_pipes: int = 512,
+    passes_unknown_apis: bool = False,
 ) -> AsyncIterator[Lab]:
     """Start everything; at the end check that nothing is left of any connection."""
     loop = asyncio.get_running_loop()
@@ -228,6 +229,7 @@ async def open_lab(
         instruments=instruments,
         pipes=PipePool(max_pipes),
         splice=splice,
+        passes_unknown_apis=passes_unknown_apis,
     )
     accepted: asyncio.Queue[End] = asyncio.Queue()
     ends: list[End] = []
