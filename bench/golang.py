@@ -1,6 +1,7 @@
 """Builds the Go programs of the bench: our own group, and the tests that a client library ships."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,6 +28,12 @@ def build(go: str, target: Path) -> Path:
 def build_tests(go: str, package: str, target: Path) -> Path:
     """Build a library's tests into the file `target`, of the version that our go.mod names."""
     return _run([go, "test", "-c", "-o", str(target), package], target)
+
+
+def version_of(library: str) -> str:
+    """Return the version of a library that our go.mod names."""
+    line = re.search(rf"^\t{re.escape(library)} (\S+)$", (SOURCES / "go.mod").read_text(), re.M)
+    return line[1] if line else "of unknown version"
 
 
 def _run(command: list[str], target: Path) -> Path:

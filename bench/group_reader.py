@@ -3,7 +3,6 @@
 import json
 import os
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -11,7 +10,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.golang import build
+from bench.golang import build, version_of
 from bench.group_ways import BOUND_BYTES, Brokers, Way
 from bench.lab import Lab
 from bench.processes import BenchError
@@ -21,6 +20,7 @@ FIGURE = "groups"
 WHAT = "Sarama groups"
 TARGET = "no more than with Kafka's own quota"
 RATE_TOLERANCE = 0.05
+LIBRARY = "github.com/IBM/sarama"
 TOPIC = "bench-groups"
 PARTITIONS = 6
 VALUE_BYTES = 1000
@@ -35,6 +35,8 @@ QUICK_S = 40.0
 WARM_UP_S = 20.0
 FIT_STEP_S = 0.1
 ANSWER_MARGIN_S = 30.0
+# Of Kafka's error UNKNOWN_MEMBER_ID, as Sarama words it.
+EVICTED = "member is not known"
 ADMIN_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
 # A usual producer's batches, so that Fetch responses may end after any 16 kB of a partition.
@@ -72,8 +74,9 @@ class Read:
         rate: bytes of Fetch responses per second after the warm-up.
         skipped: records before a partition's last received one that nobody received.
         generations: how often the group formed; 1 when it never had to again.
-        heartbeat_wait_max_s: longest time until a heartbeat's answer.
+        heartbeat_wait_max_s: longest time from the sending of a heartbeat to its answer.
         heartbeat_gap_max_s: longest time between two heartbeats of a member in one generation.
+            The library sends none while it waits for a Fetch of the same broker.
 
     """
 
@@ -88,6 +91,11 @@ class Read:
     heartbeat_wait_max_s: float
     heartbeat_gap_max_s: float
     largest_fetch_bytes: int
+
+    @property
+    def evictions(self) -> int:
+        """How often a member learned that the group had gone on without it."""
+        return sum(count for text, count in self.session_ends.items() if EVICTED in text)
 
     @property
     def rate_error(self) -> float:
@@ -207,6 +215,7 @@ def _rows_of(run: Run, own: int) -> list[Row]:
     within = all(abs(read.rate_error) <= RATE_TOLERANCE for read in reads)
     samples: dict[str, object] = {
         "reads": [asdict(read) for read in reads],
+        "library": f"{LIBRARY} {version_of(LIBRARY)}",
         "holds": str(run.way.holds()),
         "fetch_versions_at_the_proxy": run.way.fetch_versions(),
     }
@@ -231,17 +240,13 @@ def _rows_of(run: Run, own: int) -> list[Row]:
     ]
 
 
-def _group(found: Sequence[Read]) -> str:
-    errors = sum((Counter(read.errors) for read in found), Counter[str]())
-    parts = [
-        f"{'/'.join(str(read.generations) for read in found)} generations",
-        f"longest wait for a heartbeat {max(read.heartbeat_wait_max_s for read in found):.1f} s",
-        f"between heartbeats {max(read.heartbeat_gap_max_s for read in found):.1f} s",
-        f"{sum(read.skipped for read in found)} records skipped",
-        f"{errors.total()} errors",
-    ]
-    parts += [f"{count} x {text}" for text, count in errors.most_common(1)]
-    return ", ".join(parts)
+def _group(reads: Sequence[Read]) -> str:
+    return (
+        f"{'/'.join(str(read.generations) for read in reads)} generations, "
+        f"{sum(read.evictions for read in reads)} times a member was thrown out, "
+        f"up to {max(read.heartbeat_gap_max_s for read in reads):.1f} s between heartbeats, "
+        f"{sum(read.skipped for read in reads)} records skipped"
+    )
 
 
 def _fetch(run: Run) -> str:
