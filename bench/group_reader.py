@@ -36,7 +36,7 @@ WARM_UP_S = 20.0
 FIT_STEP_S = 0.1
 ANSWER_MARGIN_S = 30.0
 # Of Kafka's error UNKNOWN_MEMBER_ID, as Sarama words it.
-EVICTED = "member is not known"
+REMOVED = "member is not known"
 ADMIN_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 60.0
 # A usual producer's batches, so that Fetch responses may end after any 16 kB of a partition.
@@ -93,9 +93,9 @@ class Read:
     largest_fetch_bytes: int
 
     @property
-    def evictions(self) -> int:
+    def removals(self) -> int:
         """How often a member learned that the group had gone on without it."""
-        return sum(count for text, count in self.session_ends.items() if EVICTED in text)
+        return sum(count for text, count in self.session_ends.items() if REMOVED in text)
 
     @property
     def rate_error(self) -> float:
@@ -158,6 +158,7 @@ def _command(program: str, run: Run, number: int, duration_s: float) -> list[str
         f"-topic={TOPIC}",
         f"-group={run.variant.name}-{run.way.mode}-{number}",
         f"-client-id={run.variant.name}",
+        f"-records={RECORDS}",
         f"-members={run.variant.members}",
         f"-fetch-bytes={run.variant.fetch_bytes}",
         f"-duration={duration_s}s",
@@ -243,7 +244,7 @@ def _rows_of(run: Run, own: int) -> list[Row]:
 def _group(reads: Sequence[Read]) -> str:
     return (
         f"{'/'.join(str(read.generations) for read in reads)} generations, "
-        f"{sum(read.evictions for read in reads)} times a member was thrown out, "
+        f"{sum(read.removals for read in reads)} times a member was removed, "
         f"up to {max(read.heartbeat_gap_max_s for read in reads):.1f} s between heartbeats, "
         f"{sum(read.skipped for read in reads)} records skipped"
     )
