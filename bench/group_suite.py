@@ -43,6 +43,8 @@ FAILURES = tuple(
         r"(--- FAIL: .*)",
     )
 )
+# Of a topic or group.
+RANDOM_NAME = re.compile(r"[0-9a-f]{40,}")
 # What a failed run printed is kept there.
 LOGS = Path("build/groups")
 
@@ -119,7 +121,8 @@ def _outcome(child: Child, log: Path) -> Run:
 
 def _reason(printed: str) -> str:
     found = (pattern.search(printed) for pattern in FAILURES)
-    return next((match[1] for match in found if match), "it ended without saying why")
+    reason = next((match[1] for match in found if match), "it ended without saying why")
+    return RANDOM_NAME.sub("…", reason)
 
 
 def _rows(way: Way, runs: Sequence[Run], own: int) -> list[Row]:
