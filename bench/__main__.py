@@ -9,7 +9,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import bound, crossover, large_fetch, memory, progress, small_fetch, spark_read, stalls
+from bench import (
+    bound,
+    crossover,
+    groups,
+    large_fetch,
+    memory,
+    progress,
+    small_fetch,
+    spark_read,
+    stalls,
+)
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
 from proxy.devkit import DevkitError
@@ -20,6 +30,7 @@ FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "progress": progress.measure,
     "small": small_fetch.measure,
     "spark": spark_read.measure,
+    "groups": groups.measure,
     "memory": memory.measure,
     "stalls": stalls.measure,
     "crossover": crossover.measure,

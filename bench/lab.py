@@ -100,21 +100,24 @@ class Proxy:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of a metric with these labels, 0 when there are none."""
-        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        except OSError as error:
-            raise BenchError(f"proxy: /metrics: {error}") from error
-        finally:
-            connection.close()
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         sample = re.compile(rf"^kafka_quota_proxy_{name}(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
         return sum(
             float(value)
-            for present, value in sample.findall(text)
+            for present, value in sample.findall(self.metrics())
             if wanted <= set(present.split(","))
         )
+
+    def metrics(self) -> str:
+        """Return all metrics as Prometheus would read them."""
+        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        except OSError as error:
+            raise BenchError(f"proxy: /metrics: {error}") from error
+        finally:
+            connection.close()
 
 
 @dataclass(slots=True)
@@ -146,6 +149,7 @@ class Lab:
         rules: Sequence[Rule],
         *,
         queries: Sequence[dict[str, str]] = (),
+        mode: str = "delay",
         max_delay: str = "20s",
         pinned: bool = True,
         splice_min_bytes: int | None = None,
@@ -170,7 +174,7 @@ class Lab:
             ],
             "quotas": {"rules": list(rules)},
             "queries": list(queries),
-            "throttle": {"mode": "delay", "max_delay": max_delay},
+            "throttle": {"mode": mode, "max_delay": max_delay},
             "limits": {
                 "max_connections": MAX_CONNECTIONS,
                 "max_connections_per_ip": MAX_CONNECTIONS,
