@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
 NEVER_VIOLATED = "1000000GB"
 
-Rule = dict[str, str]
+Rule = dict[str, str | int]
 Entered = TypeVar("Entered")
 
 _RUN_WITH_SPLICE_MIN = """
@@ -146,6 +146,7 @@ class Lab:
         rules: Sequence[Rule],
         *,
         queries: Sequence[dict[str, str]] = (),
+        mode: str = "delay",
         max_delay: str = "20s",
         pinned: bool = True,
         splice_min_bytes: int | None = None,
@@ -170,7 +171,7 @@ class Lab:
             ],
             "quotas": {"rules": list(rules)},
             "queries": list(queries),
-            "throttle": {"mode": "delay", "max_delay": max_delay},
+            "throttle": {"mode": mode, "max_delay": max_delay},
             "limits": {
                 "max_connections": MAX_CONNECTIONS,
                 "max_connections_per_ip": MAX_CONNECTIONS,

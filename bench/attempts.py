@@ -1,0 +1,308 @@
+"""What a client may try in order to get more than its bound, and how that is put to the test.
+
+A client that was quiet may take ALLOWANCE_S of its bound at once. So an ordinary client takes that
+first, and a little more; then the attempt goes on in its name. What both got is compared with what
+the bound allows in the time that both took: where a slow machine got less, nothing is wrong.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, repeat
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from bench import greedy
+from bench.greedy import Address, Run, Seat
+
+BOUND = 1_000_000
+"""Bytes per second."""
+RATES: dict[str, str | int] = {"consumer_byte_rate": BOUND, "producer_byte_rate": BOUND}
+RULES: list[dict[str, str | int]] = [{"client-id": "<default>", **RATES}]
+"""Each client id by itself."""
+
+ALLOWANCE_S = 10.0
+"""Of the bound, that a client may take at once by Kafka's formula at its defaults."""
+BURST_S = 1.0
+TOLERANCE = 1.1
+
+SPENT_BYTES = 12 * BOUND
+"""What the ordinary client takes: the allowance, and enough to be held."""
+SPEND_TIMEOUT_S = 60.0
+
+TOPIC = "evasion"
+TOPIC_BYTES = 60_000_000
+ADMIN_TIMEOUT_S = 30.0
+LEADER_POLL_S = 0.05
+
+MEGABYTE = 1_000_000
+PRODUCED_BYTES = 100_000
+"""Of one record, which is one request."""
+OTHER_CLIENT_IDS = 1000
+"""Fewer than `limits.max_client_entities`."""
+DEPTH = 60
+"""Requests under way on a connection, a few below `limits.max_in_flight_requests`."""
+PATIENCE_S = 0.1
+
+MODES = ("delay", "mute")
+LOGIN = "login"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Asks for so many bytes at a time; see `greedy.ask`."""
+
+    max_bytes: int = MEGABYTE
+    version: int = greedy.FETCH_VERSION
+    connections: int = 1
+    depth: int = 1
+    leaves: bool = False
+    patience_s: float | None = None
+    is_anonymous: bool = False
+    changes_client_id: bool = False
+
+    def __call__(self, run: Run, seat: Seat) -> None:
+        """Go on until the run is over."""
+        client_ids: list[str | None] = [None if self.is_anonymous else seat.client_id]
+        if self.changes_client_id:
+            client_ids += [f"{seat.client_id}-{number}" for number in range(OTHER_CLIENT_IDS)]
+        requests = [
+            greedy.fetch(seat.topic, self.max_bytes, client_id, self.version)
+            for client_id in client_ids
+        ]
+        greedy.ask(
+            run,
+            seat,
+            cycle(requests),
+            connections=self.connections,
+            depth=self.depth,
+            leaves=self.leaves,
+            patience_s=self.patience_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Produces, and waits for no answer; see `greedy.pour` and `greedy.drop`."""
+
+    acks: int = 1
+    connections: int = 1
+    leaves: bool = False
+
+    def __call__(self, run: Run, seat: Seat) -> None:
+        """Go on until the run is over."""
+        request = greedy.produce(seat.topic, PRODUCED_BYTES, seat.client_id, self.acks)
+        if self.leaves:
+            greedy.drop(run, seat, request)
+        else:
+            greedy.pour(run, seat, request, connections=self.connections)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to get past a bound.
+
+    Attributes:
+        what: for people.
+        act: what the client does.
+        way: which proxy it goes through, a key of `Ground.proxies`.
+
+    """
+
+    what: str
+    act: Reading | Writing
+    way: str
+
+    @property
+    def name(self) -> str:
+        """Its client id, and the name of the topic that it produces to."""
+        return f"{self.what.replace(' ', '-').replace(',', '')}-{self.way}"
+
+    @property
+    def piece_bytes(self) -> int:
+        """What each connection may be ahead by: a batch of the topic, or a request."""
+        return PRODUCED_BYTES if isinstance(self.act, Writing) else greedy.BATCH_BYTES
+
+
+_ACTS: dict[str, Reading | Writing] = {
+    "1 MB at a time": Reading(),
+    "50 MB at a time": Reading(50 * MEGABYTE),
+    "oldest Fetch version": Reading(version=greedy.OLD_FETCH_VERSION),
+    "60 requests under way": Reading(depth=DEPTH),
+    "20 connections": Reading(connections=20),
+    "100 connections, 10 MB at a time": Reading(10 * MEGABYTE, connections=100),
+    "no client id": Reading(depth=2, is_anonymous=True),
+    "another client id in each request": Reading(depth=2, changes_client_id=True),
+    "reconnect after each answer": Reading(leaves=True),
+    "reconnect before the answer": Reading(leaves=True, patience_s=PATIENCE_S),
+    "produce, answers not read": Writing(),
+    "produce, answers not read, 10 connections": Writing(connections=10),
+    "produce and reconnect": Writing(leaves=True),
+    "produce without acks": Writing(acks=0),
+    "produce without acks, 10 connections": Writing(acks=0, connections=10),
+    "produce without acks and reconnect": Writing(acks=0, leaves=True),
+}
+ATTEMPTS = [
+    *[Attempt(what, act, mode) for what, act in _ACTS.items() for mode in MODES],
+    Attempt("requests behind a login in one write", Reading(depth=DEPTH, leaves=True), LOGIN),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where attempts are made.
+
+    Attributes:
+        broker: its plain listener, as `HOST:PORT`.
+        proxies: one for each throttle mode, with RULES; and for LOGIN one before the broker's SASL
+            listener, with RATES for `user`.
+        user: name and password.
+
+    """
+
+    broker: str
+    proxies: dict[str, Address]
+    user: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an attempt.
+
+    Attributes:
+        got_bytes: by the attempt itself, in `elapsed_s`.
+        total_bytes: together with what was taken before it, in `total_s`.
+        told_ms: the longest throttle time in a Fetch response, 0 for none.
+        requests: how many the attempt sent.
+
+    """
+
+    attempt: Attempt
+    got_bytes: int
+    elapsed_s: float
+    total_bytes: int
+    total_s: float
+    told_ms: int
+    requests: int
+
+    @property
+    def times_bound(self) -> float:
+        """Rate of the attempt itself, in bounds."""
+        return self.got_bytes / self.elapsed_s / BOUND
+
+    @property
+    def allowed_bytes(self) -> float:
+        """What may be got in all."""
+        bound_s = ALLOWANCE_S + TOLERANCE * self.total_s + BURST_S
+        return BOUND * bound_s + self.attempt.piece_bytes * self.attempt.act.connections
+
+    @property
+    def is_within(self) -> bool:
+        """Whether no more was got than is allowed."""
+        return self.total_bytes <= self.allowed_bytes
+
+
+def run_all(
+    ground: Ground, duration_s: float, most_bytes: int, *, together: bool = True
+) -> list[Outcome]:
+    """Make all attempts, each of which ends early when it has got `most_bytes`.
+
+    Args:
+        ground: must be fresh: it gets topics of fixed names.
+        duration_s: how long an attempt goes on.
+        most_bytes: what an attempt gets that is not bounded is of no further use.
+        together: all side by side, which is fair only if all are bounded; else in turn.
+
+    """
+    admin = AdminClient({"bootstrap.servers": ground.broker, "log_level": 0})
+    written = [each.name for each in ATTEMPTS if isinstance(each.act, Writing)]
+    _create(admin, [TOPIC, *written])
+    _fill(ground.broker, admin)
+    make = partial(_make, ground, admin, duration_s, most_bytes)
+    # Each comes from an address of its own, for the limits by address.
+    sources = [f"127.0.0.{number}" for number, _ in enumerate(ATTEMPTS, start=2)]
+    with ThreadPoolExecutor(len(ATTEMPTS) if together else 1) as pool:
+        return list(pool.map(make, ATTEMPTS, sources))
+
+
+def _create(admin: AdminClient, names: list[str]) -> None:
+    """Create topics of one partition, and wait until each has a leader."""
+    created = admin.create_topics([NewTopic(name, 1, replication_factor=1) for name in names])
+    for future in created.values():
+        future.result(ADMIN_TIMEOUT_S)
+    deadline = time.monotonic() + ADMIN_TIMEOUT_S
+    for name in names:
+        while not _has_leader(admin, name):
+            assert time.monotonic() < deadline, f"{name} has no leader"
+            time.sleep(LEADER_POLL_S)
+
+
+def _has_leader(admin: AdminClient, topic: str) -> bool:
+    """Return whether the broker answers for it, which is later than it names a leader."""
+    try:
+        return _appended(admin, topic, 0) == 0
+    except KafkaException:
+        return False
+
+
+def _fill(broker: str, admin: AdminClient) -> None:
+    """Write batches of greedy.BATCH_BYTES to TOPIC."""
+    host, _, port = broker.rpartition(":")
+    seat = Seat((host, int(port)), "127.0.0.1", "fill", TOPIC)
+    appended = partial(_appended, admin, TOPIC, greedy.BATCH_BYTES)
+    run = Run(time.monotonic() + SPEND_TIMEOUT_S, TOPIC_BYTES, appended)
+    greedy.ask(run, seat, repeat(greedy.produce(TOPIC, greedy.BATCH_BYTES, "fill")), depth=DEPTH)
+    assert run.got_bytes >= TOPIC_BYTES, f"{TOPIC} was not filled"
+
+
+def _make(
+    ground: Ground,
+    admin: AdminClient,
+    duration_s: float,
+    most_bytes: int,
+    attempt: Attempt,
+    source: str,
+) -> Outcome:
+    """Take the allowance, then make the attempt."""
+    name, act = attempt.name, attempt.act
+    produces = isinstance(act, Writing)
+    opening, opening_answers = b"", 0
+    if attempt.way == LOGIN:
+        opening, opening_answers = greedy.login(*ground.user, name), greedy.LOGIN_ANSWERS
+    address = ground.proxies[attempt.way]
+    seat = Seat(address, source, name, name if produces else TOPIC, opening, opening_answers)
+    appended = partial(_appended, admin, name, PRODUCED_BYTES) if produces else None
+    started_s = time.monotonic()
+    spending = Run(started_s + SPEND_TIMEOUT_S, SPENT_BYTES, appended)
+    if isinstance(act, Writing):
+        request = greedy.produce(name, PRODUCED_BYTES, name)
+        greedy.ask(spending, seat, repeat(request))
+    else:
+        Reading(is_anonymous=act.is_anonymous)(spending, seat)
+    spent_s = time.monotonic()
+    assert spending.got_bytes >= SPENT_BYTES, f"{name}: an ordinary client got too little"
+    attempting = Run(
+        spent_s + duration_s, most_bytes + (spending.got_bytes if produces else 0), appended
+    )
+    act(attempting, seat)
+    total_bytes = appended() if appended else spending.got_bytes + attempting.got_bytes
+    ended_s = time.monotonic()
+    return Outcome(
+        attempt,
+        total_bytes - spending.got_bytes,
+        ended_s - spent_s,
+        total_bytes,
+        ended_s - started_s,
+        max(spending.told_ms, attempting.told_ms),
+        attempting.requests,
+    )
+
+
+def _appended(admin: AdminClient, topic: str, record_bytes: int) -> int:
+    """Ask the broker how many bytes of records a topic has."""
+    partition = TopicPartition(topic, 0)
+    answer = admin.list_offsets({partition: OffsetSpec.latest()})[partition]
+    return int(answer.result(ADMIN_TIMEOUT_S).offset) * record_bytes
