@@ -6,6 +6,7 @@ the bound allows in the time that both took: where a slow machine got less, noth
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -109,12 +110,14 @@ class Attempt:
         what: for people.
         act: what the client does.
         way: which proxy it goes through, a key of `Ground.proxies`.
+        spends: whether the allowance is taken before; else the attempt takes it.
 
     """
 
     what: str
     act: Reading | Writing
     way: str
+    spends: bool = True
 
     @property
     def name(self) -> str:
@@ -145,8 +148,16 @@ _ACTS: dict[str, Reading | Writing] = {
     "produce without acks, 10 connections": Writing(acks=0, connections=10),
     "produce without acks and reconnect": Writing(acks=0, leaves=True),
 }
+_WHEN_QUIET = ("50 MB at a time", "60 requests under way", "100 connections, 10 MB at a time")
+"""All that is asked for before the first answer is measured."""
+
 ATTEMPTS = [
     *[Attempt(what, act, mode) for what, act in _ACTS.items() for mode in MODES],
+    *[
+        Attempt(f"{what}, when quiet", _ACTS[what], mode, spends=False)
+        for what in _WHEN_QUIET
+        for mode in MODES
+    ],
     Attempt("requests behind a login in one write", Reading(depth=DEPTH, leaves=True), LOGIN),
 ]
 
@@ -205,16 +216,13 @@ class Outcome:
         return self.total_bytes <= self.allowed_bytes
 
 
-def run_all(
-    ground: Ground, duration_s: float, most_bytes: int, *, together: bool = True
-) -> list[Outcome]:
-    """Make all attempts, each of which ends early when it has got `most_bytes`.
+def run_all(ground: Ground, duration_s: float, most_bytes: int) -> list[Outcome]:
+    """Make all attempts side by side: each should take no more than its bound.
 
     Args:
         ground: must be fresh: it gets topics of fixed names.
         duration_s: how long an attempt goes on.
-        most_bytes: what an attempt gets that is not bounded is of no further use.
-        together: all side by side, which is fair only if all are bounded; else in turn.
+        most_bytes: an attempt that has got so many ends early.
 
     """
     admin = AdminClient({"bootstrap.servers": ground.broker, "log_level": 0})
@@ -224,8 +232,59 @@ def run_all(
     make = partial(_make, ground, admin, duration_s, most_bytes)
     # Each comes from an address of its own, for the limits by address.
     sources = [f"127.0.0.{number}" for number, _ in enumerate(ATTEMPTS, start=2)]
-    with ThreadPoolExecutor(len(ATTEMPTS) if together else 1) as pool:
+    with ThreadPoolExecutor(len(ATTEMPTS)) as pool:
         return list(pool.map(make, ATTEMPTS, sources))
+
+
+def _make(
+    ground: Ground,
+    admin: AdminClient,
+    duration_s: float,
+    most_bytes: int,
+    attempt: Attempt,
+    source: str,
+) -> Outcome:
+    """Take the allowance, then make the attempt."""
+    appended: Callable[[], int] | None = None
+    if isinstance(attempt.act, Writing):
+        appended = partial(_appended, admin, attempt.name, PRODUCED_BYTES)
+    seat = _seat(ground, attempt, source)
+    started_s = time.monotonic()
+    run = Run(started_s + SPEND_TIMEOUT_S, SPENT_BYTES, appended)
+    if attempt.spends:
+        _spend(run, seat, attempt.act)
+    spent_bytes, spent_s, requests = run.got_bytes, time.monotonic(), run.requests
+    run.end_s, run.most_bytes = spent_s + duration_s, most_bytes
+    attempt.act(run, seat)
+    total_bytes = appended() if appended else run.got_bytes
+    ended_s = time.monotonic()
+    return Outcome(
+        attempt,
+        got_bytes=total_bytes - spent_bytes,
+        elapsed_s=ended_s - spent_s,
+        total_bytes=total_bytes,
+        total_s=ended_s - started_s,
+        told_ms=run.told_ms,
+        requests=run.requests - requests,
+    )
+
+
+def _seat(ground: Ground, attempt: Attempt, source: str) -> Seat:
+    name = attempt.name
+    opening, opening_answers = b"", 0
+    if attempt.way == LOGIN:
+        opening, opening_answers = greedy.login(*ground.user, name), greedy.LOGIN_ANSWERS
+    topic = name if isinstance(attempt.act, Writing) else TOPIC
+    return Seat(ground.proxies[attempt.way], source, name, topic, opening, opening_answers)
+
+
+def _spend(run: Run, seat: Seat, act: Reading | Writing) -> None:
+    """Take the allowance as an ordinary client does, who waits for each answer."""
+    if isinstance(act, Writing):
+        greedy.ask(run, seat, repeat(greedy.produce(seat.topic, PRODUCED_BYTES, seat.client_id)))
+    else:
+        Reading(is_anonymous=act.is_anonymous)(run, seat)
+    assert run.got_bytes >= SPENT_BYTES, f"{seat.client_id}: an ordinary client got too little"
 
 
 def _create(admin: AdminClient, names: list[str]) -> None:
@@ -256,49 +315,6 @@ def _fill(broker: str, admin: AdminClient) -> None:
     run = Run(time.monotonic() + SPEND_TIMEOUT_S, TOPIC_BYTES, appended)
     greedy.ask(run, seat, repeat(greedy.produce(TOPIC, greedy.BATCH_BYTES, "fill")), depth=DEPTH)
     assert run.got_bytes >= TOPIC_BYTES, f"{TOPIC} was not filled"
-
-
-def _make(
-    ground: Ground,
-    admin: AdminClient,
-    duration_s: float,
-    most_bytes: int,
-    attempt: Attempt,
-    source: str,
-) -> Outcome:
-    """Take the allowance, then make the attempt."""
-    name, act = attempt.name, attempt.act
-    produces = isinstance(act, Writing)
-    opening, opening_answers = b"", 0
-    if attempt.way == LOGIN:
-        opening, opening_answers = greedy.login(*ground.user, name), greedy.LOGIN_ANSWERS
-    address = ground.proxies[attempt.way]
-    seat = Seat(address, source, name, name if produces else TOPIC, opening, opening_answers)
-    appended = partial(_appended, admin, name, PRODUCED_BYTES) if produces else None
-    started_s = time.monotonic()
-    spending = Run(started_s + SPEND_TIMEOUT_S, SPENT_BYTES, appended)
-    if isinstance(act, Writing):
-        request = greedy.produce(name, PRODUCED_BYTES, name)
-        greedy.ask(spending, seat, repeat(request))
-    else:
-        Reading(is_anonymous=act.is_anonymous)(spending, seat)
-    spent_s = time.monotonic()
-    assert spending.got_bytes >= SPENT_BYTES, f"{name}: an ordinary client got too little"
-    attempting = Run(
-        spent_s + duration_s, most_bytes + (spending.got_bytes if produces else 0), appended
-    )
-    act(attempting, seat)
-    total_bytes = appended() if appended else spending.got_bytes + attempting.got_bytes
-    ended_s = time.monotonic()
-    return Outcome(
-        attempt,
-        total_bytes - spending.got_bytes,
-        ended_s - spent_s,
-        total_bytes,
-        ended_s - started_s,
-        max(spending.told_ms, attempting.told_ms),
-        attempting.requests,
-    )
 
 
 def _appended(admin: AdminClient, topic: str, record_bytes: int) -> int:
