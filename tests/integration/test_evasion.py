@@ -1,6 +1,5 @@
 """No client gets past its bound, whatever it does: the attempts of `bench.attempts`, and others."""
 
-import os
 import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,10 +29,11 @@ SLOW_BOUND_BYTES = 20_000
 RECORD_BYTES = 500_000
 
 PRODUCE_BOUND_BYTES = 100_000
-SPENT_BYTES = 300_000
-"""Three seconds of it: with a sensor that looks back on one, two more are owed."""
+SPENT_BYTES = 400_000
+"""Four seconds of it: with a sensor that looks back on one, three more are owed."""
 UNACKNOWLEDGED = 20
-UNACKNOWLEDGED_BYTES = 1000
+UNACKNOWLEDGED_BYTES = 50
+"""So little that the proxy reads all of them at once."""
 
 
 @pytest.fixture(scope="module")
@@ -142,25 +142,33 @@ def test_other_requests_are_not_held(
         assert not answered, "these are fetches, and must wait"
 
 
+@pytest.mark.parametrize("is_used", [False, True], ids=["new connection", "used connection"])
 @pytest.mark.parametrize("mode", MODES)
 def test_unacknowledged_records_of_a_client_over_its_quota_arrive(
-    kafka: EmbeddedBroker, proxy: Callable[..., ProxyProcess], topic: Callable[..., str], mode: str
+    kafka: EmbeddedBroker,
+    proxy: Callable[..., ProxyProcess],
+    topic: Callable[..., str],
+    mode: str,
+    is_used: bool,
 ) -> None:
     """It writes, and closes in order: nothing tells it that anything was not taken."""
     spent, name = topic(), topic()
     rules = [{"client-id": "hasty", "producer_byte_rate": PRODUCE_BOUND_BYTES}]
     running = proxy(rules=rules, throttle={"mode": mode})
+    charged = {"quota_entity": "client-id=hasty", "quota": "producer_byte_rate"}
+    values = [bytes(UNACKNOWLEDGED_BYTES) for _ in range(UNACKNOWLEDGED)]
     with RawClient(running.bootstrap, "hasty") as first:
-        first.send(produce(7, spent, os.urandom(SPENT_BYTES)))
-        until(lambda: log_end(kafka, spent) == 1, "it is over its quota")
+        first.send(produce(7, spent, bytes(SPENT_BYTES)))
+        until(lambda: running.metrics().value("rate_bytes", **charged), "it is over its quota")
         with RawClient(running.bootstrap, "hasty") as second:
-            values = [bytes(UNACKNOWLEDGED_BYTES) for _ in range(UNACKNOWLEDGED)]
+            if is_used:
+                second.ask(api_versions(3))
             second.send(*[produce(7, name, value, acks=0) for value in values], answered=False)
-        until(lambda: log_end(kafka, name) >= UNACKNOWLEDGED, "all records have arrived")
-    assert log_end(kafka, name) == UNACKNOWLEDGED
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        until(lambda: log_end(admin, name) >= UNACKNOWLEDGED, "all records have arrived")
+    assert log_end(admin, name) == UNACKNOWLEDGED
 
 
-def log_end(kafka: EmbeddedBroker, topic: str) -> int:
+def log_end(admin: AdminClient, topic: str) -> int:
     partition = TopicPartition(topic, 0)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     return int(admin.list_offsets({partition: OffsetSpec.latest()})[partition].result(30).offset)
