@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from bench import greedy
+from bench import frames, greedy
 from bench.greedy import Address, Run, Seat
 
 BOUND = 1_000_000
@@ -36,6 +36,10 @@ SPEND_TIMEOUT_S = 60.0
 
 TOPIC = "evasion"
 TOPIC_BYTES = 60_000_000
+BATCH_BYTES = 16_000
+"""Of the one record in each of its batches."""
+TOPIC_CONFIG = {"retention.ms": "-1"}
+"""By their timestamps the records are very old."""
 ADMIN_TIMEOUT_S = 30.0
 LEADER_POLL_S = 0.05
 
@@ -57,7 +61,7 @@ class Reading:
     """Asks for so many bytes at a time; see `greedy.ask`."""
 
     max_bytes: int = MEGABYTE
-    version: int = greedy.FETCH_VERSION
+    version: int = frames.FETCH_VERSION
     connections: int = 1
     depth: int = 1
     leaves: bool = False
@@ -71,7 +75,7 @@ class Reading:
         if self.changes_client_id:
             client_ids += [f"{seat.client_id}-{number}" for number in range(OTHER_CLIENT_IDS)]
         requests = [
-            greedy.fetch(seat.topic, self.max_bytes, client_id, self.version)
+            frames.fetch(seat.topic, self.max_bytes, client_id, self.version)
             for client_id in client_ids
         ]
         greedy.ask(
@@ -95,7 +99,7 @@ class Writing:
 
     def __call__(self, run: Run, seat: Seat) -> None:
         """Go on until the run is over."""
-        request = greedy.produce(seat.topic, PRODUCED_BYTES, seat.client_id, self.acks)
+        request = frames.produce(seat.topic, PRODUCED_BYTES, seat.client_id, self.acks)
         if self.leaves:
             greedy.drop(run, seat, request)
         else:
@@ -127,13 +131,13 @@ class Attempt:
     @property
     def piece_bytes(self) -> int:
         """What each connection may be ahead by: a batch of the topic, or a request."""
-        return PRODUCED_BYTES if isinstance(self.act, Writing) else greedy.BATCH_BYTES
+        return PRODUCED_BYTES if isinstance(self.act, Writing) else BATCH_BYTES
 
 
 _ACTS: dict[str, Reading | Writing] = {
     "1 MB at a time": Reading(),
     "50 MB at a time": Reading(50 * MEGABYTE),
-    "oldest Fetch version": Reading(version=greedy.OLD_FETCH_VERSION),
+    "oldest Fetch version": Reading(version=frames.OLDEST_FETCH_VERSION),
     "60 requests under way": Reading(depth=DEPTH),
     "20 connections": Reading(connections=20),
     "100 connections, 10 MB at a time": Reading(10 * MEGABYTE, connections=100),
@@ -273,7 +277,7 @@ def _seat(ground: Ground, attempt: Attempt, source: str) -> Seat:
     name = attempt.name
     opening, opening_answers = b"", 0
     if attempt.way == LOGIN:
-        opening, opening_answers = greedy.login(*ground.user, name), greedy.LOGIN_ANSWERS
+        opening, opening_answers = frames.login(*ground.user, name), frames.LOGIN_ANSWERS
     topic = name if isinstance(attempt.act, Writing) else TOPIC
     return Seat(ground.proxies[attempt.way], source, name, topic, opening, opening_answers)
 
@@ -281,7 +285,7 @@ def _seat(ground: Ground, attempt: Attempt, source: str) -> Seat:
 def _spend(run: Run, seat: Seat, act: Reading | Writing) -> None:
     """Take the allowance as an ordinary client does, who waits for each answer."""
     if isinstance(act, Writing):
-        greedy.ask(run, seat, repeat(greedy.produce(seat.topic, PRODUCED_BYTES, seat.client_id)))
+        greedy.ask(run, seat, repeat(frames.produce(seat.topic, PRODUCED_BYTES, seat.client_id)))
     else:
         Reading(is_anonymous=act.is_anonymous)(run, seat)
     assert run.got_bytes >= SPENT_BYTES, f"{seat.client_id}: an ordinary client got too little"
@@ -289,7 +293,7 @@ def _spend(run: Run, seat: Seat, act: Reading | Writing) -> None:
 
 def _create(admin: AdminClient, names: list[str]) -> None:
     """Create topics of one partition, and wait until each has a leader."""
-    created = admin.create_topics([NewTopic(name, 1, replication_factor=1) for name in names])
+    created = admin.create_topics([NewTopic(name, 1, 1, config=TOPIC_CONFIG) for name in names])
     for future in created.values():
         future.result(ADMIN_TIMEOUT_S)
     deadline = time.monotonic() + ADMIN_TIMEOUT_S
@@ -308,12 +312,12 @@ def _has_leader(admin: AdminClient, topic: str) -> bool:
 
 
 def _fill(broker: str, admin: AdminClient) -> None:
-    """Write batches of greedy.BATCH_BYTES to TOPIC."""
+    """Write batches of BATCH_BYTES to TOPIC."""
     host, _, port = broker.rpartition(":")
     seat = Seat((host, int(port)), "127.0.0.1", "fill", TOPIC)
-    appended = partial(_appended, admin, TOPIC, greedy.BATCH_BYTES)
+    appended = partial(_appended, admin, TOPIC, BATCH_BYTES)
     run = Run(time.monotonic() + SPEND_TIMEOUT_S, TOPIC_BYTES, appended)
-    greedy.ask(run, seat, repeat(greedy.produce(TOPIC, greedy.BATCH_BYTES, "fill")), depth=DEPTH)
+    greedy.ask(run, seat, repeat(frames.produce(TOPIC, BATCH_BYTES, "fill")), depth=DEPTH)
     assert run.got_bytes >= TOPIC_BYTES, f"{TOPIC} was not filled"
 
 
