@@ -74,8 +74,14 @@ def test_bound_is_kept(outcomes: dict[str, Outcome], attempt: Attempt) -> None:
 
 @pytest.mark.slow
 def test_muted_clients_are_not_told_to_wait_for_long(outcomes: dict[str, Outcome]) -> None:
-    """A client may give a request up that is not answered in 30 s: the rest is for later ones."""
-    told_ms = {name: each.told_ms for name, each in outcomes.items() if each.attempt.way == "mute"}
+    """Of those that are over their bound already. One that was quiet, and asks for all at once,
+    may get more before the first answer is measured.
+    """
+    told_ms = {
+        name: outcome.told_ms
+        for name, outcome in outcomes.items()
+        if outcome.attempt.way == "mute" and outcome.attempt.spends
+    }
     assert max(told_ms.values()) > 0
     assert {name: told for name, told in told_ms.items() if told > MOST_TOLD_MS} == {}
 
@@ -164,7 +170,7 @@ def test_unacknowledged_records_of_a_client_over_its_quota_arrive(
             if is_used:
                 second.ask(api_versions(3))
             second.send(*[produce(7, name, value, acks=0) for value in values], answered=False)
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         until(lambda: log_end(admin, name) >= UNACKNOWLEDGED, "all records have arrived")
     assert log_end(admin, name) == UNACKNOWLEDGED
 
