@@ -1,8 +1,9 @@
 """What a client may try in order to get more than its bound, and how that is put to the test.
 
 A client that was quiet may take ALLOWANCE_S of its bound at once. So an ordinary client takes that
-first, and a little more; then the attempt goes on in its name. What both got is compared with what
-the bound allows in the time that both took: where a slow machine got less, nothing is wrong.
+first, and a little more; then the attempt goes on in its name, and may get no more than the bound.
+Where a machine is so slow that the ordinary client stayed below the bound, the attempt may get what
+was left over.
 """
 
 import time
@@ -188,8 +189,8 @@ class Outcome:
     """What came of an attempt.
 
     Attributes:
-        got_bytes: by the attempt itself, in `elapsed_s`.
-        total_bytes: together with what was taken before it, in `total_s`.
+        got_bytes: by the attempt, in `elapsed_s`.
+        spent_bytes: what the ordinary client took before, in `spent_s`.
         told_ms: the longest throttle time in a Fetch response, 0 for none.
         requests: how many the attempt sent.
 
@@ -198,26 +199,32 @@ class Outcome:
     attempt: Attempt
     got_bytes: int
     elapsed_s: float
-    total_bytes: int
-    total_s: float
+    spent_bytes: int
+    spent_s: float
     told_ms: int
     requests: int
 
     @property
     def times_bound(self) -> float:
-        """Rate of the attempt itself, in bounds."""
+        """Rate of the attempt, in bounds."""
         return self.got_bytes / self.elapsed_s / BOUND
 
     @property
     def allowed_bytes(self) -> float:
-        """What may be got in all."""
-        bound_s = ALLOWANCE_S + TOLERANCE * self.total_s + BURST_S
+        """What the attempt may get: the bound for its time, and what the client had left over.
+
+        It has the allowance left unless that was taken, or what it took more slowly than its bound.
+        """
+        left_s = ALLOWANCE_S
+        if self.attempt.spends:
+            left_s = min(ALLOWANCE_S, max(0.0, self.spent_s - self.spent_bytes / BOUND))
+        bound_s = left_s + BURST_S + TOLERANCE * self.elapsed_s
         return BOUND * bound_s + self.attempt.piece_bytes * self.attempt.act.connections
 
     @property
     def is_within(self) -> bool:
         """Whether no more was got than is allowed."""
-        return self.total_bytes <= self.allowed_bytes
+        return self.got_bytes <= self.allowed_bytes
 
 
 def run_all(ground: Ground, duration_s: float, most_bytes: int) -> list[Outcome]:
@@ -257,17 +264,16 @@ def _make(
     run = Run(started_s + SPEND_TIMEOUT_S, SPENT_BYTES, appended)
     if attempt.spends:
         _spend(run, seat, attempt.act)
-    spent_bytes, spent_s, requests = run.got_bytes, time.monotonic(), run.requests
-    run.end_s, run.most_bytes = spent_s + duration_s, most_bytes
+    spent_bytes, begun_s, requests = run.got_bytes, time.monotonic(), run.requests
+    run.end_s, run.most_bytes = begun_s + duration_s, most_bytes
     attempt.act(run, seat)
     total_bytes = appended() if appended else run.got_bytes
-    ended_s = time.monotonic()
     return Outcome(
         attempt,
         got_bytes=total_bytes - spent_bytes,
-        elapsed_s=ended_s - spent_s,
-        total_bytes=total_bytes,
-        total_s=ended_s - started_s,
+        elapsed_s=time.monotonic() - begun_s,
+        spent_bytes=spent_bytes,
+        spent_s=begun_s - started_s,
         told_ms=run.told_ms,
         requests=run.requests - requests,
     )

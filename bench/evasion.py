@@ -41,14 +41,14 @@ def _row(outcome: Outcome) -> Row:
     return Row(
         FIGURE,
         f"{attempt.what} ({attempt.way})",
-        f"at most {outcome.allowed_bytes / 1e6:.1f} MB in {outcome.total_s:.0f} s",
-        f"{outcome.total_bytes / 1e6:.1f} MB; the attempt alone {outcome.times_bound:.2f}x",
+        f"at most {outcome.allowed_bytes / 1e6:.1f} MB in {outcome.elapsed_s:.0f} s",
+        f"{outcome.got_bytes / 1e6:.1f} MB, {outcome.times_bound:.2f} times the bound",
         Verdict.of(outcome.is_within),
         {
             "got_bytes": outcome.got_bytes,
             "elapsed_s": outcome.elapsed_s,
-            "total_bytes": outcome.total_bytes,
-            "total_s": outcome.total_s,
+            "spent_bytes": outcome.spent_bytes,
+            "spent_s": outcome.spent_s,
             "told_ms": outcome.told_ms,
             "requests": outcome.requests,
         },
