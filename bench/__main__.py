@@ -12,6 +12,7 @@ from rich.console import Console
 from bench import (
     bound,
     crossover,
+    evasion,
     groups,
     large_fetch,
     memory,
@@ -26,6 +27,7 @@ from proxy.devkit import DevkitError
 
 FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "bound": bound.measure,
+    "evasion": evasion.measure,
     "large": large_fetch.measure,
     "progress": progress.measure,
     "small": small_fetch.measure,

@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
 NEVER_VIOLATED = "1000000GB"
 
-Rule = dict[str, str]
+Rule = dict[str, str | int]
 Entered = TypeVar("Entered")
 
 _RUN_WITH_SPLICE_MIN = """
