@@ -58,7 +58,7 @@ def measure(quick: bool) -> list[Row]:
     """Open the connections, ask on all of them, watch the proxy's memory."""
     count, watch_s = (100, 1.0) if quick else (1000, 10.0)
     with open_lab() as lab:
-        generator = lab.start_generator([(VERSION, RESPONSE_BYTES)])
+        generator = lab.start_generator([RESPONSE_BYTES])
         rules = [rule(CLIENT_ID, BOUND)]
         proxy = lab.start_proxy(generator.address, rules, max_delay=MAX_DELAY)
         address = proxy.target().address
@@ -69,7 +69,7 @@ def measure(quick: bool) -> list[Row]:
         connections = [clients.enter_context(_connect(address)) for _ in range(count)]
         time.sleep(SETTLE_S)
         idle = proxy.child.usage().rss_bytes
-        request = traffic.fetch_request(VERSION, CLIENT_ID, RESPONSE_BYTES)
+        request = traffic.fetch_request(VERSION, CLIENT_ID, RESPONSE_BYTES, RESPONSE_BYTES)
         for connection in connections:
             connection.sendall(request)
         samples = _watch_until_held(proxy, count)
