@@ -64,11 +64,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A cell, its rate and how long its requests waited, those without an answer included."""
+    """A cell and what it got.
+
+    Attributes:
+        rate: within the window.
+        waited_s: how long the requests waited, those without an answer included.
+        shortest_bytes: length of the shortest response.
+        bytes_per_second: of the whole run.
+
+    """
 
     cell: Cell
     rate: MeasuredRate
     waited_s: list[float]
+    shortest_bytes: int
     bytes_per_second: list[int]
 
     @property
@@ -78,8 +87,14 @@ class Measured:
 
     @property
     def is_met(self) -> bool:
-        """Whether the bound was kept and no request waited too long."""
-        return abs(self.error) <= TOLERANCE and max(self.waited_s) < REQUEST_TIMEOUT_S
+        """Whether the bound was kept, no request waited too long and each got a whole batch."""
+        in_time = max(self.waited_s) < REQUEST_TIMEOUT_S
+        return abs(self.error) <= TOLERANCE and in_time and not self.has_cut_batches
+
+    @property
+    def has_cut_batches(self) -> bool:
+        """Whether a response was too short for a whole batch: its client could not go on."""
+        return self.shortest_bytes < self.cell.batch_bytes
 
 
 # What tasks of Spark do with Kafka's defaults, and what made clients exceed their bound.
@@ -139,11 +154,6 @@ def size_text(size: int) -> str:
     return f"{size} B"
 
 
-def longest_waits(served: Served) -> list[float]:
-    """Give how long all requests waited; a request without an answer waited until the end."""
-    return [*served.waited_s, *served.unanswered_s]
-
-
 def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iterable[Measured]:
     cells = list(cells)
     host, port = proxy.address
@@ -163,17 +173,21 @@ def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iter
     for cell, served in zip(cells, outcome.served, strict=True):
         times, sizes = served.completed_s, served.frame_bytes
         rate = rate_between(times, sizes, window.start_s, window.end_s)
-        yield Measured(cell, rate, longest_waits(served), per_second(times, sizes))
+        waits = [*served.waited_s, *served.unanswered_s]
+        yield Measured(cell, rate, waits, min(sizes, default=0), per_second(times, sizes))
 
 
 def _row(found: Measured) -> Row:
     waits = found.waited_s
     p90_s, longest_s = quantile(waits, SHOWN_SHARE), max(waits)
+    measured = f"{found.error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s"
+    if found.has_cut_batches:
+        measured += "; without a whole batch"
     return Row(
         FIGURE,
         found.cell.title,
         f"within {TOLERANCE:.0%}, waits < {REQUEST_TIMEOUT_S:.0f} s",
-        f"{found.error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s",
+        measured,
         Verdict.of(found.is_met),
         {
             "bound_bytes_per_s": found.cell.bound,
@@ -182,6 +196,7 @@ def _row(found: Measured) -> Row:
             "responses_in_window": found.rate.responses,
             "p90_wait_s": p90_s,
             "longest_wait_s": longest_s,
+            "shortest_response_bytes": found.shortest_bytes,
             "bytes_in_each_second": found.bytes_per_second,
         },
     )

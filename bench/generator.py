@@ -2,9 +2,10 @@
 
 Answers ApiVersions, Metadata, Fetch and Produce. The name or the id of a topic says how long its
 record batches are. A Fetch gets as many bytes of them as its limits allow, whatever that does to
-the last batch, but always one whole batch: so do real brokers. Record data lies in a memory file
-and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go from the page
-cache to the socket the same way. What is produced is dropped; when it came is written to a file.
+the last batch, and from version 3 on at least one whole batch: so do real brokers. Record data lies
+in a memory file and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go
+from the page cache to the socket the same way. What is produced is dropped; when it came is written
+to a file.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
-from bench import traffic
+from bench import old_fetch, traffic
 
 RECEIVE_BYTES = 1 << 18
 SENDFILE_MIN_BYTES = 16384
@@ -71,7 +72,8 @@ class Canned:
     def make(cls, version: int, records: Records, max_bytes: int) -> "Canned":
         """Build the response with as many bytes of records as the limit allows."""
         batch_bytes = len(records.batch)
-        records_bytes = max(batch_bytes, max_bytes)
+        whole_bytes = 0 if version == old_fetch.VERSION else batch_bytes
+        records_bytes = max(whole_bytes, max_bytes)
         envelope = traffic.fetch_envelope(version, batch_bytes, records_bytes)
         before, after = envelope.before, envelope.after
         body_bytes = 4 + len(before) + records_bytes + len(after)
