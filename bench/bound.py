@@ -12,7 +12,7 @@ the bound; no cell is like that.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.client import Load, Served
+from bench.client import Load
 from bench.lab import Lab, Target, open_lab, rule
 from bench.rates import MeasuredRate, per_second, quantile, rate_between
 from bench.report import Row, Verdict
