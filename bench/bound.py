@@ -70,6 +70,8 @@ class Measured:
         rate: within the window.
         waited_s: how long the requests waited, those without an answer included.
         shortest_bytes: length of the shortest response.
+        useful_share: of the bytes, in whole batches. A broker cuts the last batch off where the
+            limit is; clients drop that part and ask for the batch again.
         bytes_per_second: of the whole run.
 
     """
@@ -78,6 +80,7 @@ class Measured:
     rate: MeasuredRate
     waited_s: list[float]
     shortest_bytes: int
+    useful_share: float
     bytes_per_second: list[int]
 
     @property
@@ -136,7 +139,7 @@ _QUICK = (*(Cell(10 * MEGABYTE, connections, 50 * KILOBYTE) for connections in (
 def measure(quick: bool) -> list[Row]:
     """Run every cell (a few when quick) and give a row for each."""
     rounds = (_QUICK,) if quick else ((*_NAMED, *_SPECIAL, *_SLOW), *_FAST)
-    window = Window(6.0, 12.0) if quick else Window(25.0, 90.0)
+    window = Window(14.0, 20.0) if quick else Window(25.0, 90.0)
     cells = [cell for together in rounds for cell in together]
     with open_lab() as lab:
         generator = lab.start_generator({cell.batch_bytes for cell in cells})
@@ -174,13 +177,23 @@ def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iter
         times, sizes = served.completed_s, served.frame_bytes
         rate = rate_between(times, sizes, window.start_s, window.end_s)
         waits = [*served.waited_s, *served.unanswered_s]
-        yield Measured(cell, rate, waits, min(sizes, default=0), per_second(times, sizes))
+        yield Measured(
+            cell,
+            rate,
+            waits,
+            min(sizes, default=0),
+            sum(size - size % cell.batch_bytes for size in sizes) / max(sum(sizes), 1),
+            per_second(times, sizes),
+        )
 
 
 def _row(found: Measured) -> Row:
     waits = found.waited_s
     p90_s, longest_s = quantile(waits, SHOWN_SHARE), max(waits)
-    measured = f"{found.error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s"
+    measured = (
+        f"{found.error:+.2%}; waits p90 {p90_s:.2f} s, longest {longest_s:.2f} s; "
+        f"{found.useful_share:.0%} useful"
+    )
     if found.has_cut_batches:
         measured += "; without a whole batch"
     return Row(
@@ -196,6 +209,7 @@ def _row(found: Measured) -> Row:
             "responses_in_window": found.rate.responses,
             "p90_wait_s": p90_s,
             "longest_wait_s": longest_s,
+            "useful_share": found.useful_share,
             "shortest_response_bytes": found.shortest_bytes,
             "bytes_in_each_second": found.bytes_per_second,
         },

@@ -108,7 +108,7 @@ def measure(quick: bool) -> list[Row]:
     """Run every cell (without the steady ones when quick) and give a row for each."""
     quiet = Before("after quiet", QUIET, 3.0 if quick else 15.0)
     steady = Before("after 95 %", 0.95, 20.0)
-    span = Span(13.0, 6.0) if quick else Span(70.0, 30.0)
+    span = Span(20.0, 14.0) if quick else Span(70.0, 30.0)
     cells = [
         Cell(*cell) for cell in product(KINDS, CONNECTIONS, (quiet,) if quick else (quiet, steady))
     ]
