@@ -36,22 +36,25 @@ class Cell:
     max_bytes: int
     batch_bytes: int = 16 * KIB
     version: int = 17
+    fetches_per_connection: int = 0
 
     @property
     def client_id(self) -> str:
         """Client id that only this cell uses."""
         return (
             f"bound{self.bound}-conn{self.connections}-fetch{self.max_bytes}"
-            f"-batch{self.batch_bytes}-v{self.version}"
+            f"-batch{self.batch_bytes}-v{self.version}-each{self.fetches_per_connection}"
         )
 
     @property
     def title(self) -> str:
         """As printed in the table."""
-        return (
+        title = (
             f"{size_text(self.bound)}/s, {self.connections} x {size_text(self.max_bytes)}, "
             f"batches {size_text(self.batch_bytes)}, v{self.version}"
         )
+        each = self.fetches_per_connection
+        return f"{title}, connects again after {each}" if each else title
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +112,13 @@ _NAMED = (
     Cell(MEGABYTE, 1, 50 * MEGABYTE),
     Cell(100 * KILOBYTE, 200, 50 * KILOBYTE, 4 * KIB),
 )
-# No limit for the whole response, and batches longer than what is granted.
+# No limit for the whole response, batches longer than what is granted, and clients that connect
+# again instead of waiting.
 _SPECIAL = (
     Cell(MEGABYTE, 32, 2 * MEGABYTE, version=2),
     Cell(MEGABYTE, 4, 10 * MEGABYTE, MEGABYTE),
     Cell(100 * KILOBYTE, 1, 10 * MEGABYTE, MEGABYTE, version=12),
+    Cell(MEGABYTE, 32, MIB, fetches_per_connection=1),
 )
 _SLOW = (
     Cell(100 * KILOBYTE, 1, 50 * KILOBYTE, version=12),
@@ -169,6 +174,7 @@ def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iter
             cell.max_bytes,
             cell.version,
             batch_bytes=cell.batch_bytes,
+            fetches_per_connection=cell.fetches_per_connection,
         )
         for cell in cells
     ]
@@ -176,7 +182,7 @@ def _run(lab: Lab, proxy: Target, cells: Iterable[Cell], window: Window) -> Iter
     for cell, served in zip(cells, outcome.served, strict=True):
         times, sizes = served.completed_s, served.frame_bytes
         rate = rate_between(times, sizes, window.start_s, window.end_s)
-        waits = [*served.waited_s, *served.unanswered_s]
+        waits = [*served.waited_s, *served.opened_s, *served.unanswered_s]
         yield Measured(
             cell,
             rate,

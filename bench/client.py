@@ -24,6 +24,8 @@ CORRELATION_OFFSET = 8
 SCRATCH_BYTES = 4 << 20
 WAKE_BYTES = 128 << 10
 CONNECT_TIMEOUT_S = 10.0
+# Of the request that opens a connection.
+FIRST_ID = 0
 QUIET = 0.0
 ALL_IT_CAN = math.inf
 
@@ -38,6 +40,7 @@ class Load:
         max_bytes: limit of every Fetch, or length of the batch in every Produce request.
         version: Fetch version.
         batch_bytes: length of the record batches that it fetches; 0: as long as the limit.
+        fetches_per_connection: after so many each connection is closed and opened again; 0: never.
         acks: of its Produce requests; None: it fetches.
         paces: from which time on, in seconds after the start, it asks for how much, in bytes per
             second; ascending, the first at 0.
@@ -52,6 +55,7 @@ class Load:
     version: int = 12
     depth: int = 1
     batch_bytes: int = 0
+    fetches_per_connection: int = 0
     acks: int | None = None
     paces: Sequence[tuple[float, float]] = ((0.0, ALL_IT_CAN),)
 
@@ -89,6 +93,7 @@ class Served:
         completed_s: when the whole response had arrived, in seconds after the start.
         frame_bytes: its length.
         waited_s: how long after its request.
+        opened_s: how long the first requests waited on connections that were opened on the way.
         unanswered_s: how long the requests that were outstanding at the end had waited.
 
     """
@@ -96,6 +101,7 @@ class Served:
     completed_s: list[float] = field(default_factory=list)
     frame_bytes: list[int] = field(default_factory=list)
     waited_s: list[float] = field(default_factory=list)
+    opened_s: list[float] = field(default_factory=list)
     unanswered_s: list[float] = field(default_factory=list)
 
 
@@ -146,7 +152,7 @@ class Connection:
     pacer: Pacer
     served: Served
     request: bytearray
-    next_id: int = 0
+    next_id: int = FIRST_ID
     outbox: bytearray = field(default_factory=bytearray)
     outstanding: deque[tuple[int, float]] = field(default_factory=deque)
     head: bytearray = field(default_factory=bytearray)
@@ -161,6 +167,19 @@ class Connection:
             self.outstanding.append((self.next_id, now_s))
         self.outbox += self.request
         return self.flush()
+
+    def open_again(self, now_s: float) -> None:
+        """Put a new connection in the place of one that is closed, and begin as clients do."""
+        self.channel = _channel(self.load)
+        self.channel.setblocking(False)
+        self.next_id, self.wake_bytes = FIRST_ID, 1
+        self.outstanding.append((FIRST_ID, now_s))
+        self.outbox += traffic.api_versions_request(self.load.client_id)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it is to be opened again."""
+        return self.next_id - FIRST_ID == self.load.fetches_per_connection > 0
 
     def flush(self) -> bool:
         """Send what the socket takes; returns whether that is all there is."""
@@ -203,7 +222,10 @@ class Connection:
 
     def complete(self, frame_bytes: int, now_s: float) -> None:
         """Take down the response to the oldest request."""
-        _, asked_s = self.outstanding.popleft()
+        number, asked_s = self.outstanding.popleft()
+        if number == FIRST_ID:
+            self.served.opened_s.append(now_s - asked_s)
+            return
         self.served.completed_s.append(now_s)
         self.served.frame_bytes.append(frame_bytes)
         self.served.waited_s.append(now_s - asked_s)
@@ -300,7 +322,17 @@ class Throughput:
             return
         now_s = self._now_s()
         connection.complete(length, now_s)
-        self._go_on(connection, now_s)
+        if connection.is_used_up:
+            self._open_again(connection, now_s)
+        else:
+            self._go_on(connection, now_s)
+
+    def _open_again(self, connection: Connection, now_s: float) -> None:
+        self._selector.unregister(connection.channel)
+        connection.channel.close()
+        connection.open_again(now_s)
+        self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+        self._sent(connection, now_s, is_all=connection.flush())
 
 
 def run_throughput(job: Job) -> Outcome:
@@ -332,13 +364,18 @@ def _connections(load: Load, served: Served) -> list[Connection]:
     pacer, request = Pacer(load), load.request()
     connections = []
     for _ in range(load.connections):
-        channel = socket.create_connection((load.host, load.port), CONNECT_TIMEOUT_S)
-        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = _channel(load)
         channel.sendall(traffic.api_versions_request(load.client_id))
         traffic.receive_frame(channel)
-        channel.settimeout(None)
         connections.append(Connection(channel, load, pacer, served, request.copy()))
     return connections
+
+
+def _channel(load: Load) -> socket.socket:
+    channel = socket.create_connection((load.host, load.port), CONNECT_TIMEOUT_S)
+    channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel.settimeout(None)
+    return channel
 
 
 def _some(chunk: bytes) -> bytes:
