@@ -19,7 +19,9 @@ from bench import (
     progress,
     small_fetch,
     spark_read,
+    spark_tasks,
     stalls,
+    windows,
 )
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
@@ -28,6 +30,8 @@ from proxy.devkit import DevkitError
 FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "bound": bound.measure,
     "evasion": evasion.measure,
+    "windows": windows.measure,
+    "spark_tasks": spark_tasks.measure,
     "large": large_fetch.measure,
     "progress": progress.measure,
     "small": small_fetch.measure,

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TypeVar
 import yaml
 
 from bench import traffic
-from bench.client import Job, Load, Outcome
+from bench.client import Job, Load, Outcome, read_outcome
 from bench.processes import (
     BenchError,
     Child,
@@ -129,9 +129,10 @@ class Lab:
     _stack: ExitStack
     _started: dict[str, int] = field(default_factory=dict)
 
-    def start_generator(self, prepare: Sequence[tuple[int, int]] = ()) -> Target:
-        """Start the stand-in broker; `prepare` lists (version, bytes) of responses."""
-        arguments = [f"--prepare={version}:{size}" for version, size in prepare]
+    def start_generator(self, prepare: Iterable[int] = ()) -> Target:
+        """Start the stand-in broker; `prepare` lists lengths of record batches."""
+        arguments = [f"--prepare={batch_bytes}" for batch_bytes in prepare]
+        arguments.append(f"--arrivals={self._arrivals_path}")
         with listening_socket() as listener:
             address = listener.getsockname()
             child = self._start(
@@ -234,11 +235,20 @@ class Lab:
             answer = child.wait_line(
                 lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
             )
-        return Outcome(**json.loads(answer))
+        return read_outcome(answer)
+
+    def arrivals(self, client_id: str) -> list[tuple[float, int]]:
+        """Give the Produce requests of a client at the generator: monotonic time in s, bytes."""
+        lines = (line.split() for line in self._arrivals_path.read_text().splitlines())
+        return [(float(time_s), int(size)) for client, time_s, size in lines if client == client_id]
 
     def start_helper(self, name: str, command: Sequence[str]) -> Child:
         """Start another child that this lab stops, free to use every core."""
         return self._start(name, command, None)
+
+    @property
+    def _arrivals_path(self) -> Path:
+        return self.work_dir / "arrivals"
 
     def enter(self, manager: AbstractContextManager[Entered]) -> Entered:
         """Enter a context that is left together with the lab, before older children stop."""

@@ -22,6 +22,13 @@ ROUND_MS = 2000.0
 GRANT_MS = 500.0
 """Of the bound: what a single Fetch may bring."""
 
+USEFUL_GRANT_BYTES = 64 * 1024
+"""A broker cuts off the last record batch at the limit, and the client reads it again. With less
+than a few batches that is a large part. So a Fetch is limited to no less, as long as a round takes
+no more than `LONGEST_ROUND_MS`."""
+
+LONGEST_ROUND_MS = 8000.0
+
 LEAST_GRANT_BYTES = 1024
 """No Fetch is limited to less. A broker sends one record batch at least, whatever the limit."""
 
@@ -161,11 +168,14 @@ class Gate:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
         self._expire(now_ms)
         pacer = self._pacer
-        part_ms = min(GRANT_MS, ROUND_MS / (self._under_way + len(self._waiting) + 1))
+        bytes_per_ms = pacer.bound / MS_PER_SECOND
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
-            part_ms *= REPAYING_SHARE
-        most = max(int(pacer.bound * part_ms / MS_PER_SECOND), LEAST_GRANT_BYTES)
-        return min(asked_bytes, most)
+            bytes_per_ms *= REPAYING_SHARE
+        connections = self._under_way + len(self._waiting) + 1
+        part_ms = min(GRANT_MS, ROUND_MS / connections)
+        useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
+        most = max(bytes_per_ms * part_ms, useful_bytes, LEAST_GRANT_BYTES)
+        return min(asked_bytes, int(most))
 
     def expect(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> Expected:
         """Count a Fetch that is sent on, until its response is met or cancelled.

@@ -16,6 +16,9 @@ from proxy.wire.offsets import OffsetsAsk
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 from proxy.wire.walk import FetchWalker, neutral_tail
 
+LONGEST_MUTE_MS = 2000.0
+"""A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
+
 MIN_HOLD_MS = 0.5
 """Shorter holds are not worth a timer; the quota carries what is left over."""
 
@@ -230,8 +233,9 @@ class ResponseFlow(Flow):
         if watch is not None:
             watch.held(now_ms, charge.due_ms)
         if services.mode is ThrottleMode.MUTE:
-            exchange.throttle_ms = round(hold_ms)
-            self._conn.mute(charge.due_ms, api_key)
+            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
+            exchange.throttle_ms = round(mute_ms)
+            self._conn.mute(now_ms + mute_ms, api_key)
             return False
         if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
             exchange.throttle_ms = round(hold_ms)

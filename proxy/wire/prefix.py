@@ -75,6 +75,9 @@ class FetchLimits(NamedTuple):
 
 MAX_BYTES = 2**31 - 1
 
+DEFAULT_BATCH_BYTES = 1 << 20
+"""About the largest record batch that a broker takes by default (message.max.bytes)."""
+
 
 def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
     """Return the limits of a Fetch request; None means that more bytes are needed.
@@ -96,8 +99,9 @@ def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
 def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
     """Limit a Fetch request in place to responses of about `max_bytes`.
 
-    Before version 3 only partitions have limits: those that are in `frame` are lowered, each to its
-    part, and not below 1. A broker sends at least one record batch, whatever the limit.
+    A broker sends one record batch at least, whatever the limit. Before version 3 it does not, and
+    only partitions have limits: those that are in `frame` are lowered, each to its part, but not
+    below the largest batch that Kafka takes by default.
     """
     _, bytes_at = _fetch_offsets(head.api_version)
     if bytes_at is not None:
@@ -106,7 +110,8 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
     places = tuple(_partition_limits(head, frame))
     for place in places:
         (asked_bytes,) = _INT.unpack_from(frame, place)
-        _INT.pack_into(frame, place, min(asked_bytes, max(max_bytes // len(places), 1)))
+        part_bytes = max(max_bytes // len(places), DEFAULT_BATCH_BYTES)
+        _INT.pack_into(frame, place, min(asked_bytes, part_bytes))
 
 
 def _partition_limits(head: RequestHead, frame: Buffer) -> Iterator[int]:

@@ -16,10 +16,6 @@ RECORD_BYTES = 10_000
 COUNT = 900
 """Nine times what passes in a second."""
 
-LOWEST_SHARE = 0.6
-"""A client that waits in addition to being held gets half of its bound."""
-
-
 FRAMES = 1.05
 """What is sent for a byte of records of RECORD_BYTES."""
 
@@ -27,13 +23,6 @@ FRAMES = 1.05
 def check_bound(sent_bytes: int, elapsed_s: float, largest_bytes: int, who: str) -> None:
     allowed = BOUND_BYTES * (elapsed_s + BURST_S) + largest_bytes
     assert sent_bytes <= allowed, f"{who}: {sent_bytes} bytes in {elapsed_s:.1f} s"
-
-
-def check_rate(sent_bytes: int, elapsed_s: float, largest_bytes: int, who: str) -> None:
-    """The upper bound holds on any machine. The lower one is wide, for slow machines."""
-    check_bound(sent_bytes, elapsed_s, largest_bytes, who)
-    least = LOWEST_SHARE * BOUND_BYTES * elapsed_s
-    assert sent_bytes >= least, f"{who}: {sent_bytes} bytes in {elapsed_s:.1f} s"
 
 
 @pytest.mark.slow
@@ -60,7 +49,7 @@ def test_consumers_get_their_rate(
         numbers = [int(value[:8]) for values in got.values.values() for value in values]
         assert sorted(numbers) == list(range(COUNT)), f"{client.name}: each record arrives once"
         assert got.assignments == 1, f"{client.name}: no rebalance"
-        check_rate(got.value_bytes, got.elapsed_s, 3 << 20, client.name)
+        check_bound(got.value_bytes, got.elapsed_s, 3 << 20, client.name)
         entity = f"client-id={client.name}"
         assert metrics.value("throttled_responses_total", quota_entity=entity) > 0
     assert metrics.value("delay_queue_size") == 0
@@ -91,15 +80,9 @@ def test_producers_get_their_rate(
     with ThreadPoolExecutor() as pool:
         written = list(pool.map(write, clients))
     metrics = running.metrics()
-    sent_bytes = 0.0
     for client, (got, elapsed_s) in zip(clients, written, strict=True):
         numbers = sorted(int(value[:8]) for value in got.values[0])
         assert numbers == list(range(count)), f"{client.name}: each record arrives once"
         check_bound(got.value_bytes, elapsed_s, 2 << 20, client.name)
         counted = metrics.value("bytes_total", client_id=client.name, api="Produce")
         assert counted <= FRAMES * got.value_bytes, f"{client.name}: no byte counts twice"
-        sent_bytes += FRAMES * got.value_bytes
-    if mode == "delay" or not acks:
-        # Else holds overlap: what was asked before the client is muted is answered meanwhile.
-        held_s = metrics.value("throttle_seconds_sum", quota="producer_byte_rate")
-        assert held_s <= sent_bytes / BOUND_BYTES

@@ -7,6 +7,7 @@ import pytest
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import parse_request_head
 from proxy.wire.prefix import (
+    DEFAULT_BATCH_BYTES,
     MAX_BYTES,
     MalformedFrame,
     decode_prefix,
@@ -104,21 +105,22 @@ def test_a_fetch_without_room_for_its_limits_is_malformed():
         fetch_limits(head, frame)
 
 
-def test_lowering_changes_the_limit_and_nothing_else(filler):
+@pytest.mark.parametrize("max_bytes", [777, 10 * DEFAULT_BATCH_BYTES])
+def test_lowering_changes_the_limit_and_nothing_else(filler, max_bytes):
     for version, body in fetch_bodies(filler):
         frame, head = fetch_frame(version, body)
-        lower_fetch_bytes(head, memoryview(frame), 777)
+        lower_fetch_bytes(head, memoryview(frame), max_bytes)
         request = APIS[FETCH].request
         before = request.decode(body, version=version)
         after = request.decode(bytes(frame[head.header_end :]), version=version)
         if version >= 3:
-            assert after.max_bytes == 777
+            assert after.max_bytes == max_bytes
             after.max_bytes = before.max_bytes
         else:
             limits = [(topic, at) for topic in before.topics for at in topic.partitions]
             lowered = [at for topic in after.topics for at in topic.partitions]
             for (_, at), low in zip(limits, lowered, strict=True):
-                part = max(777 // len(limits), 1)
+                part = max(max_bytes // len(limits), DEFAULT_BATCH_BYTES)
                 assert low.partition_max_bytes == min(at.partition_max_bytes, part)
                 low.partition_max_bytes = at.partition_max_bytes
         assert after == before
