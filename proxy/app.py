@@ -293,9 +293,10 @@ class App:
             await self._slices.collect(self._services.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
-        """Notice the end of throttling and draw the charts on, until cancelled."""
+        """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
+            self.relay.follow_quotas()
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))

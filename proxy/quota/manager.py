@@ -173,6 +173,11 @@ class ClientQuotas:
         granted_bytes = meter.gate.grant(asked_bytes, now_ms)
         return granted_bytes, meter.gate.expect(granted_bytes, last_bytes, now_ms)
 
+    def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
+        """Return for how many milliseconds a response is held that comes now; 0 or more."""
+        meter = self._meter(kind, now_ms)
+        return meter.owed_ms(now_ms) if meter is not None else 0.0
+
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota of this kind, or was until just now."""
         meter = self._meters.get(kind)

@@ -153,7 +153,7 @@ class Meter:
             rate=self.metric.measure(now_ms),
             bound=self.bound,
             window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
-            owed_ms=self._owed_ms(now_ms),
+            owed_ms=self.owed_ms(now_ms),
             holds=holds.count(now_ms) if holds else 0,
             held_ms=holds.total_ms(now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
@@ -166,8 +166,13 @@ class Meter:
 
     def has_history(self, now_ms: float) -> bool:
         """Return whether the sensor, the schedule or the brake still knows anything."""
-        owed_ms = max(self._owed_ms(now_ms), self.pacer.due_ms - now_ms)
+        owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
         return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
+
+    def owed_ms(self, now_ms: float) -> float:
+        """Return for how long a response that came now would be held for what went before it."""
+        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
+        return max(self.pacer.owed_ms(now_ms), braked_ms)
 
     @property
     def _is_adaptive(self) -> bool:
@@ -182,11 +187,6 @@ class Meter:
         bound = self.rule.bounds[self.kind]
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
-
-    def _owed_ms(self, now_ms: float) -> float:
-        """Return for how long a response that came now would be held for what went before it."""
-        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
-        return max(self.pacer.owed_ms(now_ms), braked_ms)
 
     def _keep(self, now_ms: float) -> None:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""

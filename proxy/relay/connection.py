@@ -144,6 +144,10 @@ class Connection:
         elif self.state is not State.LINGERING:
             self.close("drained")
 
+    def shorten_hold(self) -> None:
+        """Hold a response for no longer than the client's quotas ask for, which were changed."""
+        self._responses.shorten_hold()
+
     def check_idle(self, now_s: float, timeout_s: float) -> None:
         """Close the pair if nothing has moved for too long, unless we hold it back ourselves.
 

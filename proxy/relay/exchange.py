@@ -173,7 +173,7 @@ class Exchange:
         self.asked: Asked | None = None
         """What it asks for; read only when it is followed."""
         self.charge: Charge | None = None
-        """What the request's own bytes cost."""
+        """What the request's own bytes cost; later, what its response is held for."""
         self.measured = False
         """Whether the response has been charged."""
         self.throttle_ms = 0

@@ -70,6 +70,7 @@ class Relay:
         self._connected = 0
         self._per_listener: Counter[str] = Counter()
         self._empty = asyncio.Event()
+        self._generation = services.quotas.generation
 
     @property
     def listeners(self) -> dict[str, Listener]:
@@ -119,6 +120,14 @@ class Relay:
             now_s = self._services.loop.time()
             for connection in tuple(self._connections):
                 connection.check_idle(now_s, timeout_s)
+
+    def follow_quotas(self) -> None:
+        """Hold nothing for longer than the quotas ask for, if they were changed since last time."""
+        generation = self._services.quotas.generation
+        if generation != self._generation:
+            self._generation = generation
+            for connection in tuple(self._connections):
+                connection.shorten_hold()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""

@@ -67,6 +67,21 @@ class ResponseFlow(Flow):
         """See Flow."""
         return self._walker is not None or super().mid_frame
 
+    def shorten_hold(self) -> None:
+        """Hold a response for no longer than the client's quotas ask for, which were changed."""
+        if self._delayed is None or not self._delayed.waiting:
+            return
+        exchange = self._conn.in_flight[0]
+        charge, now_ms = exchange.charge, clock_ms()
+        if charge is None:  # it waits for something else
+            return
+        due_ms = now_ms + exchange.session.quotas.owed_ms(charge.kind, now_ms)
+        if due_ms < self._delayed.due_ms:
+            self._delayed.cancel()
+            self._free_ms = self._held_until_ms = due_ms
+            reaper = self._conn.services.reapers.for_api(exchange.api_key)
+            self._delayed = reaper.add(due_ms, self.resume)
+
     def close(self) -> None:
         """See Flow."""
         if self._delayed is not None:
@@ -229,6 +244,7 @@ class ResponseFlow(Flow):
         hold_ms = charge.due_ms - now_ms
         if hold_ms < MIN_HOLD_MS or self._conn.draining:
             return False
+        exchange.charge = charge
         services.count_throttled(charge, hold_ms / MS_PER_SECOND)
         if watch is not None:
             watch.held(now_ms, charge.due_ms)

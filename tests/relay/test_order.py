@@ -5,7 +5,7 @@ from struct import pack, unpack_from
 
 import pytest
 from relaylab import frames
-from relaylab.lab import LISTENER, open_lab, slow_client, turns, until
+from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
 from proxy.quota import DEFAULT, QuotaKind, QuotaSettings, Rule
 from proxy.relay.responses import LONGEST_MUTE_MS
@@ -191,6 +191,20 @@ async def test_who_owes_too_much_is_not_read_from(acks):
         lab.services.quotas.update(QuotaSettings())
         for number, (_, end) in enumerate(pairs):
             assert await end.frame() == frames.produce_request(number, acks)
+
+
+async def test_a_raised_quota_ends_a_hold():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        answer = frames.fetch_response(1, 10_000)
+        await broker.send(answer)
+        await until(lambda: lab.held)
+        lab.relay.follow_quotas()
+        await turns(20)
+        assert lab.held
+        lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
+        lab.relay.follow_quotas()
+        assert await client.frame() == answer
 
 
 async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_one():

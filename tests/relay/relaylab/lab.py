@@ -283,3 +283,8 @@ async def open_lab(
 def slow_client(name: str = "test", kind: QuotaKind = QuotaKind.CONSUMER_BYTE_RATE) -> Rule:
     """A bound so low that everything is held for longer than any test runs."""
     return Rule(client_id=name, bounds={kind: 1.0})
+
+
+def fast_client(name: str = "test") -> Rule:
+    """A bound that no test comes near."""
+    return Rule(client_id=name, bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e12})
