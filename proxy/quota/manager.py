@@ -40,6 +40,10 @@ SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
 behind it, come three times in a session by default (heartbeat.interval.ms)."""
 
+SHORTEST_SESSION_MS = 6000.0
+"""Brokers accept none shorter by default (group.min.session.timeout.ms), so that a client that asks
+for one gets no shorter holds by it."""
+
 MAX_EXAMINED = 500
 """How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
 
@@ -185,8 +189,8 @@ class ClientQuotas:
 
     def joined(self, session_timeout_ms: float) -> None:
         """Hold no response for longer than a member of a group with this timeout may be silent."""
-        if session_timeout_ms > 0:
-            self._longest_hold_ms = min(self._longest_hold_ms, session_timeout_ms / SESSION_PARTS)
+        longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS
+        self._longest_hold_ms = min(self._longest_hold_ms, longest_ms)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""

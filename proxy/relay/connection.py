@@ -322,6 +322,7 @@ class Connection:
         """Say whether quotas let a request be sent on; if not, read it again later."""
         quotas, waiter, now_ms = session.quotas, self._waiter, clock_ms()
         if self.in_flight and quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE):
+            waiter.leave(now_ms)  # others need not wait for its answer
             self._pause(Pause.SERIAL)
             return False
         holds = self.services.mode is ThrottleMode.DELAY

@@ -141,6 +141,19 @@ def test_one_hold_is_at_most_max_delay():
 
 
 @pytest.mark.parametrize(
+    ("session_timeout_ms", "longest_ms"),
+    [(10_000, 3333), (45_000, 15_000), (120_000, 20_000), (6000, 2000), (1, 2000), (-1, 2000)],
+)
+def test_a_hold_is_at_most_a_third_of_a_group_members_session(session_timeout_ms, longest_ms):
+    world = World(ALL)
+    client = world.client()
+    client.joined(session_timeout_ms)
+    assert client.charge(CONSUMER, 50 * MB, 0.0).delay_ms == longest_ms
+    client.joined(300_000)
+    assert client.charge(CONSUMER, 1.0, 0.0).delay_ms == longest_ms, "the shortest one counts"
+
+
+@pytest.mark.parametrize(
     ("scope", "entities"),
     [
         ("each", ["client-id=a", "client-id=b"]),
