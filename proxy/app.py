@@ -79,6 +79,7 @@ def quota_settings(config: Config) -> QuotaSettings:
         ),
         window_ms=config.quotas.window * MS_PER_SECOND,
         samples=config.quotas.samples,
+        burst_ms=config.quotas.burst * MS_PER_SECOND,
         max_delay_ms=config.throttle.max_delay * MS_PER_SECOND,
         max_client_entities=config.limits.max_client_entities,
     )

@@ -17,6 +17,8 @@ class QuotaSettings:
     """Length of one sample; at least 1."""
     samples: int = 11
     """How many windows a rate looks back on; at least 2."""
+    burst_ms: float = 500.0
+    """How much of its bound a client may save up and take at once later; 0 or more."""
     max_delay_ms: float = 20_000.0
     """The longest single hold; above 0. Clients give up after 30 s."""
     max_client_entities: int = 10_000
@@ -25,6 +27,8 @@ class QuotaSettings:
     def __post_init__(self) -> None:
         if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
             raise ValueError(f"samples must be at least 2, not {self.samples}")
+        if not self.burst_ms >= 0:
+            raise ValueError(f"burst_ms must be at least 0, not {self.burst_ms}")
         if not self.max_delay_ms > 0:
             raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")
         if self.max_client_entities < 1:
