@@ -80,7 +80,9 @@ class Api:
         now_ms = self._clock_ms()
         rows = self._clients.rows(now_ms)
         shown = pressing(rows, text, limit)
-        return answer({"total": len(rows), "clients": self._clients.describe(shown, now_ms)})
+        described = self._clients.describe(shown, now_ms)
+        unbounded = self._clients.unbounded(text, limit)
+        return answer({"total": len(rows), "clients": described, **unbounded})
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = _tail(request, CLIENTS_PATH)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
+from itertools import islice
 
 from proxy.admin.history import share
 from proxy.admin.queries import Queries
@@ -59,6 +60,15 @@ class Clients:
             {**_client(client), "quotas": self._considered(client, in_force)}
             for client in row.clients
         ]
+
+    def unbounded(self, text: str, limit: int) -> Document:
+        """Return how many connected clients no rule bounds, and which; arguments as `pressing`."""
+        clients = self._quotas.unbounded()
+        found = (client for client in clients if _names(client, text))
+        return {
+            "unbounded": len(clients),
+            "unbounded_clients": _clients(tuple(islice(found, limit))),
+        }
 
     def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:
         considered = self._quotas.explain(client)
@@ -185,9 +195,9 @@ def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
 
 
 def _mentions(row: QuotaRow, text: str) -> bool:
-    return text in row.entity.lower() or any(
-        text in name.lower()
-        for client in row.clients
-        for name in (client.client_id, client.user)
-        if name is not None
-    )
+    return text in row.entity.lower() or any(_names(client, text) for client in row.clients)
+
+
+def _names(client: ClientIdentity, text: str) -> bool:
+    """Return whether a lower-case text is in the client id or the user."""
+    return text in (client.client_id or "").lower() or text in (client.user or "").lower()

@@ -71,6 +71,13 @@ class ClientQuotas:
             self._resolve()
         return kind in self._matches
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a rule bounds any of the client's traffic."""
+        if self._generation != self._manager.generation:
+            self._resolve()
+        return bool(self._matches)
+
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> Charge | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
 
@@ -122,7 +129,7 @@ class QuotaManager:
 
     Args:
         settings: the rules and how to measure.
-        instruments: where violations are counted.
+        instruments: where violations, and clients without a bound, are counted.
         registry: keeps the sensors; make it with `settings.max_sensors`. It must only be expired
             through this manager.
         on_overflow: is told once per rule and kind that clients share its sensor `other`.
@@ -154,6 +161,7 @@ class QuotaManager:
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
         self.update(settings)
+        instruments.unbounded_clients.set_function(lambda: len(self.unbounded()))
 
     def update(self, settings: QuotaSettings) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept."""
@@ -214,6 +222,10 @@ class QuotaManager:
     def clients(self) -> list[ClientIdentity]:
         """Return all connected clients, also those that no rule bounds."""
         return list(self._clients)
+
+    def unbounded(self) -> list[ClientIdentity]:
+        """Return the connected clients that no rule bounds, the first to connect first."""
+        return [quotas.identity for quotas in self._clients.values() if not quotas.is_bounded]
 
     def explain(self, identity: ClientIdentity) -> list[Considered]:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""

@@ -461,6 +461,25 @@ def test_all_connected_clients_are_listed_also_those_without_a_rule():
     assert [identity.client_id for identity in world.manager.clients()] == ["c"]
 
 
+def test_clients_that_no_rule_bounds_are_listed_and_counted():
+    gauge = "kafka_quota_proxy_unbounded_clients"
+    named = rule(client_id="etl")
+    world = World(named)
+    assert world.prometheus.get_sample_value(gauge) == 0
+    open_ids = ["ETL", "et\N{ZERO WIDTH SPACE}l", None]
+    clients = [world.client(client_id) for client_id in ("etl", *open_ids)]
+    assert [client.client_id for client in world.manager.unbounded()] == open_ids
+    assert [client.is_bounded for client in clients] == [True, False, False, False]
+    assert world.prometheus.get_sample_value(gauge) == 3
+
+    clients[1].close()
+    assert world.prometheus.get_sample_value(gauge) == 2
+    world.update(named, rule(1, consumer=None, request=50.0, client_id=DEFAULT))
+    assert world.manager.unbounded() == []
+    world.update()
+    assert world.prometheus.get_sample_value(gauge) == 3
+
+
 def test_explain_follows_the_rules_in_force():
     exact = rule(1, client_id="c")
     world = World(ALL)
@@ -500,6 +519,8 @@ def test_rate_and_bound_are_exposed_with_their_labels():
     ("settings", "message"),
     [
         ({"samples": 1}, "samples must be at least 2, not 1"),
+        ({"burst_ms": -1.0}, "burst_ms must be at least 0, not -1.0"),
+        ({"burst_ms": float("nan")}, "burst_ms must be at least 0, not nan"),
         ({"max_delay_ms": 0.0}, "max_delay_ms must be above 0, not 0.0"),
         ({"max_delay_ms": float("nan")}, "max_delay_ms must be above 0, not nan"),
         ({"max_client_entities": 0}, "max_client_entities must be above 0, not 0"),
