@@ -295,6 +295,7 @@ class App:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.quotas.sweep(clock_ms())
+            self.quotas.settle()
             self._history.tick(clock_ms())
 
 

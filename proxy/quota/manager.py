@@ -27,6 +27,9 @@ __all__ = [
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 
+SETTLED_AT_ONCE = 100
+"""Clients whose rules are looked up in one step; it takes about 1 ms with a handful of rules."""
+
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
 
@@ -118,6 +121,8 @@ class ClientQuotas:
         self._meters.clear()
         matches = ((kind, self._manager.table.match(kind, self.identity)) for kind in QuotaKind)
         self._matches = {kind: match for kind, match in matches if match is not None}
+        if self._users:
+            self._manager._note(self)
 
 
 class QuotaManager:
@@ -154,6 +159,8 @@ class QuotaManager:
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
+        # Those of them that no rule bounds, in order; a set would have none.
+        self._unbounded: dict[ClientIdentity, None] = {}
         self._meters: dict[str, Meter] = {}
         # By sensor name; kept apart from the meters, which come and go.
         self._adapted: dict[str, Adapted] = {}
@@ -161,7 +168,7 @@ class QuotaManager:
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
         self.update(settings)
-        instruments.unbounded_clients.set_function(lambda: len(self.unbounded()))
+        instruments.unbounded_clients.set_function(self._unbounded.__len__)
 
     def update(self, settings: QuotaSettings) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept."""
@@ -171,6 +178,7 @@ class QuotaManager:
         self.generation += 1
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()
+        self._unsettled = list(self._clients.values())
 
     def client(self, identity: ClientIdentity) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -178,6 +186,8 @@ class QuotaManager:
         if quotas is None:
             quotas = self._clients[identity] = ClientQuotas(self, identity)
         quotas._users += 1
+        if quotas._users == 1:
+            quotas._resolve()
         return quotas
 
     def adapt(
@@ -224,8 +234,22 @@ class QuotaManager:
         return list(self._clients)
 
     def unbounded(self) -> list[ClientIdentity]:
-        """Return the connected clients that no rule bounds, the first to connect first."""
-        return [quotas.identity for quotas in self._clients.values() if not quotas.is_bounded]
+        """Return the connected clients that no rule bounds, as of their last request or `settle`.
+
+        The first to be known as such comes first.
+        """
+        return list(self._unbounded)
+
+    def settle(self) -> None:
+        """Look up the rules of some clients that have sent nothing since the last update.
+
+        Call it every second or so: `unbounded` is right when all have had their turn.
+        """
+        some = self._unsettled[-SETTLED_AT_ONCE:]
+        del self._unsettled[-SETTLED_AT_ONCE:]
+        for quotas in some:
+            if quotas._generation != self.generation:
+                quotas._resolve()
 
     def explain(self, identity: ClientIdentity) -> list[Considered]:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""
@@ -357,5 +381,13 @@ class QuotaManager:
             meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
         meter.violations.inc()
 
+    def _note(self, quotas: ClientQuotas) -> None:
+        """Take note of whether a rule bounds a connected client."""
+        if quotas._matches:
+            self._unbounded.pop(quotas.identity, None)
+        else:
+            self._unbounded[quotas.identity] = None
+
     def _forget(self, quotas: ClientQuotas) -> None:
         self._clients.pop(quotas.identity, None)
+        self._unbounded.pop(quotas.identity, None)

@@ -97,6 +97,7 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
     metrics = (await ask_unruled("GET", "/metrics")).text
     assert "kafka_quota_proxy_unbounded_clients 3.0" in metrics
     await ask_unruled("PUT", "/v1/quotas/client-id=%3Cdefault%3E", json={"consumer_byte_rate": 1})
+    unruled.quotas.settle()
     assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []
 
 

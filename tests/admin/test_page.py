@@ -55,6 +55,7 @@ async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World
         assert shown == [*escaped, "(no client id)"]
         assert r"an\u202ena, listener default" in await page.run(text("#unbounded"))
         unruled.rules.put({"client-id": "<default>"}, {CONSUMER: MIB})
+        unruled.quotas.settle()
         await page.until(hidden)
 
 

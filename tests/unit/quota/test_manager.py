@@ -15,6 +15,7 @@ from proxy.quota import (
     largest,
 )
 from proxy.quota.holds import QUIET_MS
+from proxy.quota.manager import SETTLED_AT_ONCE
 from proxy.quota.meter import SHOWN_CLIENTS
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -475,9 +476,42 @@ def test_clients_that_no_rule_bounds_are_listed_and_counted():
     clients[1].close()
     assert world.prometheus.get_sample_value(gauge) == 2
     world.update(named, rule(1, consumer=None, request=50.0, client_id=DEFAULT))
+    world.manager.settle()
     assert world.manager.unbounded() == []
     world.update()
+    assert not clients[0].has(CONSUMER)
+    assert [client.client_id for client in world.manager.unbounded()] == ["etl"]
+    world.manager.settle()
     assert world.prometheus.get_sample_value(gauge) == 3
+
+    for client in (clients[0], *clients[2:]):
+        client.close()
+        assert client.charge(CONSUMER, 1.0, 0.0) is None
+    world.update(rule(2, client_id="nobody"))
+    clients[0].has(CONSUMER)
+    assert world.manager.unbounded() == []
+
+
+def test_a_handle_that_was_given_back_says_nothing_of_its_successor():
+    world = World()
+    before = world.client("c")
+    before.close()
+    world.client("c")
+    world.update(rule(client_id="other"))
+    before.has(CONSUMER)
+    assert [client.client_id for client in world.manager.unbounded()] == ["c"]
+
+
+def test_rules_of_silent_clients_are_looked_up_a_few_at_a_time():
+    world = World(ALL)
+    for number in range(2 * SETTLED_AT_ONCE + 1):
+        world.client(f"c{number}")
+    world.update()
+    counts = []
+    for _ in range(4):
+        world.manager.settle()
+        counts.append(len(world.manager.unbounded()))
+    assert counts == [SETTLED_AT_ONCE, 2 * SETTLED_AT_ONCE, *2 * [2 * SETTLED_AT_ONCE + 1]]
 
 
 def test_explain_follows_the_rules_in_force():
