@@ -9,18 +9,36 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import bound, crossover, large_fetch, memory, progress, small_fetch, spark_read
+from bench import (
+    bound,
+    crossover,
+    evasion,
+    groups,
+    large_fetch,
+    memory,
+    progress,
+    small_fetch,
+    spark_read,
+    spark_tasks,
+    stalls,
+    windows,
+)
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
 from proxy.devkit import DevkitError
 
 FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "bound": bound.measure,
+    "evasion": evasion.measure,
+    "windows": windows.measure,
+    "spark_tasks": spark_tasks.measure,
     "large": large_fetch.measure,
     "progress": progress.measure,
     "small": small_fetch.measure,
     "spark": spark_read.measure,
+    "groups": groups.measure,
     "memory": memory.measure,
+    "stalls": stalls.measure,
     "crossover": crossover.measure,
 }
 # Columns of the table where the output is not a terminal.

@@ -1,17 +1,21 @@
-"""The load: connections that keep Fetch requests outstanding and drop what they receive.
+"""The load: connections that keep requests outstanding and drop what they receive.
 
 Reads one `Job` as JSON from stdin, writes one `Outcome` as JSON to stdout. Record data is
 discarded in the kernel (`MSG_TRUNC`), so that the client costs next to nothing; only a response's
 first bytes are read, to find its end and to check its order. There is no request timeout: a
-response may be held as long as the proxy likes.
+response may be held as long as the proxy likes, and how long each request waited is in the outcome.
 """
 
+import heapq
 import json
+import math
 import selectors
 import socket
 import sys
 import time
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from bench import traffic
@@ -20,6 +24,10 @@ CORRELATION_OFFSET = 8
 SCRATCH_BYTES = 4 << 20
 WAKE_BYTES = 128 << 10
 CONNECT_TIMEOUT_S = 10.0
+# Of the request that opens a connection.
+FIRST_ID = 0
+QUIET = 0.0
+ALL_IT_CAN = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,13 @@ class Load:
     Attributes:
         host, port: where it connects.
         connections: how many; each keeps `depth` requests outstanding.
-        response_bytes: length of every response.
+        max_bytes: limit of every Fetch, or length of the batch in every Produce request.
         version: Fetch version.
+        batch_bytes: length of the record batches that it fetches; 0: as long as the limit.
+        fetches_per_connection: after so many each connection is closed and opened again; 0: never.
+        acks: of its Produce requests; None: it fetches.
+        paces: from which time on, in seconds after the start, it asks for how much, in bytes per
+            second; ascending, the first at 0.
 
     """
 
@@ -38,9 +51,25 @@ class Load:
     host: str
     port: int
     connections: int
-    response_bytes: int
+    max_bytes: int
     version: int = 12
     depth: int = 1
+    batch_bytes: int = 0
+    fetches_per_connection: int = 0
+    acks: int | None = None
+    paces: Sequence[tuple[float, float]] = ((0.0, ALL_IT_CAN),)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether its requests get responses."""
+        return self.acks != traffic.NO_ACKS
+
+    def request(self) -> bytearray:
+        """Frame of every request; the correlation id is still to be set."""
+        if self.acks is not None:
+            return traffic.produce_request(self.client_id, self.max_bytes, self.acks)
+        batch_bytes = self.batch_bytes or self.max_bytes
+        return traffic.fetch_request(self.version, self.client_id, self.max_bytes, batch_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +86,109 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What came of a load, one item per response, in order of completion.
+
+    Attributes:
+        completed_s: when the whole response had arrived, in seconds after the start.
+        frame_bytes: its length.
+        waited_s: how long after its request.
+        opened_s: how long the first requests waited on connections that were opened on the way.
+        unanswered_s: how long the requests that were outstanding at the end had waited.
+
+    """
+
+    completed_s: list[float] = field(default_factory=list)
+    frame_bytes: list[int] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)
+    opened_s: list[float] = field(default_factory=list)
+    unanswered_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a job.
 
     Attributes:
-        frame_bytes: per load, length of a response in bytes.
-        completed_s: per load, when each whole response had arrived, in seconds after the start.
+        served: per load.
+        started_s: the start on the machine's monotonic clock.
         round_trip_us: round-trip times in microseconds, for a latency job.
         cpu_s: CPU time that the client itself used, in seconds.
 
     """
 
-    frame_bytes: list[int]
-    completed_s: list[list[float]] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
+    started_s: float = 0.0
     round_trip_us: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
+class Pacer:
+    """Says when a load's next request may go out."""
+
+    load: Load
+    free_s: float = 0.0
+
+    def next_s(self, now_s: float) -> float:
+        """Take the next place; the time may have come already."""
+        paces = self.load.paces
+        number = bisect_right(paces, now_s, key=lambda pace: pace[0])
+        start_s, bytes_per_s = paces[number - 1]
+        end_s = paces[number][0] if number < len(paces) else math.inf
+        if bytes_per_s == QUIET:
+            return end_s
+        place_s = max(self.free_s, start_s)
+        self.free_s = place_s + self.load.max_bytes / bytes_per_s
+        return min(place_s, end_s)
+
+
+@dataclass(slots=True)
 class Connection:
-    """One connection of a load and the response that it is receiving."""
+    """One connection of a load, what it has to send and the response that it is receiving."""
 
     channel: socket.socket
-    load_number: int
+    load: Load
+    pacer: Pacer
+    served: Served
     request: bytearray
-    response_is_large: bool
-    next_id: int = 0
-    outstanding: deque[int] = field(default_factory=deque)
+    next_id: int = FIRST_ID
+    outbox: bytearray = field(default_factory=bytearray)
+    outstanding: deque[tuple[int, float]] = field(default_factory=deque)
     head: bytearray = field(default_factory=bytearray)
     left_bytes: int = 0
     wake_bytes: int = 1
 
-    def ask(self) -> None:
-        """Send the next request; it is small, so the socket takes it whole."""
+    def ask(self, now_s: float) -> bool:
+        """Send the next request; see `flush`."""
         self.next_id += 1
         self.request[CORRELATION_OFFSET : CORRELATION_OFFSET + 4] = self.next_id.to_bytes(4, "big")
-        self.outstanding.append(self.next_id)
-        if self.channel.send(self.request) != len(self.request):
-            raise BlockingIOError("a request did not fit into the socket buffer")
+        if self.load.is_answered:
+            self.outstanding.append((self.next_id, now_s))
+        self.outbox += self.request
+        return self.flush()
+
+    def open_again(self, now_s: float) -> None:
+        """Put a new connection in the place of one that is closed, and begin as clients do."""
+        self.channel = _channel(self.load)
+        self.channel.setblocking(False)
+        self.next_id, self.wake_bytes = FIRST_ID, 1
+        self.outstanding.append((FIRST_ID, now_s))
+        self.outbox += traffic.api_versions_request(self.load.client_id)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it is to be opened again."""
+        return self.next_id - FIRST_ID == self.load.fetches_per_connection > 0
+
+    def flush(self) -> bool:
+        """Send what the socket takes; returns whether that is all there is."""
+        try:
+            while self.outbox:
+                del self.outbox[: self.channel.send(self.outbox)]
+        except BlockingIOError:
+            return False
+        return True
 
     def receive(self, scratch: memoryview) -> int:
         """Take what has arrived; returns the length of a response that is complete, else 0.
@@ -109,7 +203,7 @@ class Connection:
             if len(self.head) < traffic.CORRELATION_ID_END:
                 return 0
             found = traffic.response_head(self.head)
-            if found.correlation_id != self.outstanding[0]:
+            if not self.outstanding or found.correlation_id != self.outstanding[0][0]:
                 raise ConnectionError("a response is out of order")
             self.left_bytes = found.frame_bytes - len(self.head)
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
@@ -122,10 +216,24 @@ class Connection:
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
             return 0
         self._wake_at(1)
-        self.outstanding.popleft()
         frame_bytes = traffic.response_head(self.head).frame_bytes
         self.head.clear()
         return frame_bytes
+
+    def complete(self, frame_bytes: int, now_s: float) -> None:
+        """Take down the response to the oldest request."""
+        number, asked_s = self.outstanding.popleft()
+        if number == FIRST_ID:
+            self.served.opened_s.append(now_s - asked_s)
+            return
+        self.served.completed_s.append(now_s)
+        self.served.frame_bytes.append(frame_bytes)
+        self.served.waited_s.append(now_s - asked_s)
+
+    def end(self, now_s: float) -> None:
+        """Close it, and take down the requests that got no response."""
+        self.channel.close()
+        self.served.unanswered_s.extend(now_s - asked_s for _, asked_s in self.outstanding)
 
     def _wake_at(self, arrived_bytes: int) -> None:
         """Sleep until so much has arrived.
@@ -133,78 +241,154 @@ class Connection:
         A sender of small pieces would otherwise cost the client a wake-up for each, and the load
         would be its limit.
         """
-        if self.response_is_large and arrived_bytes != self.wake_bytes:
+        if self.load.max_bytes > WAKE_BYTES and arrived_bytes != self.wake_bytes:
             self.wake_bytes = arrived_bytes
             self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, arrived_bytes)
 
 
+class Throughput:
+    """Keeps the connections of all loads as busy as their paces allow."""
+
+    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+        self._duration_s = job.duration_s
+        self._selector = selector
+        self._served = [Served() for _ in job.loads]
+        self._connections = [
+            connection
+            for load, served in zip(job.loads, self._served, strict=True)
+            for connection in _connections(load, served)
+        ]
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._due: list[tuple[float, int, Connection]] = []
+        self._sequence = 0
+        self._started_s = 0.0
+
+    def run(self) -> Outcome:
+        """Run the job to its end."""
+        for connection in self._connections:
+            connection.channel.setblocking(False)
+            self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+        self._started_s, used_s = time.monotonic(), time.process_time()
+        for connection in self._connections:
+            for _ in range(connection.load.depth if connection.load.is_answered else 1):
+                self._go_on(connection, 0.0)
+        while (now_s := self._now_s()) < self._duration_s:
+            while self._due and self._due[0][0] <= now_s:
+                self._ask(heapq.heappop(self._due)[2], now_s)
+            next_s = min(self._due[0][0], self._duration_s) if self._due else self._duration_s
+            for key, events in self._selector.select(max(0.0, next_s - self._now_s())):
+                if events & selectors.EVENT_WRITE:
+                    self._send(key.data)
+                if events & selectors.EVENT_READ:
+                    self._receive(key.data)
+        cpu_s = time.process_time() - used_s
+        for connection in self._connections:
+            connection.end(now_s)
+        return Outcome(self._served, started_s=self._started_s, cpu_s=cpu_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _go_on(self, connection: Connection, now_s: float) -> None:
+        """Ask at once or later, as the load's pace allows."""
+        due_s = connection.pacer.next_s(now_s)
+        if due_s <= now_s and connection.load.is_answered:
+            self._ask(connection, now_s)
+        elif due_s < self._duration_s:
+            # Those that get no answer take turns: nothing else ends their asking.
+            self._sequence += 1
+            heapq.heappush(self._due, (due_s, self._sequence, connection))
+
+    def _ask(self, connection: Connection, now_s: float) -> None:
+        self._sent(connection, now_s, is_all=connection.ask(now_s))
+
+    def _send(self, connection: Connection) -> None:
+        if connection.flush():
+            self._selector.modify(connection.channel, selectors.EVENT_READ, connection)
+            self._sent(connection, self._now_s(), is_all=True)
+
+    def _sent(self, connection: Connection, now_s: float, *, is_all: bool) -> None:
+        if not is_all:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(connection.channel, both, connection)
+        elif not connection.load.is_answered:
+            self._go_on(connection, now_s)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            while not (length := connection.receive(self._scratch)):
+                pass
+        except BlockingIOError:
+            return
+        now_s = self._now_s()
+        connection.complete(length, now_s)
+        if connection.is_used_up:
+            self._open_again(connection, now_s)
+        else:
+            self._go_on(connection, now_s)
+
+    def _open_again(self, connection: Connection, now_s: float) -> None:
+        self._selector.unregister(connection.channel)
+        connection.channel.close()
+        connection.open_again(now_s)
+        self._selector.register(connection.channel, selectors.EVENT_READ, connection)
+        self._sent(connection, now_s, is_all=connection.flush())
+
+
 def run_throughput(job: Job) -> Outcome:
     """Keep every connection busy for the job's duration."""
-    scratch = memoryview(bytearray(SCRATCH_BYTES))
-    frame_bytes = [0] * len(job.loads)
-    completed_s: list[list[float]] = [[] for _ in job.loads]
     with selectors.DefaultSelector() as selector:
-        connections = [
-            _connect(load, number)
-            for number, load in enumerate(job.loads)
-            for _ in range(load.connections)
-        ]
-        for connection in connections:
-            connection.channel.setblocking(False)
-            selector.register(connection.channel, selectors.EVENT_READ, connection)
-        started_s, used_s = time.monotonic(), time.process_time()
-        for connection in connections:
-            for _ in range(job.loads[connection.load_number].depth):
-                connection.ask()
-        while (left_s := started_s + job.duration_s - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                connection = key.data
-                try:
-                    while not (length := connection.receive(scratch)):
-                        pass
-                except BlockingIOError:
-                    continue
-                frame_bytes[connection.load_number] = length
-                completed_s[connection.load_number].append(time.monotonic() - started_s)
-                connection.ask()
-        cpu_s = time.process_time() - used_s
-        for connection in connections:
-            connection.channel.close()
-    return Outcome(frame_bytes, completed_s=completed_s, cpu_s=cpu_s)
+        return Throughput(job, selector).run()
 
 
 def run_latency(job: Job) -> Outcome:
     """Ask and wait, over and over, on one blocking connection."""
-    connection = _connect(job.loads[0], 0)
+    served = Served()
+    (connection,) = _connections(job.loads[0], served)
     scratch = memoryview(bytearray(SCRATCH_BYTES))
     round_trip_us: list[float] = []
-    length = 0
     end_s = time.monotonic() + job.duration_s
     while time.monotonic() < end_s:
         asked_ns = time.perf_counter_ns()
-        connection.ask()
-        while not (length := connection.receive(scratch)):
+        connection.ask(0.0)
+        while not connection.receive(scratch):
             pass
         round_trip_us.append((time.perf_counter_ns() - asked_ns) / 1000)
+        connection.outstanding.popleft()
     connection.channel.close()
-    return Outcome([length], round_trip_us=round_trip_us)
+    return Outcome(round_trip_us=round_trip_us)
 
 
-def _connect(load: Load, number: int) -> Connection:
-    """Open a connection as clients do: ApiVersions first."""
+def _connections(load: Load, served: Served) -> list[Connection]:
+    """Open the connections of a load as clients do: ApiVersions first."""
+    pacer, request = Pacer(load), load.request()
+    connections = []
+    for _ in range(load.connections):
+        channel = _channel(load)
+        channel.sendall(traffic.api_versions_request(load.client_id))
+        traffic.receive_frame(channel)
+        connections.append(Connection(channel, load, pacer, served, request.copy()))
+    return connections
+
+
+def _channel(load: Load) -> socket.socket:
     channel = socket.create_connection((load.host, load.port), CONNECT_TIMEOUT_S)
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    channel.sendall(traffic.api_versions_request(load.client_id))
-    traffic.receive_frame(channel)
     channel.settimeout(None)
-    request = traffic.fetch_request(load.version, load.client_id, load.response_bytes)
-    return Connection(channel, number, request, load.response_bytes > WAKE_BYTES)
+    return channel
 
 
 def _some(chunk: bytes) -> bytes:
     if not chunk:
         raise ConnectionError("the connection was closed")
     return chunk
+
+
+def read_outcome(line: str) -> Outcome:
+    """Read what the client wrote."""
+    given = json.loads(line)
+    given["served"] = [Served(**served) for served in given["served"]]
+    return Outcome(**given)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def measure(quick: bool) -> list[Row]:
     rounds, duration_s = (1, 0.5) if quick else (3, 0.8)
     sizes = RESPONSE_BYTES[::3] if quick else RESPONSE_BYTES
     with open_lab() as lab:
-        direct = lab.start_generator([(VERSION, size) for size in sizes])
+        direct = lab.start_generator(sizes)
         ways: dict[str, Target] = {
             name: lab.start_proxy(
                 direct.address, unviolated_rules(), splice_min_bytes=threshold
@@ -43,10 +43,9 @@ def measure(quick: bool) -> list[Row]:
 
 def _try(lab: Lab, target: Target, size: int, duration_s: float) -> float:
     load = Load("bench-crossover", *target.address, CONNECTIONS, size, VERSION)
-    outcome = lab.run_client([load], duration_s)
-    return rate_between(
-        outcome.completed_s[0], outcome.frame_bytes[0], WARM_UP_S, duration_s
-    ).interpolated
+    (served,) = lab.run_client([load], duration_s).served
+    rate = rate_between(served.completed_s, served.frame_bytes, WARM_UP_S, duration_s)
+    return rate.interpolated
 
 
 def _row(size: int, rates: dict[str, list[float]]) -> Row:

@@ -1,8 +1,11 @@
 """A stand-in broker that is never the bottleneck: canned Fetch responses by sendfile.
 
-Answers ApiVersions, Metadata and Fetch (which says by max_bytes how long its answer shall be).
-Record data lies in a memory file and goes to the socket by `os.sendfile`, as in a real broker,
-whose log segments go from the page cache to the socket the same way.
+Answers ApiVersions, Metadata, Fetch and Produce. The name or the id of a topic says how long its
+record batches are. A Fetch gets as many bytes of them as its limits allow, whatever that does to
+the last batch, and from version 3 on at least one whole batch: so do real brokers. Record data lies
+in a memory file and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go
+from the page cache to the socket the same way. What is produced is dropped; when it came is written
+to a file.
 """
 
 import argparse
@@ -12,56 +15,88 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
 
 from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.producer.produce import ProduceRequest
 
-from bench import traffic
+from bench import old_fetch, traffic
 
-RECEIVE_BYTES = 65536
+RECEIVE_BYTES = 1 << 18
 SENDFILE_MIN_BYTES = 16384
+# A shorter range of a file would cost more calls.
+FILE_MIN_BYTES = 4 << 20
 CORRELATION_OFFSET = 8
-_REQUEST_HEAD = struct.Struct(">ihhi")
+CORRELATION_END = 12
+# A held client's limits change from request to request.
+KNOWN_REQUESTS = 1000
+_REQUEST_HEAD = struct.Struct(">ihhih")
+
+
+@dataclass(slots=True, frozen=True)
+class Records:
+    """A topic's data: the same batch over and over, in a memory file."""
+
+    batch: bytes
+    memory_file: int
+    file_bytes: int
+
+    @classmethod
+    def make(cls, batch_bytes: int) -> "Records":
+        """Build the batch and fill the file with it."""
+        batch = traffic.record_batch(batch_bytes)
+        count = -(-FILE_MIN_BYTES // len(batch))
+        memory_file = os.memfd_create("records")
+        with os.fdopen(os.dup(memory_file), "wb") as file:
+            for _ in range(count):
+                file.write(batch)
+        return cls(batch, memory_file, count * len(batch))
 
 
 @dataclass(slots=True, frozen=True)
 class Canned:
     """A Fetch response that is ready to go; only its correlation id changes."""
 
-    frame: bytes
-    memory_file: int | None
+    records: Records
+    records_bytes: int
+    length: bytes
+    before: bytes
+    after: bytes
 
     @classmethod
-    def make(cls, version: int, response_bytes: int) -> "Canned":
-        """Build the response; a long one is also put into a memory file."""
-        frame = traffic.fetch_response(version, response_bytes)
-        if len(frame) < SENDFILE_MIN_BYTES:
-            return cls(frame, None)
-        memory_file = os.memfd_create("canned")
-        with os.fdopen(os.dup(memory_file), "wb") as file:
-            file.write(frame)
-        return cls(frame[: traffic.CORRELATION_ID_END], memory_file)
+    def make(cls, version: int, records: Records, max_bytes: int) -> "Canned":
+        """Build the response with as many bytes of records as the limit allows."""
+        batch_bytes = len(records.batch)
+        whole_bytes = 0 if version == old_fetch.VERSION else batch_bytes
+        records_bytes = max(whole_bytes, max_bytes)
+        envelope = traffic.fetch_envelope(version, batch_bytes, records_bytes)
+        before, after = envelope.before, envelope.after
+        body_bytes = 4 + len(before) + records_bytes + len(after)
+        if records_bytes < SENDFILE_MIN_BYTES:
+            data = records.batch * -(-records_bytes // batch_bytes)
+            before, after, records_bytes = before + data[:records_bytes] + after, b"", 0
+        return cls(records, records_bytes, body_bytes.to_bytes(4, "big"), before, after)
 
-    def head(self, correlation_id: bytes) -> bytes:
-        """Bytes to be sent from memory for a request with this correlation id."""
-        return self.frame[:4] + correlation_id + self.frame[traffic.CORRELATION_ID_END :]
-
-    @property
-    def frame_bytes(self) -> int:
-        """Length of the whole response."""
-        return traffic.response_head(self.frame).frame_bytes
+    def reply(self, correlation_id: bytes) -> "Reply":
+        """Answer a request with this correlation id."""
+        head = self.length + correlation_id + self.before
+        return Reply(head, self.records, self.records_bytes, self.after)
 
 
 @dataclass(slots=True)
 class Reply:
-    """A response on its way out: bytes from memory, then a range of a memory file."""
+    """A response on its way out: bytes from memory, a range of a memory file, bytes again."""
 
     head: bytes
-    memory_file: int | None = None
-    position: int = traffic.CORRELATION_ID_END
-    end: int = traffic.CORRELATION_ID_END
+    records: Records | None = None
+    left_bytes: int = 0
+    tail: bytes = b""
+    position: int = 0
 
 
 @dataclass(slots=True)
@@ -79,17 +114,17 @@ class Generator:
     """Serves every connection from one loop."""
 
     listener: socket.socket
+    arrivals: TextIO
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    canned: dict[tuple[int, int], Canned] = field(default_factory=dict)
+    records: dict[int, Records] = field(default_factory=dict)
     # A client repeats its Fetch with another correlation id only, so the rest is the key.
     known_requests: dict[bytes, Canned] = field(default_factory=dict)
 
-    def prepare(self, version: int, response_bytes: int) -> Canned:
-        """Return the response of that version and length, built at first use."""
-        key = version, response_bytes
-        if key not in self.canned:
-            self.canned[key] = Canned.make(version, response_bytes)
-        return self.canned[key]
+    def prepare(self, batch_bytes: int) -> Records:
+        """Return the data of the topic with such batches, built at first use."""
+        if batch_bytes not in self.records:
+            self.records[batch_bytes] = Records.make(batch_bytes)
+        return self.records[batch_bytes]
 
     def serve(self) -> None:
         """Serve until the process is ended."""
@@ -134,13 +169,20 @@ class Generator:
             end = 4 + int.from_bytes(inbox[:4], "big")
             if len(inbox) < end:
                 return
-            connection.outbox.append(self._answer(bytes(inbox[:end])))
+            reply = self._answer(bytes(inbox[:end]))
+            if reply is not None:
+                connection.outbox.append(reply)
             del inbox[:end]
 
-    def _answer(self, frame: bytes) -> Reply:
-        _, api_key, version, correlation_id = _REQUEST_HEAD.unpack_from(frame)
+    def _answer(self, frame: bytes) -> Reply | None:
+        _, api_key, version, correlation_id, client_bytes = _REQUEST_HEAD.unpack_from(frame)
         if api_key == FetchRequest.API_KEY:
             return self._answer_fetch(frame, version)
+        if api_key == ProduceRequest.API_KEY:
+            client = frame[_REQUEST_HEAD.size : _REQUEST_HEAD.size + client_bytes].decode()
+            self.arrivals.write(f"{client} {time.monotonic()} {len(frame)}\n")
+            answer = traffic.produce_answer(version, correlation_id, frame)
+            return Reply(answer) if answer else None
         if api_key == MetadataRequest.API_KEY:
             address = self.listener.getsockname()
             return Reply(traffic.metadata_response(version, correlation_id, address))
@@ -149,16 +191,15 @@ class Generator:
         raise ValueError(f"API {api_key} is not served")
 
     def _answer_fetch(self, frame: bytes, version: int) -> Reply:
-        correlation_id = frame[CORRELATION_OFFSET : CORRELATION_OFFSET + 4]
-        key = frame[:CORRELATION_OFFSET] + frame[CORRELATION_OFFSET + 4 :]
+        key = frame[:CORRELATION_OFFSET] + frame[CORRELATION_END:]
         canned = self.known_requests.get(key)
         if canned is None:
-            canned = self.prepare(version, traffic.asked_response_bytes(version, frame[4:]))
+            asked = traffic.read_fetch(version, frame)
+            canned = Canned.make(version, self.prepare(asked.batch_bytes), asked.max_bytes)
+            if len(self.known_requests) >= KNOWN_REQUESTS:
+                self.known_requests.clear()
             self.known_requests[key] = canned
-        head = canned.head(correlation_id)
-        if canned.memory_file is None:
-            return Reply(head)
-        return Reply(head, canned.memory_file, len(head), canned.frame_bytes)
+        return canned.reply(frame[CORRELATION_OFFSET:CORRELATION_END])
 
     def _send(self, connection: Connection) -> None:
         try:
@@ -176,27 +217,36 @@ class Generator:
 
 def _send_reply(channel: socket.socket, reply: Reply) -> None:
     """Send what is left of a reply; raises BlockingIOError when the socket takes no more."""
-    more = socket.MSG_MORE if reply.memory_file is not None else 0
+    more = socket.MSG_MORE if reply.left_bytes else 0
     while reply.head:
         reply.head = reply.head[channel.send(reply.head, more) :]
-    while reply.memory_file is not None and reply.position < reply.end:
-        left = reply.end - reply.position
-        reply.position += os.sendfile(channel.fileno(), reply.memory_file, reply.position, left)
+    while reply.records is not None and reply.left_bytes:
+        wanted = min(reply.left_bytes, reply.records.file_bytes - reply.position)
+        sent = os.sendfile(channel.fileno(), reply.records.memory_file, reply.position, wanted)
+        reply.left_bytes -= sent
+        reply.position = (reply.position + sent) % reply.records.file_bytes
+    while reply.tail:
+        reply.tail = reply.tail[channel.send(reply.tail) :]
 
 
 def main() -> None:
     """Serve on the listener that the parent passed as a file descriptor."""
     parser = argparse.ArgumentParser(prog="bench.generator", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="a listening socket")
-    parser.add_argument("--prepare", action="append", default=[], help="VERSION:BYTES")
+    parser.add_argument(
+        "--prepare", type=int, action="append", default=[], help="length of batches"
+    )
+    parser.add_argument(
+        "--arrivals", type=Path, required=True, help="gets lines: client id, monotonic time, bytes"
+    )
     arguments = parser.parse_args()
-    generator = Generator(socket.socket(fileno=arguments.fd))
-    for item in arguments.prepare:
-        version, response_bytes = item.split(":")
-        generator.prepare(int(version), int(response_bytes))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    print("ready", flush=True)
-    generator.serve()
+    with arguments.arrivals.open("w", buffering=1) as arrivals:
+        generator = Generator(socket.socket(fileno=arguments.fd), arrivals)
+        for batch_bytes in arguments.prepare:
+            generator.prepare(batch_bytes)
+        print("ready", flush=True)
+        generator.serve()
 
 
 if __name__ == "__main__":

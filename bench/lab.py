@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TypeVar
 import yaml
 
 from bench import traffic
-from bench.client import Job, Load, Outcome
+from bench.client import Job, Load, Outcome, read_outcome
 from bench.processes import (
     BenchError,
     Child,
@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
 NEVER_VIOLATED = "1000000GB"
 
-Rule = dict[str, str]
+Rule = dict[str, str | int]
 Entered = TypeVar("Entered")
 
 _RUN_WITH_SPLICE_MIN = """
@@ -100,21 +100,24 @@ class Proxy:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of a metric with these labels, 0 when there are none."""
-        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        except OSError as error:
-            raise BenchError(f"proxy: /metrics: {error}") from error
-        finally:
-            connection.close()
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         sample = re.compile(rf"^kafka_quota_proxy_{name}(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
         return sum(
             float(value)
-            for present, value in sample.findall(text)
+            for present, value in sample.findall(self.metrics())
             if wanted <= set(present.split(","))
         )
+
+    def metrics(self) -> str:
+        """Return all metrics as Prometheus would read them."""
+        connection = http.client.HTTPConnection(*self.admin, timeout=ADMIN_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode()
+        except OSError as error:
+            raise BenchError(f"proxy: /metrics: {error}") from error
+        finally:
+            connection.close()
 
 
 @dataclass(slots=True)
@@ -126,9 +129,10 @@ class Lab:
     _stack: ExitStack
     _started: dict[str, int] = field(default_factory=dict)
 
-    def start_generator(self, prepare: Sequence[tuple[int, int]] = ()) -> Target:
-        """Start the stand-in broker; `prepare` lists (version, bytes) of responses."""
-        arguments = [f"--prepare={version}:{size}" for version, size in prepare]
+    def start_generator(self, prepare: Iterable[int] = ()) -> Target:
+        """Start the stand-in broker; `prepare` lists lengths of record batches."""
+        arguments = [f"--prepare={batch_bytes}" for batch_bytes in prepare]
+        arguments.append(f"--arrivals={self._arrivals_path}")
         with listening_socket() as listener:
             address = listener.getsockname()
             child = self._start(
@@ -146,6 +150,7 @@ class Lab:
         rules: Sequence[Rule],
         *,
         queries: Sequence[dict[str, str]] = (),
+        mode: str = "delay",
         max_delay: str = "20s",
         pinned: bool = True,
         splice_min_bytes: int | None = None,
@@ -170,7 +175,7 @@ class Lab:
             ],
             "quotas": {"rules": list(rules)},
             "queries": list(queries),
-            "throttle": {"mode": "delay", "max_delay": max_delay},
+            "throttle": {"mode": mode, "max_delay": max_delay},
             "limits": {
                 "max_connections": MAX_CONNECTIONS,
                 "max_connections_per_ip": MAX_CONNECTIONS,
@@ -230,11 +235,20 @@ class Lab:
             answer = child.wait_line(
                 lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
             )
-        return Outcome(**json.loads(answer))
+        return read_outcome(answer)
+
+    def arrivals(self, client_id: str) -> list[tuple[float, int]]:
+        """Give the Produce requests of a client at the generator: monotonic time in s, bytes."""
+        lines = (line.split() for line in self._arrivals_path.read_text().splitlines())
+        return [(float(time_s), int(size)) for client, time_s, size in lines if client == client_id]
 
     def start_helper(self, name: str, command: Sequence[str]) -> Child:
         """Start another child that this lab stops, free to use every core."""
         return self._start(name, command, None)
+
+    @property
+    def _arrivals_path(self) -> Path:
+        return self.work_dir / "arrivals"
 
     def enter(self, manager: AbstractContextManager[Entered]) -> Entered:
         """Enter a context that is left together with the lab, before older children stop."""

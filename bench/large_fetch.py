@@ -66,7 +66,7 @@ def measure(quick: bool) -> list[Row]:
     """Run all variants over all targets in turn and give the rows."""
     rounds, duration_s = (1, 1.0) if quick else (5, 1.5)
     with open_lab() as lab:
-        direct = lab.start_generator([(variant.version, RESPONSE_BYTES) for variant in VARIANTS])
+        direct = lab.start_generator([RESPONSE_BYTES])
         rivals = lab.start_haproxy(direct.address)
         proxy = lab.start_proxy(direct.address, unviolated_rules()).target()
         rows = []
@@ -96,12 +96,12 @@ def try_once(
     outcome = lab.run_client([load], duration_s)
     target_s = target.usage().cpu_s - target_before.cpu_s
     load_s = direct.usage().cpu_s - generator_before.cpu_s + outcome.cpu_s
-    times, size = outcome.completed_s[0], outcome.frame_bytes[0]
+    times, sizes = outcome.served[0].completed_s, outcome.served[0].frame_bytes
     if not times:
         raise BenchError(f"{target.name}: no response in {duration_s} s")
     return Trial(
-        rate_between(times, size, WARM_UP_S, duration_s).interpolated,
-        target_s / (len(times) * size / GIGABYTE),
+        rate_between(times, sizes, WARM_UP_S, duration_s).interpolated,
+        target_s / (sum(sizes) / GIGABYTE),
         load_s / (duration_s * len(lab.cores.load)),
     )
 

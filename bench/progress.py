@@ -20,7 +20,7 @@ def measure(quick: bool) -> list[Row]:
     rounds, duration_s = (1, 1.0) if quick else (7, 1.5)
     rows = []
     with open_lab() as lab:
-        direct = lab.start_generator([(variant.version, RESPONSE_BYTES) for variant in VARIANTS])
+        direct = lab.start_generator([RESPONSE_BYTES])
         off = lab.start_proxy(direct.address, unviolated_rules()).target()
         queries = [{"name": CLIENT_ID}]
         on = lab.start_proxy(direct.address, unviolated_rules(), queries=queries).target()

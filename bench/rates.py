@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 GIGABYTE = 1e9
 # A completion ends a burst when the next one is later than this share of the mean spacing.
@@ -32,37 +32,49 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True)
 class _Knot:
-    """How many responses were complete at a burst's end."""
+    """How many bytes were complete at a burst's end."""
 
     time_s: float
-    completed: int
+    completed_bytes: int
 
 
 def rate_between(
-    completed_s: Sequence[float], response_bytes: int, start_s: float, end_s: float
+    completed_s: Sequence[float], sizes: Sequence[int], start_s: float, end_s: float
 ) -> MeasuredRate:
-    """Rate of equal responses completed at these ascending times within [start_s, end_s].
+    """Rate of responses of these sizes completed at these ascending times within [start_s, end_s].
 
     Without a burst that ends before the window or after it, interpolation begins at the first one
     or ends at the last one within it.
     """
-    inside = bisect_right(completed_s, end_s) - bisect_left(completed_s, start_s)
-    plain = inside * response_bytes / (end_s - start_s)
-    knots = _burst_ends(completed_s)
+    first, last = bisect_left(completed_s, start_s), bisect_right(completed_s, end_s)
+    plain = sum(sizes[first:last]) / (end_s - start_s)
+    knots = _burst_ends(completed_s, sizes)
     if len(knots) < 2:
-        return MeasuredRate(plain, 0.0, inside)
+        return MeasuredRate(plain, 0.0, last - first)
     start_s, end_s = max(start_s, knots[0].time_s), min(end_s, knots[-1].time_s)
     if end_s <= start_s:
-        return MeasuredRate(plain, 0.0, inside)
+        return MeasuredRate(plain, 0.0, last - first)
     grown = _completed_at(knots, end_s) - _completed_at(knots, start_s)
-    return MeasuredRate(plain, grown * response_bytes / (end_s - start_s), inside)
+    return MeasuredRate(plain, grown / (end_s - start_s), last - first)
 
 
-def per_second(completed_s: Sequence[float], response_bytes: int) -> list[int]:
+def most_within(completed_s: Sequence[float], sizes: Sequence[int], window_s: float) -> int:
+    """Most bytes that were completed, at these ascending times, in any window so long."""
+    most = held = first = 0
+    for time_s, size in zip(completed_s, sizes, strict=True):
+        held += size
+        while completed_s[first] <= time_s - window_s:
+            held -= sizes[first]
+            first += 1
+        most = max(most, held)
+    return most
+
+
+def per_second(completed_s: Sequence[float], sizes: Sequence[int]) -> list[int]:
     """Bytes completed in each whole second from the start."""
     totals = [0] * (math.floor(completed_s[-1]) + 1 if completed_s else 0)
-    for time_s in completed_s:
-        totals[math.floor(time_s)] += response_bytes
+    for time_s, size in zip(completed_s, sizes, strict=True):
+        totals[math.floor(time_s)] += size
     return totals
 
 
@@ -72,23 +84,25 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _burst_ends(completed_s: Sequence[float]) -> list[_Knot]:
+def _burst_ends(completed_s: Sequence[float], sizes: Sequence[int]) -> list[_Knot]:
     """Knots of the curve; the last completion is none, as its burst may have been cut off."""
     if len(completed_s) < 2:
         return []
     mean_spacing_s = (completed_s[-1] - completed_s[0]) / (len(completed_s) - 1)
     return [
-        _Knot(time_s, count)
-        for count, (time_s, next_s) in enumerate(pairwise(completed_s), start=1)
+        _Knot(time_s, completed_bytes)
+        for (time_s, next_s), completed_bytes in zip(
+            pairwise(completed_s), accumulate(sizes), strict=False
+        )
         if next_s - time_s > BURST_GAP_SHARE * mean_spacing_s
     ]
 
 
 def _completed_at(knots: Sequence[_Knot], time_s: float) -> float:
-    """Responses completed at a time, on the straight line between the knots around it."""
+    """Bytes completed at a time, on the straight line between the knots around it."""
     after = bisect_right(knots, time_s, key=lambda knot: knot.time_s)
     if after == len(knots):
-        return float(knots[-1].completed)
+        return float(knots[-1].completed_bytes)
     left, right = knots[after - 1], knots[after]
     share = (time_s - left.time_s) / (right.time_s - left.time_s)
-    return left.completed + share * (right.completed - left.completed)
+    return left.completed_bytes + share * (right.completed_bytes - left.completed_bytes)

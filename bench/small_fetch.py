@@ -35,9 +35,9 @@ class RoundTrip:
 def measure(quick: bool) -> list[Row]:
     """Run all targets in turn and give the rows."""
     rounds, duration_s = (1, 0.5) if quick else (9, 1.0)
-    size = traffic.small_response_bytes(VERSION)
+    size = traffic.small_batch_bytes()
     with open_lab() as lab:
-        direct = lab.start_generator([(VERSION, size)])
+        direct = lab.start_generator([size])
         rivals = lab.start_haproxy(direct.address)
         proxy = lab.start_proxy(direct.address, unviolated_rules()).target()
         targets = [proxy, *rivals[:1], direct]

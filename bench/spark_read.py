@@ -12,6 +12,7 @@ where throughput counts.
 import json
 import os
 import statistics
+from collections.abc import Mapping
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -28,6 +29,7 @@ FIGURE = "spark"
 TARGET_RATIO = 1.02
 TOPIC = "bench-spark"
 PARTITIONS = 3
+TASKS = 2
 VALUE_BYTES = 1000
 FULL_BYTES = 1_000_000_000
 VARIANTS: dict[str, dict[str, str]] = {
@@ -58,11 +60,11 @@ def measure(quick: bool) -> list[Row]:
     total_bytes, runs = (QUICK_BYTES, QUICK_RUNS) if quick else (FULL_BYTES, FULL_RUNS)
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
-        _fill(broker.bootstrap, total_bytes)
+        fill(broker.bootstrap, total_bytes, PARTITIONS, PRODUCER_SETTINGS)
         host, _, port = broker.bootstrap.rpartition(":")
         proxy = lab.start_proxy((host, int(port)), unviolated_rules(), pinned=False)
         ways = {"direct": broker.bootstrap, "proxy": "{}:{}".format(*proxy.bootstrap)}
-        reader = _start_reader(lab)
+        reader = start_reader(lab, TASKS)
         rows = []
         for title, options in VARIANTS.items():
             for _ in range(WARM_UP_RUNS):
@@ -79,17 +81,17 @@ def measure(quick: bool) -> list[Row]:
     return rows
 
 
-def _fill(bootstrap: str, total_bytes: int) -> None:
+def fill(bootstrap: str, total_bytes: int, partitions: int, settings: Mapping[str, int]) -> None:
     """Create the topic and write records of random bytes until it holds `total_bytes`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    created = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+    created = admin.create_topics([NewTopic(TOPIC, partitions, 1)])
     created[TOPIC].result(ADMIN_TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap, **PRODUCER_SETTINGS})
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
     value = os.urandom(VALUE_BYTES)
     for number in range(total_bytes // VALUE_BYTES):
         while True:
             try:
-                producer.produce(TOPIC, value, partition=number % PARTITIONS)
+                producer.produce(TOPIC, value, partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(QUEUE_POLL_S)
@@ -97,10 +99,12 @@ def _fill(bootstrap: str, total_bytes: int) -> None:
         raise BenchError(f"the topic was not filled in {FLUSH_TIMEOUT_S:.0f} s")
 
 
-def _start_reader(lab: Lab) -> Child:
+def start_reader(lab: Lab, tasks: int) -> Child:
+    """Start a Spark driver that runs so many tasks at the same time."""
     jars = ",".join(str(jar) for jar in connector_jars())
     reader = lab.start_helper(
-        "spark", python("bench.spark_reader", f"--jars={jars}", f"--topic={TOPIC}")
+        "spark",
+        python("bench.spark_reader", f"--jars={jars}", f"--topic={TOPIC}", f"--tasks={tasks}"),
     )
     reader.wait_line(lambda line: line == "ready", SESSION_TIMEOUT_S)
     return reader

@@ -12,17 +12,16 @@ import time
 
 from pyspark.sql import SparkSession
 
-MASTER = "local[2]"
-
 
 def main() -> None:
     """Serve until stdin ends."""
     parser = argparse.ArgumentParser(prog="bench.spark_reader", description=__doc__)
     parser.add_argument("--jars", required=True, help="the Kafka connector's jars, by commas")
     parser.add_argument("--topic", required=True)
+    parser.add_argument("--tasks", type=int, default=2, help="how many run at the same time")
     options = parser.parse_args()
     spark = (
-        SparkSession.builder.master(MASTER)
+        SparkSession.builder.master(f"local[{options.tasks}]")
         .appName("quota-proxy bench")
         .config("spark.jars", options.jars)
         .config("spark.ui.enabled", "false")

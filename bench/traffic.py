@@ -13,22 +13,34 @@ from kafka.protocol.metadata import (
     MetadataRequest,
     MetadataResponse,
 )
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from bench import old_fetch
+from proxy.wire.varint import write_uvarint
 
 Address = tuple[str, int]
 
 NODE_ID = 0
 TOPIC = "bench"
 TOPIC_ID = uuid.UUID(bytes=b"bench-topic-uuid")
+# What follows, and the id of the topic as a number, is the length of the topic's batches.
+TOPIC_PREFIX = "batches-"
+# Stands for the records where the codec builds what is around them.
+PLACEHOLDER = b"<records>"
 CLUSTER_ID = "bench"
 OFFSET = 0
 EVERYTHING_READ = 1
 RECORD_TIME_MS = 1_700_000_000_000
 SMALL_VALUE_BYTES = 100
+LENGTH_BYTES = 4
 CORRELATION_ID_END = 8
 FIT_ATTEMPTS = 3
 FIRST_FIT_OVERHEAD_BYTES = 200
 METADATA_VERSION = 12
+PRODUCE_VERSION = 9
+PRODUCE_TIMEOUT_MS = 30_000
+NO_ACKS = 0
 API_VERSIONS_VERSION = 3
 UNSUPPORTED_VERSION = 35
 CONNECT_TIMEOUT_S = 10.0
@@ -42,49 +54,142 @@ class Frame:
     correlation_id: int
 
 
-def fetch_request(version: int, client_id: str, response_bytes: int) -> bytearray:
-    """Frame of a Fetch that our generator answers with `response_bytes` in all.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a Fetch asks for: the length of its topic's batches, and its limit in bytes."""
+
+    batch_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What stands in a Fetch response between its correlation id and the records, and after."""
+
+    before: bytes
+    after: bytes
+
+
+def fetch_request(version: int, client_id: str, max_bytes: int, batch_bytes: int) -> bytearray:
+    """Frame of a Fetch for at most `max_bytes` of a topic whose record batches are this long.
+
+    The limit stands in the partition too, and in version 2 only there.
 
     Raises:
-        ValueError: kafka-python does not know the version.
+        ValueError: kafka-python does not know the version, and it is not 2.
 
     """
+    name = topic_name(batch_bytes)
+    if version == old_fetch.VERSION:
+        return old_fetch.request(client_id, name, max_bytes)
     partition = FetchRequest.FetchTopic.FetchPartition(
-        partition=0, fetch_offset=OFFSET, partition_max_bytes=response_bytes
+        partition=0, fetch_offset=OFFSET, partition_max_bytes=max_bytes
     )
-    topic = FetchRequest.FetchTopic(topic=TOPIC, topic_id=TOPIC_ID, partitions=[partition])
+    topic = FetchRequest.FetchTopic(
+        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
+    )
     request = FetchRequest[version](
-        max_wait_ms=500, min_bytes=1, max_bytes=response_bytes, topics=[topic]
+        max_wait_ms=500, min_bytes=1, max_bytes=max_bytes, topics=[topic]
     )
     request.with_header(correlation_id=0, client_id=client_id)
     return bytearray(request.encode(header=True, framed=True))
 
 
-def fetch_response(version: int, response_bytes: int) -> bytes:
-    """Fetch response of one partition with one valid record, `response_bytes` long.
+def read_fetch(version: int, frame: bytes) -> Asked:
+    """Read from a Fetch request how much of which topic it asks for."""
+    if version == old_fetch.VERSION:
+        name, max_bytes = old_fetch.read_request(frame)
+        return Asked(_batch_bytes(name), max_bytes)
+    request = FetchRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
+    topic = request.topics[0]
+    in_partitions = sum(partition.partition_max_bytes for partition in topic.partitions)
+    batch_bytes = _batch_bytes(topic.topic) if topic.topic else topic.topic_id.int
+    return Asked(batch_bytes, min(request.max_bytes, in_partitions))
 
-    The record's value is filled to that length; where a varint makes it impossible the frame is
-    a byte or two off.
+
+def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
+    """Build what stands around so many bytes of records in a Fetch response."""
+    name = topic_name(batch_bytes)
+    if version == old_fetch.VERSION:
+        return Envelope(old_fetch.response_head(name, records_bytes), b"")
+    partition = FetchResponse.FetchableTopicResponse.PartitionData(
+        partition_index=0,
+        high_watermark=OFFSET + EVERYTHING_READ,
+        last_stable_offset=OFFSET + EVERYTHING_READ,
+        log_start_offset=OFFSET,
+        aborted_transactions=None,
+        records=PLACEHOLDER,
+    )
+    topic = FetchResponse.FetchableTopicResponse(
+        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
+    )
+    frame = _framed(FetchResponse[version](responses=[topic]), 0)
+    before, after = frame[CORRELATION_ID_END:].split(PLACEHOLDER)
+    is_flexible = FetchResponse[version].flexible_version_q(version)
+    before = before.removesuffix(_length_field(len(PLACEHOLDER), is_flexible=is_flexible))
+    return Envelope(before + _length_field(records_bytes, is_flexible=is_flexible), after)
+
+
+def record_batch(batch_bytes: int) -> bytes:
+    """Build a valid batch of one record, `batch_bytes` long.
+
+    Where a varint makes that length impossible the batch is a byte or two off.
     """
-    value_bytes = max(SMALL_VALUE_BYTES, response_bytes - FIRST_FIT_OVERHEAD_BYTES)
-    frame = _fetch_response_of_value(version, value_bytes)
+    value_bytes = max(0, batch_bytes - FIRST_FIT_OVERHEAD_BYTES)
+    batch = _batch_of_value(value_bytes)
     for _ in range(FIT_ATTEMPTS):
-        if len(frame) == response_bytes:
+        if len(batch) == batch_bytes:
             break
-        value_bytes = max(0, value_bytes + response_bytes - len(frame))
-        frame = _fetch_response_of_value(version, value_bytes)
-    return frame
+        value_bytes = max(0, value_bytes + batch_bytes - len(batch))
+        batch = _batch_of_value(value_bytes)
+    return batch
 
 
 @cache
-def small_response_bytes(version: int) -> int:
-    """Length of a Fetch response that carries one record of 100 bytes."""
-    return len(_fetch_response_of_value(version, SMALL_VALUE_BYTES))
+def small_batch_bytes() -> int:
+    """Length of a batch with one record of 100 bytes."""
+    return len(_batch_of_value(SMALL_VALUE_BYTES))
 
 
-def asked_response_bytes(version: int, body: bytes) -> int:
-    """Length of the response that a Fetch request's header and body ask for."""
-    return int(FetchRequest.decode(body, version=version, header=True).max_bytes)
+def topic_name(batch_bytes: int) -> str:
+    """Name of the topic whose record batches are so long."""
+    return f"{TOPIC_PREFIX}{batch_bytes}"
+
+
+def produce_request(client_id: str, records_bytes: int, acks: int) -> bytearray:
+    """Frame of a Produce request with one batch that is so long."""
+    partition = ProduceRequest.TopicProduceData.PartitionProduceData(
+        index=0, records=record_batch(records_bytes)
+    )
+    topic = ProduceRequest.TopicProduceData(
+        name=topic_name(records_bytes), partition_data=[partition]
+    )
+    request = ProduceRequest[PRODUCE_VERSION](
+        transactional_id=None, acks=acks, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=[topic]
+    )
+    request.with_header(correlation_id=0, client_id=client_id)
+    return bytearray(request.encode(header=True, framed=True))
+
+
+def produce_answer(version: int, correlation_id: int, frame: bytes) -> bytes:
+    """Answer a Produce request without error; empty when it asks for no acknowledgement."""
+    request = ProduceRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
+    if request.acks == NO_ACKS:
+        return b""
+    answered = ProduceResponse.TopicProduceResponse
+    response = ProduceResponse[version](
+        responses=[
+            answered(
+                name=topic.name,
+                partition_responses=[
+                    answered.PartitionProduceResponse(index=partition.index)
+                    for partition in topic.partition_data
+                ],
+            )
+            for topic in request.topic_data
+        ]
+    )
+    return _framed(response, correlation_id)
 
 
 def api_versions_request(client_id: str) -> bytes:
@@ -97,14 +202,14 @@ def api_versions_request(client_id: str) -> bytes:
 
 
 def api_versions_response(version: int, correlation_id: int) -> bytes:
-    """ApiVersions response naming the three APIs that the generator serves."""
+    """ApiVersions response naming the four APIs that the generator serves."""
     known = version <= ApiVersionsResponse.max_version
     answer = ApiVersionsResponse[version if known else 0]
     served = [
         ApiVersionsResponse.ApiVersion(api_key=api.API_KEY, min_version=low, max_version=high)
         for api, (low, high) in (
             (request, request.valid_versions)
-            for request in (FetchRequest, MetadataRequest, ApiVersionsRequest)
+            for request in (ProduceRequest, FetchRequest, MetadataRequest, ApiVersionsRequest)
         )
     ]
     return _framed(
@@ -169,7 +274,7 @@ def response_head(first_bytes: bytes | bytearray) -> Frame:
     )
 
 
-def _fetch_response_of_value(version: int, value_bytes: int) -> bytes:
+def _batch_of_value(value_bytes: int) -> bytes:
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -180,18 +285,16 @@ def _fetch_response_of_value(version: int, value_bytes: int) -> bytes:
         batch_size=2**31 - 1,
     )
     builder.append(OFFSET, RECORD_TIME_MS, None, bytes(value_bytes), [])
-    partition = FetchResponse.FetchableTopicResponse.PartitionData(
-        partition_index=0,
-        high_watermark=OFFSET + EVERYTHING_READ,
-        last_stable_offset=OFFSET + EVERYTHING_READ,
-        log_start_offset=OFFSET,
-        aborted_transactions=None,
-        records=bytes(builder.build()),
-    )
-    topic = FetchResponse.FetchableTopicResponse(
-        topic=TOPIC, topic_id=TOPIC_ID, partitions=[partition]
-    )
-    return _framed(FetchResponse[version](responses=[topic]), 0)
+    return bytes(builder.build())
+
+
+def _batch_bytes(topic: str) -> int:
+    """Read the length of a topic's batches from its name; raises ValueError if it is not there."""
+    return int(topic.removeprefix(TOPIC_PREFIX))
+
+
+def _length_field(records_bytes: int, *, is_flexible: bool) -> bytes:
+    return write_uvarint(records_bytes + 1) if is_flexible else records_bytes.to_bytes(4, "big")
 
 
 def _framed(response: Any, correlation_id: int) -> bytes:

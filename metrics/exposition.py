@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from .registry import Registry
+from .sensor import Sensor
 
 PREFIX = "kafka_quota_proxy_"
 BOUND_METRIC = "bound_bytes"
@@ -16,11 +19,30 @@ BOUND_HELP = "Bound that the quota sets for the measured value, in the same unit
 Labels = tuple[tuple[str, str], ...]
 
 
+class _ReadLate:
+    """Samples that are made one by one, when they are read."""
+
+    def __init__(self, make: Callable[[], Iterator[Sample]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._make()
+
+
+def read_late(family: Family, make: Callable[[], Iterator[Sample]]) -> Family:
+    """Give an empty family the samples that `make` yields whenever they are read.
+
+    So who reads thousands of them can do other work between two.
+    """
+    family.samples = cast(list[Sample], _ReadLate(make))
+    return family
+
+
 class SensorCollector(Collector):
     """A prometheus_client collector: register it, and each scrape measures every sensor.
 
     One gauge family per metric name. Each metric with a quota has a sample with its labels in
-    the family `bound_metric` as well. Of two metrics that share name and labels the later one is
+    the family `bound_metric` as well. Of two metrics that share name and labels the earlier one is
     shown, since a scrape with a doubled series is refused as a whole.
 
     `clock_ms` gives monotonic milliseconds, from the clock that the sensors are fed with. Measuring
@@ -40,22 +62,40 @@ class SensorCollector(Collector):
         self._bound_metric = bound_metric
 
     def collect(self) -> Iterable[Family]:
-        """Return the families of this moment; none while there are no sensors."""
-        now_ms = self._clock_ms()
-        helps = {self._bound_metric: BOUND_HELP}
-        values: dict[str, dict[Labels, float]] = {}
-        for sensor in self._registry:
-            for metric in sensor.metrics:
-                name = metric.name
-                helps.setdefault(name.name, name.description)
-                values.setdefault(name.name, {})[name.labels] = metric.measure(now_ms)
-                quota = metric.config.quota
-                if quota is not None:
-                    values.setdefault(self._bound_metric, {})[name.labels] = quota.bound
-        return [self._family(name, helps[name], series) for name, series in values.items()]
+        """Return the families; none while there are no sensors.
 
-    def _family(self, name: str, description: str, series: dict[Labels, float]) -> Family:
+        A sensor is measured when its sample is read, and left out if it has gone by then.
+        """
+        sensors = tuple(self._registry)
+        helps: dict[str, str] = {}
+        for sensor in sensors:
+            for metric in sensor.metrics:
+                if metric.name.name not in helps:
+                    helps[metric.name.name] = metric.name.description
+                if self._bound_metric not in helps and metric.config.quota is not None:
+                    helps[self._bound_metric] = BOUND_HELP
+        return [self._family(name, text, sensors) for name, text in helps.items()]
+
+    def _family(self, name: str, description: str, sensors: tuple[Sensor, ...]) -> Family:
         family = Family(self._prefix + name, description, "gauge")
-        for labels, value in series.items():
-            family.add_sample(family.name, dict(labels), value)
-        return family
+        values = self._bounds if name == self._bound_metric else self._measured
+
+        def samples() -> Iterator[Sample]:
+            shown: set[Labels] = set()
+            for sensor in sensors:
+                for labels, value in () if sensor.retired else values(sensor, name):
+                    if labels not in shown:
+                        shown.add(labels)
+                        yield Sample(family.name, dict(labels), value)
+
+        return read_late(family, samples)
+
+    def _measured(self, sensor: Sensor, name: str) -> Iterator[tuple[Labels, float]]:
+        for metric in sensor.metrics:
+            if metric.name.name == name:
+                yield metric.name.labels, metric.measure(self._clock_ms())
+
+    def _bounds(self, sensor: Sensor, _: str) -> Iterator[tuple[Labels, float]]:
+        for metric in sensor.metrics:
+            if metric.config.quota is not None:
+                yield metric.name.labels, metric.config.quota.bound

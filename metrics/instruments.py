@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -13,8 +13,11 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from .exposition import PREFIX
+from .exposition import PREFIX, read_late
 
 OTHER = "other"
 """Value of an open label once there are too many sets."""
@@ -24,14 +27,16 @@ COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1
 LAG_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 
 M = TypeVar("M", bound=MetricWrapperBase)
+LabelValues = tuple[str, ...]
 
 
-class BoundedLabels(Generic[M]):
+class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up.
 
     `open_labels` are those whose values clients choose. Once `max_sets` distinct sets are in use,
     a new one is counted with OTHER in its open labels. The remaining labels must have few values.
-    Raises ValueError when `max_sets` is below 1 or an open label is not one of the metric's.
+    It is the metric's collector: register it, and not the metric. Raises ValueError when `max_sets`
+    is below 1 or an open label is not one of the metric's.
     """
 
     def __init__(
@@ -45,7 +50,11 @@ class BoundedLabels(Generic[M]):
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
-        self._children: dict[tuple[str, ...], M] = {}
+        self._children: dict[LabelValues, M] = {}
+        # Sets with OTHER are kept apart: they are few, and must not use up the room.
+        self._others: dict[LabelValues, M] = {}
+        # The last values of the sets in use, by their other values: what `forget` drops at once.
+        self._last: dict[LabelValues, dict[str, None]] = {}
 
     def of(self, *values: str) -> M:
         """Return the child for these label values, in the metric's order; hold it on hot paths.
@@ -58,31 +67,57 @@ class BoundedLabels(Generic[M]):
         if len(self._children) < self._max_sets:
             child = self._metric.labels(*values)
             self._children[values] = child
+            self._last.setdefault(values[:-1], {})[values[-1]] = None
+            self._others.pop(values, None)
             return child
-        # Sets with OTHER are left out of the cache: they are few, and must not use up its room.
-        return self._metric.labels(
-            *(
-                OTHER if is_open else value
-                for is_open, value in zip(self._is_open, values, strict=True)
-            )
+        values = tuple(
+            OTHER if is_open else value
+            for is_open, value in zip(self._is_open, values, strict=True)
         )
+        child = self._metric.labels(*values)
+        if values not in self._children:
+            self._others[values] = child
+        return child
 
     def forget(self, **labels: str) -> int:
         """Drop the sets with these values and make room for as many; return how many.
 
-        For clients that are gone: a child that somebody still holds is no longer exposed. Raises
-        ValueError for a label that the metric does not have.
+        For clients that are gone: a child that somebody still holds is no longer exposed. All
+        labels must be named, or all but the metric's last one: these sets are found without a walk
+        over the others. Raises ValueError for other names.
         """
-        wanted = [(self._label_names.index(name), value) for name, value in labels.items()]
-        gone = [
-            values
-            for values in self._children
-            if all(values[index] == value for index, value in wanted)
-        ]
-        for values in gone:
-            del self._children[values]
-            self._metric.remove(*values)
+        names = self._label_names[: len(labels)]
+        if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
+            raise ValueError(f"{sorted(labels)} are not {self._label_names}, nor all but the last")
+        first = tuple(labels[name] for name in self._label_names[:-1])
+        last = self._last.get(first, {})
+        wanted = labels.get(self._label_names[-1])
+        gone = list(last) if wanted is None else [wanted] if wanted in last else []
+        for value in gone:
+            del last[value]
+            del self._children[*first, value]
+            self._metric.remove(*first, value)
+        if not last:
+            self._last.pop(first, None)
         return len(gone)
+
+    def describe(self) -> Iterable[Family]:
+        """Return the family without samples."""
+        return self._metric.describe()
+
+    def collect(self) -> Iterable[Family]:
+        """Return the family, whose samples are those of the moment at which each is read."""
+        return [read_late(family, self._samples) for family in self.describe()]
+
+    def _samples(self) -> Iterator[Sample]:
+        for sets in (self._children, self._others):
+            for values in tuple(sets):
+                child = sets.get(values)
+                if child is not None:
+                    labels = dict(zip(self._label_names, values, strict=True))
+                    for family in child.collect():
+                        for sample in family.samples:
+                            yield sample._replace(labels={**labels, **sample.labels})
 
 
 class Instruments:
@@ -139,17 +174,16 @@ class Instruments:
         self.ledger_pending = self._bounded_gauge(
             "ledger_pending", "Source batches that are not finished.", ("pipeline",)
         )
-        self.ledger_completion_seconds = BoundedLabels(
+        self.ledger_completion_seconds = self._bounded(
             Histogram(
                 PREFIX + "ledger_completion_seconds",
                 "Time from the start of a source batch until all that came of it is done.",
                 ["pipeline"],
                 buckets=COMPLETION_BUCKETS_S,
-                registry=registry,
+                registry=None,
             ),
             ("pipeline",),
             ("pipeline",),
-            max_label_sets,
         )
         self.ledger_failed_total = self._bounded_counter(
             "ledger_failed_total",
@@ -206,8 +240,8 @@ class Instruments:
     def _bounded_gauge(
         self, name: str, description: str, label_names: tuple[str, ...]
     ) -> BoundedLabels[Gauge]:
-        gauge = Gauge(PREFIX + name, description, label_names, registry=self._registry)
-        return BoundedLabels(gauge, label_names, label_names, self._max_label_sets)
+        gauge = Gauge(PREFIX + name, description, label_names, registry=None)
+        return self._bounded(gauge, label_names, label_names)
 
     def _bounded_counter(
         self,
@@ -217,5 +251,12 @@ class Instruments:
         *,
         open_labels: tuple[str, ...],
     ) -> BoundedLabels[Counter]:
-        counter = self._counter(name, description, label_names)
-        return BoundedLabels(counter, label_names, open_labels, self._max_label_sets)
+        counter = Counter(PREFIX + name, description, label_names, registry=None)
+        return self._bounded(counter, label_names, open_labels)
+
+    def _bounded(
+        self, metric: M, label_names: tuple[str, ...], open_labels: tuple[str, ...]
+    ) -> BoundedLabels[M]:
+        bounded = BoundedLabels(metric, label_names, open_labels, self._max_label_sets)
+        self._registry.register(bounded)
+        return bounded

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 
 from .sensor import DEFAULT_EXPIRY_MS, Sensor
+
+COMPACT_AT_ENTRIES = 64
+"""With fewer entries more than sensors, those of removed sensors are not worth the work."""
 
 
 class RegistryFull(Exception):  # noqa: N818 - says what the registry is
@@ -34,9 +38,10 @@ class Registry:
         self.max_sensors = max_sensors
         self.expiry_ms = expiry_ms
         self._sensors: dict[str, Sensor] = {}
-        # No sensor can expire earlier: what is recorded after the last walk only moves it later.
-        # So a full registry under a flood of new names is not walked for each of them.
-        self._next_expiry_ms = math.inf
+        # By the earliest time at which each can expire: what is recorded only moves it later. So a
+        # sensor is looked at once in `expiry_ms`, not for each new name.
+        self._due: list[tuple[float, int, Sensor]] = []
+        self._number = count()
 
     def get(self, name: str) -> Sensor | None:
         """Return the sensor of that name, or None."""
@@ -61,7 +66,7 @@ class Registry:
         sensor.expiry_ms = self.expiry_ms
         sensor.last_record_ms = now_ms
         self._sensors[name] = sensor
-        self._next_expiry_ms = min(self._next_expiry_ms, now_ms + self.expiry_ms)
+        heappush(self._due, (sensor.expires_ms, next(self._number), sensor))
         return sensor
 
     def remove(self, name: str) -> bool:
@@ -70,22 +75,29 @@ class Registry:
         if sensor is None:
             return False
         sensor.retired = True
+        if len(self._due) > 2 * len(self._sensors) + COMPACT_AT_ENTRIES:
+            self._due = [entry for entry in self._due if not entry[2].retired]
+            heapify(self._due)
         return True
 
     def expire(self, now_ms: float) -> list[str]:
-        """Let all idle sensors go; return their names.
+        """Let all idle sensors go; return their names."""
+        return [name for name in self.expiring(now_ms) if name is not None]
 
-        Costs one comparison while none can have expired, else one walk over all.
+    def expiring(self, now_ms: float) -> Iterator[str | None]:
+        """Let idle sensors go; yield for each that is looked at its name, None when it stays.
+
+        Looks only at those that can have expired, which for each sensor is so at most once in
+        `expiry_ms`. It may be left at any step and other calls may come between two.
         """
-        if now_ms < self._next_expiry_ms:
-            return []
-        expired = [sensor.name for sensor in self if sensor.has_expired(now_ms)]
-        for name in expired:
-            self.remove(name)
-        self._next_expiry_ms = min(
-            (sensor.last_record_ms + self.expiry_ms for sensor in self), default=math.inf
-        )
-        return expired
+        while self._due and self._due[0][0] <= now_ms:
+            _, number, sensor = self._due[0]
+            if not sensor.retired and sensor.expires_ms > now_ms:
+                heapreplace(self._due, (sensor.expires_ms, number, sensor))
+                yield None
+                continue
+            heappop(self._due)
+            yield sensor.name if not sensor.retired and self.remove(sensor.name) else None
 
     def __contains__(self, name: str) -> bool:
         return name in self._sensors

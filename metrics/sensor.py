@@ -110,6 +110,7 @@ class Sensor:
                 if not quota.accepts(measured):
                     raise QuotaViolation(metric.name, measured, quota.bound)
 
-    def has_expired(self, now_ms: float) -> bool:
-        """Return whether no value came for `expiry_ms` or longer."""
-        return now_ms - self.last_record_ms >= self.expiry_ms
+    @property
+    def expires_ms(self) -> float:
+        """When it expires unless another value comes."""
+        return self.last_record_ms + self.expiry_ms

@@ -37,6 +37,7 @@ from proxy.relay.services import (
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
 from proxy.reload import Reloader
+from proxy.slices import Slices
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -133,6 +134,7 @@ class App:
             instruments=instruments,
             pipes=PipePool(),
             splice=splice,
+            passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
         self._queries = Queries(
             config,
@@ -146,7 +148,8 @@ class App:
         listeners = tuple(map(_listener, config.listeners))
         self.relay = Relay(listeners, self._for_clients, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
-        self._history = History(self.quotas.snapshot)
+        self._history = History(self.quotas.readings)
+        self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -287,16 +290,18 @@ class App:
         """Forget idle sensors and clients, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
-            self.quotas.expire(clock_ms())
-            self._services.forget_clients(clock_ms())
+            await self._slices.collect(self.quotas.expiring(clock_ms()))
+            await self._slices.collect(self._services.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
-        """Notice the end of throttling and draw the charts on, until cancelled."""
+        """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
-            self.quotas.sweep(clock_ms())
-            self.quotas.settle()
-            self._history.tick(clock_ms())
+            self.relay.follow_quotas()
+            await self._slices.collect(self.quotas.settling())
+            await self._slices.collect(self.quotas.sweeping(clock_ms()))
+            if self._history.due(clock_ms()):
+                await self._slices.collect(self._history.sample(clock_ms))
 
 
 class _Source:

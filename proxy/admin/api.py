@@ -8,12 +8,14 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.bodies import json_body, number
-from proxy.admin.clients import Clients, pressing, rule_entry
+from proxy.admin.clients import Clients, rule_entry
 from proxy.admin.errors import ApiError, answer
 from proxy.admin.overrides import ParseSize, parse_override
+from proxy.admin.pieces import answer_in_slices
 from proxy.admin.status import Status
 from proxy.quota.rulebook import RuleBook
 from proxy.quota.selector import parse_selector, selector
+from proxy.slices import Slices
 from proxy.state import StateError
 
 CLIENTS_PATH = "/v1/clients/"
@@ -43,6 +45,7 @@ class Api:
         status: the document of the status page.
         parse_size: reads sizes in bodies.
         clock_ms: the monotonic time.
+        slices: in which long answers are made.
 
     """
 
@@ -53,12 +56,14 @@ class Api:
         status: Status,
         parse_size: ParseSize,
         clock_ms: Callable[[], float],
+        slices: Slices,
     ) -> None:
         self._clients = clients
         self._rules = rules
         self._status = status
         self._parse_size = parse_size
         self._clock_ms = clock_ms
+        self._slices = slices
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -73,35 +78,36 @@ class Api:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         text, limit = _choice(request)
-        return answer(self._status.document(text, limit, self._clock_ms(), time.time()))
+        document = await self._status.document(text, limit, self._clock_ms(), time.time())
+        return await answer_in_slices(document, self._slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = _choice(request)
-        now_ms = self._clock_ms()
-        rows = self._clients.rows(now_ms)
-        shown = pressing(rows, text, limit)
-        described = self._clients.describe(shown, now_ms)
-        unbounded = self._clients.unbounded(text, limit)
-        return answer({"total": len(rows), "clients": described, **unbounded})
+        shown = await self._clients.pressing(text, limit)
+        described = await self._clients.describe(shown.rows, self._clock_ms())
+        unbounded = await self._clients.unbounded(text, limit)
+        document = {"total": shown.total, "clients": described, **unbounded}
+        return await answer_in_slices(document, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = _tail(request, CLIENTS_PATH)
-        now_ms = self._clock_ms()
-        rows = [row for row in self._clients.rows(now_ms) if row.entity == entity]
+        rows = await self._clients.of_entity(entity)
         if not rows:
             raise ApiError(
                 404,
                 f"no client is measured as {entity!r}",
                 "see GET /v1/clients; one that sent nothing for an hour is forgotten",
             )
+        described = await self._clients.describe(rows, self._clock_ms())
         quotas = [
             {**document, "connected": self._clients.explain(row)}
-            for row, document in zip(rows, self._clients.describe(rows, now_ms), strict=True)
+            for row, document in zip(rows, described, strict=True)
         ]
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        return answer({"quotas": [rule_entry(entry) for entry in self._rules.entries()]})
+        entries = await self._slices.collect(map(rule_entry, self._rules.entries()))
+        return await answer_in_slices({"quotas": entries}, self._slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)

@@ -1,12 +1,12 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
-import math
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from heapq import nlargest
-from itertools import islice
 
 from proxy.admin.history import share
+from proxy.admin.largest import Largest
 from proxy.admin.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -14,14 +14,26 @@ from proxy.quota.meter import QuotaRow
 from proxy.quota.rulebook import RuleBook, RuleEntry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
+from proxy.slices import Slices
 
 MS_PER_SECOND = 1000.0
 
 FRESH_MS = 500.0
-"""How long measured rows are shown again: with 10,000 sensors they take some 60 ms to make, and
-many may be looking."""
+"""How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
+time to make, and many may be looking."""
 
 Document = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The rows that were asked for, and how many there are in all."""
+
+    rows: list[QuotaRow]
+    total: int
+    throttled: int
+    held: int
+    """Sensors of which a response waits."""
 
 
 class Clients:
@@ -31,27 +43,79 @@ class Clients:
         quotas: whose sensors are shown.
         rules: says where their rules come from.
         queries: says what is behind an adaptive bound.
+        slices: in which all of them are walked over.
+        clock_ms: the monotonic time that `quotas` is fed with.
 
     """
 
-    def __init__(self, quotas: QuotaManager, rules: RuleBook, queries: Queries) -> None:
+    def __init__(
+        self,
+        quotas: QuotaManager,
+        rules: RuleBook,
+        queries: Queries,
+        slices: Slices,
+        clock_ms: Callable[[], float],
+    ) -> None:
         self._quotas = quotas
         self._rules = rules
         self._queries = queries
-        self._rows: list[QuotaRow] = []
-        self._stale_ms = -math.inf
+        self._slices = slices
+        self._clock_ms = clock_ms
+        self._measuring = asyncio.Lock()
+        # By text and limit, with the time from which on it is not shown any more.
+        self._shown: dict[tuple[str, int], tuple[float, Shown]] = {}
 
-    def rows(self, now_ms: float) -> list[QuotaRow]:
-        """Return a row for each sensor, measured at most `FRESH_MS` ago."""
-        if now_ms >= self._stale_ms:
-            self._rows = self._quotas.snapshot(now_ms)
-            self._stale_ms = now_ms + FRESH_MS
-        return self._rows
+    async def pressing(self, text: str, limit: int) -> Shown:
+        """Return the rows to look at first: the throttled, then those closest to their bound.
 
-    def describe(self, rows: Iterable[QuotaRow], now_ms: float) -> list[Document]:
+        They come from a walk over all sensors that ended at most `FRESH_MS` ago.
+
+        Args:
+            text: lower case; only rows that have it in their entity, or in the user or client id of
+                a connected client. Empty: every row.
+            limit: at most so many; 0 or more.
+
+        """
+        async with self._measuring:
+            now_ms = self._clock_ms()
+            self._shown = {key: each for key, each in self._shown.items() if now_ms < each[0]}
+            known = self._shown.get((text, limit))
+            if known is None:
+                shown = await self._walk(text, limit)
+                known = self._shown[text, limit] = self._clock_ms() + FRESH_MS, shown
+            return known[1]
+
+    async def of_entity(self, entity: str) -> list[QuotaRow]:
+        """Return a row for each sensor of an entity."""
+        rows = self._quotas.rows(self._clock_ms)
+        found = (row if row is not None and row.entity == entity else None for row in rows)
+        return [row for row in await self._slices.collect(found) if row is not None]
+
+    async def _walk(self, text: str, limit: int) -> Shown:
+        # The other rows are not kept: that many at once would bring on Python's full collections.
+        found: Largest[QuotaRow] = Largest(limit)
+        total = throttled = held = 0
+
+        def look() -> Iterator[None]:
+            nonlocal total, throttled, held
+            for row in self._quotas.rows(self._clock_ms):
+                if row is not None:
+                    total += 1
+                    throttled += row.throttled
+                    held += row.hold_until_ms is not None
+                    if _mentions(row, text):
+                        found.add((row.throttled, share(row)), row)
+                yield
+
+        await self._slices.collect(look())
+        return Shown(found.descending(), total, throttled, held)
+
+    async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
         in_force = self._in_force()
-        return [{**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows]
+        return await self._slices.collect(
+            {**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows
+        )
 
     def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
@@ -61,14 +125,21 @@ class Clients:
             for client in row.clients
         ]
 
-    def unbounded(self, text: str, limit: int) -> Document:
+    async def unbounded(self, text: str, limit: int) -> Document:
         """Return how many connected clients no rule bounds, and which; arguments as `pressing`."""
         clients = self._quotas.unbounded()
-        found = (client for client in clients if _names(client, text))
-        return {
-            "unbounded": len(clients),
-            "unbounded_clients": _clients(tuple(islice(found, limit))),
-        }
+        found: list[ClientIdentity] = []
+
+        def look() -> Iterator[None]:
+            for client in clients:
+                if len(found) == limit:
+                    return
+                if _names(client, text):
+                    found.append(client)
+                yield
+
+        await self._slices.collect(look())
+        return {"unbounded": len(clients), "unbounded_clients": _clients(found)}
 
     def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:
         considered = self._quotas.explain(client)
@@ -109,25 +180,6 @@ class Clients:
         }
 
 
-def pressing(rows: Iterable[QuotaRow], text: str, limit: int) -> list[QuotaRow]:
-    """Return the rows to look at first: the throttled, then those closest to their bound.
-
-    Args:
-        rows: all of them.
-        text: lower case; only rows that have it in their entity, or in the user or client id of a
-            connected client. Empty: every row.
-        limit: at most so many; 0 or more.
-
-    """
-    found = (row for row in rows if _mentions(row, text))
-    return nlargest(limit, found, key=lambda row: (row.throttled, share(row)))
-
-
-def is_held(row: QuotaRow, now_ms: float) -> bool:
-    """Return whether a response of this sensor waits now."""
-    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
-
-
 def iso(at_s: float | None) -> str | None:
     """Write a time since the epoch as ISO 8601 in UTC, to the second."""
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
@@ -164,7 +216,7 @@ def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Docume
         "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": (
-            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if is_held(row, now_ms) else None
+            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if _is_held(row, now_ms) else None
         ),
         "rule": _rule(row.rule, in_force),
         "client_count": row.client_count,
@@ -192,6 +244,11 @@ def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
         "by": entry.by if entry else None,
         "at": iso(entry.at_s) if entry else None,
     }
+
+
+def _is_held(row: QuotaRow, now_ms: float) -> bool:
+    """Return whether a response of this sensor waits now."""
+    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
 
 
 def _mentions(row: QuotaRow, text: str) -> bool:

@@ -1,12 +1,12 @@
 """Keeps the last ten minutes of rate against bound for the clients closest to their bounds."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from heapq import nlargest
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from typing import Protocol
 
+from proxy.admin.largest import Largest
 from proxy.quota.entities import QuotaKind
-from proxy.quota.meter import QuotaRow
 
 INTERVAL_MS = 5_000.0
 """Between two samples."""
@@ -20,7 +20,27 @@ MAX_SERIES = 200
 MS_PER_SECOND = 1000.0
 
 Key = tuple[str, QuotaKind]
-Snapshot = Callable[[float], Sequence[QuotaRow]]
+Clock = Callable[[], float]
+
+
+class Measured(Protocol):
+    """What one sensor measured."""
+
+    @property
+    def entity(self) -> str:
+        """Whose traffic it is."""
+
+    @property
+    def kind(self) -> QuotaKind:
+        """Which quota it is held to."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second, or percent."""
+
+    @property
+    def bound(self) -> float:
+        """In the same unit."""
 
 
 class _Series:
@@ -32,9 +52,9 @@ class _Series:
         self.rates: deque[float] = deque(maxlen=samples)
         self.bounds: deque[float] = deque(maxlen=samples)
 
-    def add(self, row: QuotaRow) -> None:
-        self.rates.append(row.rate)
-        self.bounds.append(row.bound)
+    def add(self, measured: Measured) -> None:
+        self.rates.append(measured.rate)
+        self.bounds.append(measured.bound)
 
     def peak(self) -> float:
         """Return the highest share of the bound."""
@@ -49,7 +69,7 @@ class History:
     it was last seen here is not taken in; one that is gone is forgotten.
 
     Args:
-        snapshot: gives the rows of a time, `QuotaManager.snapshot`.
+        readings: measures each sensor when it is asked for the next, `QuotaManager.readings`.
         interval_ms: between two samples; above 0.
         samples: how many are kept of each series.
         max_series: how many series are kept.
@@ -58,13 +78,13 @@ class History:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        readings: Callable[[Clock], Iterable[Measured]],
         *,
         interval_ms: float = INTERVAL_MS,
         samples: int = SAMPLES,
         max_series: int = MAX_SERIES,
     ) -> None:
-        self._snapshot = snapshot
+        self._readings = readings
         self._interval_ms = interval_ms
         self._samples = samples
         self._max_series = max_series
@@ -75,32 +95,45 @@ class History:
         """How many series are kept."""
         return len(self._series)
 
-    def tick(self, now_ms: float) -> bool:
-        """Take a sample if one is due; call it every second or so. Returns whether it was.
-
-        Args:
-            now_ms: the monotonic time.
-
-        """
+    def due(self, now_ms: float) -> bool:
+        """Return whether to take a sample now, once for each; ask every second or so."""
         due_ms = now_ms if self._next_ms is None else self._next_ms
         if now_ms < due_ms:
             return False
         # From one due time to the next, so that late ticks do not stretch the ten minutes.
         self._next_ms = max(due_ms + self._interval_ms, now_ms + self._interval_ms / 2)
-        rows = {(row.entity, row.kind): row for row in self._snapshot(now_ms)}
-        self._series = {key: kept for key, kept in self._series.items() if key in rows}
-        new = (key for key, row in rows.items() if row.rate > 0 and key not in self._series)
-        for key in nlargest(self._max_series, new, key=lambda key: share(rows[key])):
-            self._series[key] = _Series(self._samples)
-        for key, kept in self._series.items():
-            kept.add(rows[key])
-        if len(self._series) > self._max_series:
-            self._series = dict(
-                nlargest(self._max_series, self._series.items(), key=lambda item: item[1].peak())
-            )
         return True
 
-    def document(self, row: QuotaRow) -> dict[str, object] | None:
+    def sample(self, clock_ms: Clock) -> Iterator[None]:
+        """Take a sample in small steps, between which `document` may be called.
+
+        Args:
+            clock_ms: the monotonic time.
+
+        """
+        known: dict[Key, Measured] = {}
+        new: Largest[Measured] = Largest(self._max_series)
+        for measured in self._readings(clock_ms):
+            key = measured.entity, measured.kind
+            if key in self._series:
+                known[key] = measured
+            elif measured.rate > 0:
+                new.add(share(measured), measured)
+            yield
+        self._series = {key: kept for key, kept in self._series.items() if key in known}
+        for key, kept in self._series.items():
+            kept.add(known[key])
+        highest: Largest[tuple[Key, _Series]] = Largest(self._max_series)
+        for item in self._series.items():
+            highest.add(item[1].peak(), item)
+            yield
+        for measured in new.descending():
+            series = _Series(self._samples)
+            series.add(measured)
+            highest.add(series.peak(), ((measured.entity, measured.kind), series))
+        self._series = dict(highest.descending())
+
+    def document(self, row: Measured) -> dict[str, object] | None:
         """Return the samples of a row's sensor for JSON, or None when there are none.
 
         `rates` has one figure for each `interval_s`, the oldest first and the last of the latest
@@ -116,9 +149,9 @@ class History:
         }
 
 
-def share(row: QuotaRow) -> float:
-    """Return a row's rate as a share of its bound; above 1 is over it."""
-    return _share(row.rate, row.bound)
+def share(measured: Measured) -> float:
+    """Return a rate as a share of its bound; above 1 is over it."""
+    return _share(measured.rate, measured.bound)
 
 
 def _share(rate: float, bound: float) -> float:

@@ -21,6 +21,7 @@ from proxy.admin.spark import SparkApi
 from proxy.admin.status import NotReady, Status, StatusSource
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rulebook import RuleBook
+from proxy.slices import Slices
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
@@ -47,7 +48,7 @@ class AdminServer:
         quotas: whose clients are shown.
         rules: where overrides go.
         source: listeners, brokers and the like.
-        history: samples for the charts; whoever made it calls its `tick`.
+        history: samples for the charts; whoever made it takes them.
         parse_size: reads sizes such as `10MiB` in bodies.
         clock_ms: the monotonic time that `quotas` is fed with.
         reports: takes in the reports of queries, and knows their progress and the pipelines.
@@ -78,11 +79,12 @@ class AdminServer:
         self._token = token
         queries = Queries(reports, clock_ms)
         pipelines = Pipelines(reports, clock_ms)
-        clients = Clients(quotas, rules, queries)
+        self._slices = Slices()
+        clients = Clients(quotas, rules, queries, self._slices, clock_ms)
         status = Status(
             source, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
         )
-        self._api = Api(clients, rules, status, parse_size, clock_ms)
+        self._api = Api(clients, rules, status, parse_size, clock_ms, self._slices)
         self._spark_api = SparkApi(reports, queries, pipelines)
         self._runner: web.AppRunner | None = None
 
@@ -130,7 +132,7 @@ class AdminServer:
             await self._runner.cleanup()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        body = await scrape(self._metrics)
+        body = await scrape(self._metrics, self._slices)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:

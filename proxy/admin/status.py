@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from proxy import __version__
-from proxy.admin.clients import Clients, Document, is_held, iso, pressing
+from proxy.admin.clients import Clients, Document, iso
 from proxy.admin.history import History
 from proxy.admin.pipelines import Pipelines
 from proxy.admin.queries import Queries
@@ -102,20 +102,19 @@ class Status:
         self._pipelines = pipelines
         self._started_ms = started_ms
 
-    def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
+    async def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
         """Return the status at a time.
 
         Args:
-            text: as in `pressing`, like `limit`; it chooses the clients that are shown.
+            text: as in `Clients.pressing`, like `limit`; it chooses the clients that are shown.
             limit: how many of them at most.
             now_ms: the monotonic time.
             now_s: the same time since the epoch.
 
         """
         source, reason = self._source, self._not_ready()
-        rows = self._clients.rows(now_ms)
-        shown = pressing(rows, text, limit)
-        described = self._clients.describe(shown, now_ms)
+        shown = await self._clients.pressing(text, limit)
+        described = await self._clients.describe(shown.rows, now_ms)
         return {
             "version": __version__,
             "at": iso(now_s),
@@ -131,14 +130,14 @@ class Status:
                 {"at": iso(load.at_s), "result": load.result, "message": load.message}
                 for load in source.config_loads()
             ],
-            "bounded": len(rows),
-            "throttled": sum(row.throttled for row in rows),
-            "held": sum(is_held(row, now_ms) for row in rows),
+            "bounded": shown.total,
+            "throttled": shown.throttled,
+            "held": shown.held,
             "clients": [
                 {**document, "history": self._history.document(row)}
-                for row, document in zip(shown, described, strict=True)
+                for row, document in zip(shown.rows, described, strict=True)
             ],
-            **self._clients.unbounded(text, limit),
+            **(await self._clients.unbounded(text, limit)),
             "followed": len(self._queries.documents()),
             "queries": self._queries.summaries(now_s),
             "pipelines_total": len(self._pipelines.documents()),

@@ -171,9 +171,13 @@ class Clamp:
         why = why_not or ""
         if why_not is None and self.rate is not None:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
-            offsets = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
-            answers = self._clamped(position, lookups, latest, offsets, is_overdue=is_overdue)
-            why = f"{self.rate:,.0f} records/s make {offsets:,} offsets for one batch"
+            fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
+            lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
+            answers = self._clamped(position, latest, bases, shares(fitting, lags))
+            why = f"{self.rate:,.0f} records/s make {fitting:,} offsets for one batch"
+            offsets = max(fitting, sum(lag > 0 for lag in lags.values()))
+            if offsets > fitting:
+                why += f"; each of {offsets:,} partitions gets one"
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
         for key, offset in answers.items():
@@ -256,30 +260,39 @@ class Clamp:
             return "no rate is known yet"
         return None
 
-    def _clamped(
+    def _lags(
         self,
         position: Position,
         lookups: Lookups,
         latest: dict[TopicPartition, int],
-        offsets: int,
         *,
         is_overdue: bool,
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        """Return the lag of each partition, and from where it counts; not where that is unknown."""
+        bases: dict[TopicPartition, int] = {}
+        lags: dict[TopicPartition, int] = {}
+        for key, end in self._ends(position.query, lookups, latest):
+            base = position.base(key)
+            if key in latest:
+                done = position.done_by_now(key, lookups, is_overdue=is_overdue)
+                if done is not None:
+                    base = max(base or 0, done)
+            if base is not None:
+                bases[key], lags[key] = base, max(0, end - base)
+        return lags, bases
+
+    def _clamped(
+        self,
+        position: Position,
+        latest: dict[TopicPartition, int],
+        bases: Mapping[TopicPartition, int],
+        made: Mapping[TopicPartition, int],
     ) -> dict[TopicPartition, int]:
-        ends = dict(self._ends(position.query, lookups, latest))
-        bases = {key: position.base(key) for key in ends}
-        for key in latest:
-            done = position.done_by_now(key, lookups, is_overdue=is_overdue)
-            if done is not None:
-                bases[key] = max(bases[key] or 0, done)
-        lags = {
-            key: max(0, end - base) for key, end in ends.items() if (base := bases[key]) is not None
-        }
-        made = shares(offsets, lags)
         has_room = len(self.told) + len(latest) <= MAX_PARTITIONS
         may_begin_low = has_room and position.has_planned_nothing
         answers = {}
         for key, end in latest.items():
-            base = bases[key]
+            base = bases.get(key)
             told = self.told.get(key)
             if base is None or (told is None and not may_begin_low):
                 answers[key] = end

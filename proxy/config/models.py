@@ -86,6 +86,9 @@ class Cluster(Section):
     )
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
+    unknown_apis: Annotated[Literal["hide", "pass"], BeforeValidator(one_of("hide", "pass"))] = (
+        "hide"
+    )
 
     @property
     def shows_password(self) -> bool:

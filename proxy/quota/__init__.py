@@ -5,7 +5,7 @@ Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of socket
 
 from .delay_queue import Delayed, DelayQueue, Reaper, TimerHandle
 from .entities import ClientIdentity, QuotaKind
-from .manager import Charge, ClientQuotas, OnState, QuotaManager, largest
+from .manager import Charge, ClientQuotas, OnState, QuotaManager, Reading, largest
 from .meter import QuotaRow
 from .rulebook import RuleBook, RuleEntry, RuleSource
 from .rules import DEFAULT, OTHER, Considered, Match, Rule, RuleTable
@@ -27,6 +27,7 @@ __all__ = [
     "QuotaManager",
     "QuotaRow",
     "QuotaSettings",
+    "Reading",
     "Reaper",
     "Rule",
     "RuleBook",

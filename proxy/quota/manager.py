@@ -5,12 +5,15 @@ Sans-I/O: the time is an argument and nothing here waits. One thread.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from metrics import Instruments, Registry, Sensor
 
 from .entities import ClientIdentity, QuotaKind
+from .gate import Expected, Waiter
 from .meter import Adapted, Meter, QuotaRow, sensor_name
 from .rules import Considered, Match, Rule, RuleTable
 from .settings import QuotaSettings
@@ -22,16 +25,33 @@ __all__ = [
     "QuotaManager",
     "QuotaRow",
     "QuotaSettings",
+    "Reading",
     "largest",
 ]
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
-
-SETTLED_AT_ONCE = 100
-"""Clients whose rules are looked up in one step; it takes about 1 ms with a handful of rules."""
+Clock = Callable[[], float]
+"""Gives the monotonic time in milliseconds."""
 
 BUSY_MS_PER_PERCENT = 10.0
 """Busy milliseconds in a second that are one percent of it."""
+
+SESSION_PARTS = 3
+"""A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
+behind it, come three times in a session by default (heartbeat.interval.ms)."""
+
+MAX_EXAMINED = 500
+"""How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
+
+
+class Reading(NamedTuple):
+    """What one sensor measures."""
+
+    entity: str
+    kind: QuotaKind
+    rate: float
+    """Bytes per second, or percent."""
+    bound: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +78,10 @@ def largest(charges: Iterable[Charge | None]) -> Charge | None:
 class ClientQuotas:
     """The quotas of one client, shared by its connections; made by `QuotaManager.client`."""
 
-    __slots__ = ("_generation", "_manager", "_matches", "_meters", "_users", "identity")
+    __slots__ = (
+        *("_generation", "_longest_hold_ms", "_manager", "_matches", "_meters", "_users"),
+        "identity",
+    )
 
     def __init__(self, manager: "QuotaManager", identity: ClientIdentity) -> None:
         self.identity = identity
@@ -67,6 +90,7 @@ class ClientQuotas:
         self._generation = -1
         self._matches: dict[QuotaKind, Match] = {}
         self._meters: dict[QuotaKind, Meter] = {}
+        self._longest_hold_ms = math.inf
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
@@ -92,6 +116,80 @@ class ClientQuotas:
             now_ms: the monotonic time; it must not go back.
 
         """
+        meter = self._meter(kind, now_ms)
+        if meter is None:
+            return None
+        if kind is QuotaKind.REQUEST_PERCENTAGE:
+            value /= BUSY_MS_PER_PERCENT
+        delay_ms = round(min(meter.hold_ms(value, now_ms), self._longest_hold_ms))
+        if meter.violated:
+            meter.violated = False
+            self._manager._count_violation(meter)
+        if not delay_ms:
+            return None
+        return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
+
+    def admit(
+        self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
+    ) -> bool:
+        """Return whether a request may be sent on; if not, `waiter` is told when to ask again.
+
+        Ask before the request costs anything; then it is to be charged.
+
+        Args:
+            kinds: of the quotas that bound the request or its response.
+            waiter: of the connection; the same one for all its requests.
+            now_ms: the monotonic time.
+            holds: whether the response to a Fetch is held, so that it may be asked for ahead.
+
+        """
+        meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
+        for meter in meters:
+            is_fetched = meter.kind is QuotaKind.CONSUMER_BYTE_RATE
+            ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
+            if not meter.gate.lets(waiter, ahead_ms, now_ms):
+                if waiter.gate is not meter.gate:
+                    waiter.leave(now_ms)
+                meter.gate.join(waiter, ahead_ms, now_ms)
+                waiter.kind, waiter.entity = meter.kind, meter.entity
+                return False
+        waiter.leave(now_ms)
+        return True
+
+    def grant(
+        self, asked_bytes: int, last_bytes: int | None, now_ms: float
+    ) -> tuple[int, Expected | None]:
+        """Return how many bytes a Fetch may ask for, and what then counts until its response.
+
+        Args:
+            asked_bytes: by the client.
+            last_bytes: of the last Fetch response on the connection; None if there was none.
+            now_ms: the monotonic time.
+
+        """
+        meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
+        if meter is None:
+            return asked_bytes, None
+        granted_bytes = meter.gate.grant(asked_bytes, now_ms)
+        return granted_bytes, meter.gate.expect(granted_bytes, last_bytes, now_ms)
+
+    def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
+        """Return for how many milliseconds a response is held that comes now; 0 or more."""
+        meter = self._meter(kind, now_ms)
+        return meter.owed_ms(now_ms) if meter is not None else 0.0
+
+    def is_paced(self, kind: QuotaKind) -> bool:
+        """Return whether the client is over its quota of this kind, or was until just now."""
+        meter = self._meters.get(kind)
+        return meter is not None and meter.pacer.is_pacing
+
+    def joined(self, session_timeout_ms: float) -> None:
+        """Hold no response for longer than a member of a group with this timeout may be silent."""
+        if session_timeout_ms > 0:
+            self._longest_hold_ms = min(self._longest_hold_ms, session_timeout_ms / SESSION_PARTS)
+
+    def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
+        """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""
         if self._generation != self._manager.generation:
             self._resolve()
         match = self._matches.get(kind)
@@ -100,15 +198,7 @@ class ClientQuotas:
         meter = self._meters.get(kind)
         if meter is None or meter.sensor.retired:
             meter = self._meters[kind] = self._manager._meter(kind, match, now_ms)
-        if kind is QuotaKind.REQUEST_PERCENTAGE:
-            value /= BUSY_MS_PER_PERCENT
-        delay_ms = meter.hold_ms(value, now_ms)
-        if meter.violated:
-            meter.violated = False
-            self._manager._count_violation(meter)
-        if not delay_ms:
-            return None
-        return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
+        return meter
 
     def close(self) -> None:
         """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
@@ -179,6 +269,8 @@ class QuotaManager:
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()
         self._unsettled = list(self._clients.values())
+        for meter in self._meters.values():
+            meter.gate.open()
 
     def client(self, identity: ClientIdentity) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done."""
@@ -240,16 +332,24 @@ class QuotaManager:
         """
         return list(self._unbounded)
 
-    def settle(self) -> None:
-        """Look up the rules of some clients that have sent nothing since the last update.
+    def settle(self) -> int:
+        """Look up the rules of clients that have sent nothing since the last update.
 
-        Call it every second or so: `unbounded` is right when all have had their turn.
+        Call it every second or so: `unbounded` is right then. Returns how many there were.
         """
-        some = self._unsettled[-SETTLED_AT_ONCE:]
-        del self._unsettled[-SETTLED_AT_ONCE:]
-        for quotas in some:
-            if quotas._generation != self.generation:
+        return sum(self.settling())
+
+    def settling(self) -> Iterator[bool]:
+        """Do what `settle` does in small steps, between which other calls may come.
+
+        Yields for each client whether its rules were looked up.
+        """
+        while self._unsettled:
+            quotas = self._unsettled.pop()
+            is_silent = quotas._generation != self.generation
+            if is_silent:
                 quotas._resolve()
+            yield is_silent
 
     def explain(self, identity: ClientIdentity) -> list[Considered]:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""
@@ -257,11 +357,36 @@ class QuotaManager:
 
     def snapshot(self, now_ms: float) -> list[QuotaRow]:
         """Return a row for each sensor in use. Costs a walk over all sensors and clients."""
-        sharing: dict[str, list[ClientIdentity]] = {}
-        for quotas in self._clients.values():
-            for meter in quotas._meters.values():
-                sharing.setdefault(meter.sensor.name, []).append(quotas.identity)
-        return [meter.row(sharing.get(name, ()), now_ms) for name, meter in self._meters.items()]
+        return [row for row in self.rows(lambda: now_ms) if row is not None]
+
+    def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
+        """Yield what `snapshot` returns, in small steps, between which other calls may come.
+
+        None stands for a step without a row. What has gone by its step is left out.
+        """
+        # Most sensors have one client: a list for each would bring on Python's full collections.
+        first: dict[str, ClientIdentity] = {}
+        more: dict[str, list[ClientIdentity]] = {}
+        for quotas in tuple(self._clients.values()):
+            for meter in quotas._meters.values() if quotas._users else ():
+                name = meter.sensor.name
+                if first.setdefault(name, quotas.identity) is not quotas.identity:
+                    more.setdefault(name, []).append(quotas.identity)
+            yield None
+        for meter in tuple(self._meters.values()):
+            if meter.sensor.retired:
+                yield None
+            else:
+                name = meter.sensor.name
+                clients = (first[name], *more.get(name, ())) if name in first else ()
+                yield meter.row(clients, clock_ms())
+
+    def readings(self, clock_ms: Clock) -> Iterator[Reading]:
+        """Yield what each sensor measures, as `rows` does and for a fraction of its cost."""
+        for meter in tuple(self._meters.values()):
+            if not meter.sensor.retired:
+                rate = meter.metric.measure(clock_ms())
+                yield Reading(meter.entity, meter.kind, rate, meter.bound)
 
     def held(self, charge: Charge, hold_ms: float, now_ms: float) -> None:
         """Take note that a response is really held for a charge, beginning now.
@@ -287,40 +412,58 @@ class QuotaManager:
 
         Call it every second or so; it looks at those that are throttled and at no others.
         """
-        quiet = [
-            name
-            for name, meter in self._throttled.items()
-            if meter.holds is None or meter.holds.end_if_quiet(now_ms)
-        ]
-        for name in quiet:
-            self._tell(self._throttled.pop(name), throttled=False, now_ms=now_ms)
-        return len(quiet)
+        return sum(self.sweeping(now_ms))
+
+    def sweeping(self, now_ms: float) -> Iterator[bool]:
+        """Do what `sweep` does in small steps, between which other calls may come.
+
+        Yields for each that is throttled whether that has ended.
+        """
+        for name, meter in tuple(self._throttled.items()):
+            ended = self._throttled.get(name) is meter and (
+                meter.holds is None or meter.holds.end_if_quiet(now_ms)
+            )
+            if ended:
+                del self._throttled[name]
+                self._tell(meter, throttled=False, now_ms=now_ms)
+            yield ended
 
     def expire(self, now_ms: float) -> int:
         """Drop the sensors that are idle for an hour or that no rule names any more.
 
         Call it every minute or so. Returns how many were dropped.
         """
-        before = len(self._meters)
-        self._expire_idle(now_ms)
-        if self._has_outdated:
-            # A handle in use renews its sensors at the next charge. One that does not has nothing
-            # to lose as soon as the history is empty.
-            outdated = [m for m in self._meters.values() if m.generation != self.generation]
-            for meter in outdated:
-                if not meter.has_history(now_ms):
-                    self._registry.remove(meter.sensor.name)
-                    self._drop(meter, now_ms)
-            self._has_outdated = any(not meter.sensor.retired for meter in outdated)
-        return before - len(self._meters)
+        return sum(self.expiring(now_ms))
+
+    def expiring(self, now_ms: float) -> Iterator[bool]:
+        """Do what `expire` does in small steps, between which other calls may come.
+
+        Yields for each sensor that is looked at whether it was dropped.
+        """
+        for name in self._registry.expiring(now_ms):
+            yield self._drop_expired(name, now_ms)
+        if not self._has_outdated:
+            return
+        generation, remain = self.generation, False
+        # A handle in use renews its sensors at the next charge. One that does not has nothing to
+        # lose as soon as the history is empty.
+        for meter in tuple(self._meters.values()):
+            is_outdated = meter.generation != self.generation and not meter.sensor.retired
+            drop = is_outdated and not meter.has_history(now_ms)
+            if drop:
+                self._registry.remove(meter.sensor.name)
+                self._drop(meter, now_ms)
+            remain |= is_outdated and not drop
+            yield drop
+        if generation == self.generation:
+            self._has_outdated = remain
 
     def _meter(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         """Return the sensor for a match: the one in use, a new one, or the rule's overflow."""
         rule = match.rule
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
-            self._expire_idle(now_ms)
-            if rule.is_open and not self._has_room(kind):
+            if rule.is_open and not self._make_room(kind, now_ms):
                 meter = self._overflow(kind, rule, now_ms)
             else:
                 meter = self._create(kind, match.entity, rule, now_ms)
@@ -354,14 +497,26 @@ class QuotaManager:
         meter.adapted = self._adapted.get(name)
         return meter
 
-    def _expire_idle(self, now_ms: float) -> None:
-        for name in self._registry.expire(now_ms):
-            if name in self._meters:
-                self._drop(self._meters[name], now_ms)
+    def _make_room(self, kind: QuotaKind, now_ms: float) -> bool:
+        """Drop no more idle sensors than it takes; return whether there is room for a client."""
+        if self._has_room(kind):
+            return True
+        for name in islice(self._registry.expiring(now_ms), MAX_EXAMINED):
+            if self._drop_expired(name, now_ms) and self._has_room(kind):
+                return True
+        return False
+
+    def _drop_expired(self, name: str | None, now_ms: float) -> bool:
+        """Drop the meter of a sensor that the registry let go, if it did; return whether so."""
+        meter = self._meters.get(name) if name is not None else None
+        if meter is not None:
+            self._drop(meter, now_ms)
+        return meter is not None
 
     def _drop(self, meter: Meter, now_ms: float) -> None:
         name = meter.sensor.name
         del self._meters[name]
+        meter.gate.open()
         if self._throttled.pop(name, None) is not None:
             self._tell(meter, throttled=False, now_ms=now_ms)
         self._client_sensors[meter.kind] -= meter.is_clients

@@ -1,4 +1,4 @@
-"""One sensor with its rule, its schedule and its holds, and the row that shows them."""
+"""One sensor with its rule, its schedule, its gate and its holds, and the row that shows them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,11 @@ import prometheus_client
 
 from metrics import Metric, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
 
-from .control import Brake, Pacer, throttle_time_ms
+from .control import Brake, throttle_time_ms
 from .entities import ClientIdentity, QuotaKind
+from .gate import Gate
 from .holds import Holds
+from .pacer import Pacer
 from .rules import Rule
 from .settings import QuotaSettings
 
@@ -63,12 +65,12 @@ class Adapted:
 
 
 class Meter:
-    """One sensor with its rule, its schedule and its holds."""
+    """One sensor with its rule, its schedule, its gate and its holds."""
 
     __slots__ = (
-        *("adapted", "brake", "entity", "generation", "holds", "is_clients", "kind"),
-        "max_delay_ms",
-        *("metric", "pacer", "rate", "rule", "sensor", "violated", "violations"),
+        *("adapted", "ahead_ms", "brake", "entity", "gate", "generation", "holds", "is_clients"),
+        *("kind", "longest_hold_ms", "metric", "pacer", "rate", "rule", "sensor", "violated"),
+        "violations",
     )
 
     def __init__(self, kind: QuotaKind, entity: str, sensor: Sensor, rule: Rule) -> None:
@@ -83,7 +85,10 @@ class Meter:
         """Whether it takes one of the places for clients."""
         self.generation = -1
         """The update of the manager's rules that it follows."""
-        self.max_delay_ms = 0.0
+        self.longest_hold_ms = 0.0
+        """The longest single hold."""
+        self.ahead_ms = 0.0
+        """How much its clients may owe when a request is sent on whose response can be held."""
         self.violated = False
         """Whether the sensor was above its bound since this was last set back."""
         self.violations: prometheus_client.Counter | None = None
@@ -95,26 +100,29 @@ class Meter:
         self.metric: Metric = sensor.add(
             MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
         )
-        self.pacer = Pacer(rule.bounds[kind], 0.0)
+        self.pacer = Pacer(rule.bounds[kind], 0.0, 0.0)
+        self.gate = Gate(self.pacer)
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
         """Take over the bound and the windows of these settings; the history stays."""
         self.rule = rule
         self.generation = generation
-        self.max_delay_ms = settings.max_delay_ms
+        self.longest_hold_ms = settings.longest_hold_ms(self.kind)
+        self.ahead_ms = settings.ahead_ms
         self.pacer.memory_ms = settings.memory_ms
+        self.pacer.burst_ms = settings.burst_ms
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)
         )
-        self._press(now_ms)
+        self._keep(now_ms)
 
     def adapt(self, adapted: Adapted | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
         self.metric.config = replace(self.metric.config, quota=Quota.upper(self.bound))
-        self._press(now_ms)
+        self._keep(now_ms)
 
-    def hold_ms(self, value: float, now_ms: float) -> int:
+    def hold_ms(self, value: float, now_ms: float) -> float:
         """Record a value; return for how many milliseconds to hold what it stands for."""
         throttle_ms = 0
         try:
@@ -123,10 +131,11 @@ class Meter:
             self.violated = True
             window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
             throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
-        hold_ms = self.pacer.hold_ms(value, throttle_ms, now_ms, self.max_delay_ms)
-        if self.brake is None:
-            return hold_ms
-        return max(hold_ms, min(self.brake.hold_ms(value, now_ms), round(self.max_delay_ms)))
+        hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
+        if self.brake is not None:
+            hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
+        self.gate.poke(now_ms)
+        return min(hold_ms, self.longest_hold_ms)
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Take note of a hold; return whether throttling begins with it."""
@@ -144,7 +153,7 @@ class Meter:
             rate=self.metric.measure(now_ms),
             bound=self.bound,
             window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
-            owed_ms=self._owed_ms(now_ms),
+            owed_ms=self.owed_ms(now_ms),
             holds=holds.count(now_ms) if holds else 0,
             held_ms=holds.total_ms(now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
@@ -157,7 +166,13 @@ class Meter:
 
     def has_history(self, now_ms: float) -> bool:
         """Return whether the sensor, the schedule or the brake still knows anything."""
-        return self._owed_ms(now_ms) > 0 or self.metric.measure(now_ms) > 0
+        owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
+        return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
+
+    def owed_ms(self, now_ms: float) -> float:
+        """Return for how long a response that came now would be held for what went before it."""
+        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
+        return max(self.pacer.owed_ms(now_ms), braked_ms)
 
     @property
     def _is_adaptive(self) -> bool:
@@ -173,18 +188,17 @@ class Meter:
         adapted = self.adapted.bound if self.adapted and self._is_adaptive else None
         return bound if adapted is None else min(bound, adapted)
 
-    def _owed_ms(self, now_ms: float) -> float:
-        """Return for how long a response that came now would be held for what went before it."""
-        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
-        return max(self.pacer.due_ms - now_ms, braked_ms)
-
-    def _press(self, now_ms: float) -> None:
-        """Keep the bound in force: a query's adapted one with the brake, all else by schedule."""
+    def _keep(self, now_ms: float) -> None:
+        """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
         static = self.rule.bounds[self.kind]
         kept = bound if self.kind is QuotaKind.PRODUCER_BYTE_RATE else static
         if kept != self.pacer.bound:
-            self.pacer.change_bound(kept, self.metric.measure(now_ms), now_ms)
+            rate = self.metric.measure(now_ms)
+            window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
+            throttle_ms = throttle_time_ms(rate, kept, window_ms)
+            self.pacer.change_bound(kept, rate, throttle_ms, now_ms)
+            self.gate.poke(now_ms)
         if adaptive is None or kept == bound:
             self.brake = None
         elif self.brake is None:

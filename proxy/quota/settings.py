@@ -7,6 +7,9 @@ from metrics import MetricConfig
 from .entities import QuotaKind
 from .rules import Rule
 
+LONGEST_AHEAD_MS = 1000.0
+"""A longer window does not make holds longer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSettings:
@@ -39,6 +42,17 @@ class QuotaSettings:
     def memory_ms(self) -> float:
         """The time that a rate certainly looks back on."""
         return (self.samples - 1) * self.window_ms
+
+    @property
+    def ahead_ms(self) -> float:
+        """How much of a bound may be owed when a request is sent on whose response can be held."""
+        return min(self.window_ms, LONGEST_AHEAD_MS)
+
+    def longest_hold_ms(self, kind: QuotaKind) -> float:
+        """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
+        if kind is QuotaKind.REQUEST_PERCENTAGE:
+            return min(self.window_ms, self.max_delay_ms)
+        return self.max_delay_ms
 
     @property
     def max_sensors(self) -> int:

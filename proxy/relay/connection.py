@@ -17,13 +17,17 @@ from zlib import crc32
 from structlog import get_logger
 
 from proxy.quota.delay_queue import Delayed
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.gate import Waiter
+from proxy.quota.manager import Charge
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import ClientSession, Exchange
+from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import MS_PER_SECOND, Services
+from proxy.relay.services import MS_PER_SECOND, Services, ThrottleMode, clock_ms
 from proxy.relay.upstream import UpstreamError
+from proxy.wire.apis import FETCH
 from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -33,9 +37,6 @@ LINGER_S = 1.0
 
 MAX_CLIENT_ID_CHARS = 255
 """A longer client id is known by its start and a checksum: it goes into labels and log lines."""
-
-MAX_SESSIONS = 64
-"""Client ids remembered per connection; clients use one."""
 
 _discarded = memoryview(bytearray(4096))
 
@@ -60,6 +61,19 @@ class Pause(Flag):
     FULL = auto()
     MUTED = auto()
     DRAINING = auto()
+    LOGIN = auto()
+    """Who the client is shows with the answer to its login."""
+    GATED = auto()
+    """The client owes a quota too much."""
+    SERIAL = auto()
+    """The client is over its request_percentage: one request at a time, as a broker takes them."""
+
+
+_UNANSWERED = Pause.FULL | Pause.SERIAL
+"""Pauses that end when requests are answered."""
+
+_HELD_BACK = Pause.MUTED | Pause.GATED
+"""Pauses that a client cannot end."""
 
 
 class Connection:
@@ -92,10 +106,15 @@ class Connection:
         self._dialling: asyncio.Task[None] | None = None
         self._on_close = on_close
         self._user = user
-        self._sessions: dict[str | None, ClientSession] = {}
+        self._session: ClientSession | None = None
+        self._client_id: str | None = None
+        self._changes_id = False
         self._sasl: SaslExchange | None = None
         self._pauses = Pause.NONE
         self._muted: Delayed | None = None
+        self._waiter = Waiter(self._wake_at)
+        self._turn: Delayed | None = None
+        self._gated_api = FETCH
         self._linger: asyncio.TimerHandle | None = None
         self._requests = RequestFlow(self)
         self._responses = ResponseFlow(self)
@@ -119,21 +138,31 @@ class Connection:
         """
         if self.state is State.OPEN:
             self._pause(Pause.DRAINING)
-            self._unpause(Pause.MUTED)
+            self._unpause(_HELD_BACK)
+            self._leave_gate()
             self._finish_if_drained()
         elif self.state is not State.LINGERING:
             self.close("drained")
 
+    def shorten_hold(self) -> None:
+        """Hold a response for no longer than the client's quotas ask for, which were changed."""
+        self._responses.shorten_hold()
+
     def check_idle(self, now_s: float, timeout_s: float) -> None:
-        """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
+        """Close the pair if nothing has moved for too long, unless we hold it back ourselves.
+
+        A request that was begun must go on sooner, see SLOW_FRAME_S.
+        """
+        owed_since_s = self._requests.owed_since_s
+        if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
+            self._reject("slow_frame", "a request was begun and not finished")
+            return
         last = max(self._requests.last_active, self._responses.last_active)
-        held_back = self._responses.held or Pause.MUTED in self._pauses
+        held_back = self._responses.held or bool(self._pauses & _HELD_BACK)
         if now_s - last < timeout_s or held_back or self.state is State.DIALLING:
             return
         if self._responses.sending_blocked:
             self._reject("client_not_reading", "the client takes no data")
-        elif self._requests.waits_for_rest:
-            self._reject("slow_frame", "a request was begun and not finished")
         elif self._requests.sending_blocked or self._answers_due:
             self._upstream_error("timeout", "the broker does not answer")
         elif self.state is State.NEW:
@@ -153,13 +182,16 @@ class Connection:
         self._responses.close()
         if self._muted is not None:
             self._muted.cancel()
+        self._leave_gate()
+        for exchange in self.in_flight:
+            if exchange.expected is not None:
+                exchange.expected.cancel()
         if self._linger is not None:
             self._linger.cancel()
         if self._dialling is not None:
             self._dialling.cancel()
-        for session in self._sessions.values():
-            session.close()
-        self._sessions.clear()
+        if self._session is not None:
+            self._session.close()
         self.in_flight.clear()
         self._client.sock.close()
         if self._upstream is not None:
@@ -178,6 +210,7 @@ class Connection:
 
         No Kafka client closes one side only, so nobody waits for the answers that are due.
         """
+        self._charge_abandoned()
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
         else:
@@ -202,6 +235,7 @@ class Connection:
             case ChannelLost(channel=channel) if channel is self._upstream:
                 self.close_upstream_ended(f"connection lost: {error}")
             case OSError():
+                self._charge_abandoned()
                 self.close("client lost")
             case _:
                 _log.error("unexpected error", exc_info=error, **self._about("internal_error"))
@@ -259,16 +293,77 @@ class Connection:
     # Requests
 
     def session(self, client_id: str | None) -> ClientSession:
-        """Return the session of a client id."""
-        session = self._sessions.get(client_id)
-        if session is None:
-            if len(self._sessions) >= MAX_SESSIONS:
-                self._sessions.pop(next(iter(self._sessions))).close()
-            identity = ClientIdentity(self.listener, self._user, _shortened(client_id))
-            session = self._sessions[client_id] = ClientSession(
-                self.services, identity, self._node_id
-            )
-        return session
+        """Return the client's session. The first client id that is not empty counts from then on.
+
+        Kafka's clients use one for each connection. With several a client could have a quota for
+        each request.
+        """
+        session = self._session
+        if session is not None:
+            if client_id == self._client_id:
+                return session
+            if self._client_id:
+                if not self._changes_id:
+                    self._changes_id = True
+                    _log.warning(
+                        "client id changes within a connection, the first one counts",
+                        first=self._client_id,
+                        now=_shortened(client_id),
+                        **self._about("client_id"),
+                    )
+                return session
+            session.close()
+        self._client_id = client_id
+        identity = ClientIdentity(self.listener, self._user, _shortened(client_id))
+        self._session = ClientSession(self.services, identity, self._node_id)
+        return self._session
+
+    def admits(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
+        """Say whether quotas let a request be sent on; if not, read it again later."""
+        quotas, waiter, now_ms = session.quotas, self._waiter, clock_ms()
+        if self.in_flight and quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE):
+            self._pause(Pause.SERIAL)
+            return False
+        holds = self.services.mode is ThrottleMode.DELAY
+        if not quotas.admit(kinds, waiter, now_ms, holds=holds):
+            self._gated_api = api_key
+            self._pause(Pause.GATED)
+            return False
+        since_ms, waiter.since_ms = waiter.since_ms, None
+        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
+            waited_ms = now_ms - since_ms
+            charge = Charge(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            self.services.count_throttled(charge, waited_ms / MS_PER_SECOND)
+            if api_key == FETCH and session.watch is not None:
+                session.watch.held(since_ms, now_ms)
+        return True
+
+    def _wake_at(self, at_ms: float) -> None:
+        """Ask again whether quotas let the next request be sent on, at a time or at once."""
+        if self._turn is not None:
+            self._turn.cancel()
+        reaper = self.services.reapers.for_api(self._gated_api)
+        self._turn = reaper.add(max(at_ms, clock_ms()), self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        self._unpause(Pause.GATED)
+
+    def _leave_gate(self) -> None:
+        self._waiter.leave(clock_ms())
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+
+    def _charge_abandoned(self) -> None:
+        """Charge what a client has asked for and does not wait for: the broker sends it anyway."""
+        now_ms = clock_ms()
+        for exchange in self.in_flight:
+            expected = exchange.expected
+            if expected is not None and not exchange.measured:
+                expected.cancel()
+                quotas = exchange.session.quotas
+                quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, expected.size, now_ms)
 
     def asked(self, exchange: Exchange) -> None:
         """Remember a request that is sent on and will be answered."""
@@ -279,17 +374,13 @@ class Connection:
 
     def answered(self) -> None:
         """Go on reading requests if there were too many unanswered ones."""
-        if Pause.FULL in self._pauses:
-            self._unpause(Pause.FULL)
+        if self._pauses & _UNANSWERED and not (self.in_flight and Pause.SERIAL in self._pauses):
+            self._unpause(_UNANSWERED)
 
     def unanswered(self, exchange: Exchange) -> None:
-        """Handle a Produce request without acknowledgement: what can be held is the next one."""
+        """Count a Produce request without acknowledgement: what can be held is the next one."""
         self.services.count_request(exchange.api_key, exchange.version)
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes)
-        charge = exchange.charge
-        if charge is not None:
-            self.services.count_throttled(charge, charge.delay_ms / MS_PER_SECOND)
-            self.mute(charge.due_ms, exchange.api_key)
 
     def mute(self, due_ms: float, api_key: int) -> None:
         """Do not read requests until `due_ms`."""
@@ -313,6 +404,10 @@ class Connection:
 
     # Logins
 
+    def login_begins(self) -> None:
+        """Read no further request until the SASL request that is sent on is answered."""
+        self._pause(Pause.LOGIN)
+
     def login_asked(self, head: RequestHead, frame: bytes) -> None:
         """Read a SASL request that is sent on."""
         if self._sasl is None:
@@ -328,9 +423,13 @@ class Connection:
         principal = self._sasl.principal
         if principal is not None and principal != self._user:
             self._user = principal
-            for session in self._sessions.values():
-                session.close()
-            self._sessions.clear()
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+
+    def login_ends(self) -> None:
+        """Read requests again."""
+        self._unpause(Pause.LOGIN)
 
     # The end of a drained pair
 

@@ -5,11 +5,14 @@ from functools import lru_cache
 
 from prometheus_client import Counter
 
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.gate import Expected
 from proxy.quota.manager import Charge, ClientQuotas
 from proxy.relay.following import Asked, Watch
 from proxy.relay.services import Services, clock_ms
 from proxy.wire.apis import (
+    FETCH,
+    PRODUCE,
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     Handling,
@@ -26,14 +29,22 @@ LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 """Never held, and read whole in both directions: they tell who the client is."""
 
 
+_BYTE_RATES = {
+    FETCH: (QuotaKind.CONSUMER_BYTE_RATE,),
+    PRODUCE: (QuotaKind.PRODUCER_BYTE_RATE,),
+}
+
 _NEVER_LOOKED = -1
 """Instead of a generation."""
 
 
 class ClientSession:
-    """One client id on one connection: its quotas, its byte counters, and who follows its reads."""
+    """The client of one connection: its quotas, its byte counters, and who follows its reads."""
 
-    __slots__ = ("_bytes", "_generation", "_node_id", "_services", "_watch", "identity", "quotas")
+    __slots__ = (
+        *("_bytes", "_generation", "_node_id", "_services", "_watch", "identity"),
+        *("last_fetch_bytes", "quotas"),
+    )
 
     def __init__(
         self, services: Services, identity: ClientIdentity, node_id: int | None = None
@@ -45,6 +56,8 @@ class ClientSession:
         self.quotas: ClientQuotas = services.quotas.client(identity)
         self._services = services
         self._bytes: dict[int, Counter] = {}
+        self.last_fetch_bytes: int | None = None
+        """Length of the last Fetch response; None before the first, and where no quota asks."""
         services.client_came(identity)
 
     def count_bytes(self, api_key: int, count: int) -> None:
@@ -91,6 +104,8 @@ class Plan:
     """Where its throttle time can be written without taking it whole; 0: nowhere."""
     costs_time: bool
     """Its service time counts for `request_percentage`."""
+    kinds: tuple[QuotaKind, ...]
+    """Quotas that may keep its request waiting."""
 
 
 @lru_cache(maxsize=1024)
@@ -98,6 +113,7 @@ def plan_of(api_key: int, version: int) -> Plan:
     """Return the plan of an API and version."""
     how = handling(api_key, version)
     is_login = api_key in LOGIN_APIS
+    costs_time = not (is_login or is_membership(api_key))
     takes_whole = is_login or how in (Handling.REWRITE, Handling.API_VERSIONS)
     return Plan(
         handling=how,
@@ -105,7 +121,8 @@ def plan_of(api_key: int, version: int) -> Plan:
         is_flexible=response_is_flexible(api_key, version),
         body_offset=response_body_offset(api_key, version),
         throttle_offset=0 if takes_whole else throttle_offset(api_key, version) or 0,
-        costs_time=not (is_login or is_membership(api_key)),
+        costs_time=costs_time,
+        kinds=_BYTE_RATES.get(api_key, ()) + (QuotaKind.REQUEST_PERCENTAGE,) * costs_time,
     )
 
 
@@ -117,6 +134,8 @@ class Exchange:
         "asked",
         "charge",
         "correlation_id",
+        "expected",
+        "full_bytes",
         "measured",
         "plan",
         "request_bytes",
@@ -134,7 +153,6 @@ class Exchange:
         head: RequestHead,
         version: int,
         sent_ms: float,
-        wait_ms: int,
     ) -> None:
         self.session = session
         self.api_key = head.api_key
@@ -144,14 +162,18 @@ class Exchange:
         self.correlation_id = head.correlation_id
         self.request_bytes = head.frame_bytes
         self.sent_ms = sent_ms
-        self.wait_ms = wait_ms
+        self.wait_ms = 0
         """How long the broker may sit on the request for lack of data."""
+        self.full_bytes = 0
+        """With a response of at least so many bytes it did not lack data."""
+        self.expected: Expected | None = None
+        """Counts the response to a Fetch of a bounded client until it comes."""
         self.watch: Watch | None = None
         """Who follows the client's reads, when this is one of them."""
         self.asked: Asked | None = None
         """What it asks for; read only when it is followed."""
         self.charge: Charge | None = None
-        """What the request's own bytes cost."""
+        """What the request's own bytes cost; later, what its response is held for."""
         self.measured = False
         """Whether the response has been charged."""
         self.throttle_ms = 0

@@ -32,6 +32,10 @@ FAIR_BYTES = 4 << 20
 FAIR_FRAMES = 64
 """And after this many frames."""
 
+SLOW_FRAME_S = 30.0
+"""A frame that is kept in user space until it is complete, or its head, must come within this time.
+What is streamed must only go on within it: a large body may take long on a slow link."""
+
 
 class Wait(Enum):
     """What a flow waits for."""
@@ -51,7 +55,7 @@ class Flow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        "_collected",
+        "_begun_s",
         "_loop",
         "_pool",
         "_pump",
@@ -64,6 +68,7 @@ class Flow(ABC):
         "_stash",
         "_turn",
         "_whole",
+        "_whole_bytes",
         "_writing",
         "closed",
         "last_active",
@@ -87,7 +92,7 @@ class Flow(ABC):
         self._stash = b""
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
-        self._collected = 0
+        self._whole_bytes = 0
         self._starved = False
         self._reading = False
         self._writing = False
@@ -98,7 +103,7 @@ class Flow(ABC):
         """Set by the owner: begin no further frame."""
         self.read_bytes = READ_BYTES
         self.wait = Wait.OWNER
-        self.last_active = loop.time()
+        self.last_active = self._begun_s = loop.time()
 
     # What subclasses decide
 
@@ -125,6 +130,10 @@ class Flow(ABC):
     @abstractmethod
     def _idle(self) -> None:
         """Handle that everything read so far has been sent."""
+
+    def _gives_up_rest(self) -> bool:
+        """Return whether what was read during a pause is dropped when the peer is gone."""
+        return True
 
     # What the owner calls
 
@@ -157,9 +166,14 @@ class Flow(ABC):
         return self._sending() or self._whole is not None
 
     @property
-    def waits_for_rest(self) -> bool:
-        """Whether the sender owes the rest of a frame."""
-        return self.wait is Wait.READ and self.mid_frame
+    def owed_since_s(self) -> float | None:
+        """Since when the sender owes the rest of a frame, in the loop's time; None: it does not.
+
+        Of a body that is streamed since its last piece, else since the frame's first byte.
+        """
+        if self.wait is not Wait.READ or not self.mid_frame:
+            return None
+        return self.last_active if self._sending() else self._begun_s
 
     @property
     def sending_blocked(self) -> bool:
@@ -169,6 +183,7 @@ class Flow(ABC):
     def resume(self) -> None:
         """Go on after a pause."""
         self.paused = False
+        self._begun_s = self._loop.time()  # the sender is not to blame for the pause
         self.run()
 
     def run(self) -> None:
@@ -246,6 +261,8 @@ class Flow(ABC):
         drained = False
         if have:
             scratch[:have] = self._stash
+        if not self._starved:
+            self._begun_s = self.last_active
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
             if got == BLOCKED:
@@ -266,6 +283,7 @@ class Flow(ABC):
             pos += taken
             if self._busy():
                 break
+            self._begun_s = self.last_active
         if self.closed:
             return Wait.CLOSED
         self._stash = bytes(scratch[pos:have]) if pos < have else b""
@@ -286,7 +304,7 @@ class Flow(ABC):
         if self.wait is not Wait.END:
             return Wait.END
         assert self._source is not None
-        if self._source.has_ended():
+        if self._gives_up_rest() and self._source.has_ended():
             self._ended(mid_frame=self._starved)
             return Wait.CLOSED
         return Wait.OWNER
@@ -329,29 +347,32 @@ class Flow(ABC):
         return have
 
     def _collect(self, view: memoryview, frame_bytes: int) -> int:
-        """Take the whole frame that starts `view` into memory; `_whole_frame` gets it."""
-        have = min(len(view), frame_bytes)
-        frame = bytearray(frame_bytes)
-        frame[:have] = view[:have]
+        """Take the whole frame that starts `view` into memory; `_whole_frame` gets it.
+
+        What it takes grows with what arrives: a sender can announce more than it sends.
+        """
+        frame = bytearray(view[:frame_bytes])
+        have = len(frame)
         if have == frame_bytes:
             self._whole_frame(frame)
         else:
             self._whole = frame
-            self._collected = have
+            self._whole_bytes = frame_bytes
         return have
 
     def _collect_more(self) -> Wait | None:
         assert self._source is not None
-        assert self._whole is not None
-        while self._collected < len(self._whole):
-            got = self._source.recv_into(memoryview(self._whole)[self._collected :])
+        frame = self._whole
+        assert frame is not None
+        while missing := self._whole_bytes - len(frame):
+            got = self._source.recv_into(self._scratch[:missing])
             if got == BLOCKED:
                 return Wait.READ
             if not got:
                 self._ended(mid_frame=True)
                 return Wait.CLOSED
-            self._collected += got
-        frame, self._whole = self._whole, None
+            frame += self._scratch[:got]
+        self._whole = None
         self._whole_frame(frame)
         return Wait.CLOSED if self.closed else None
 

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Protocol
 
+from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.services import Services
 from proxy.wire.frames import RequestHead
@@ -28,7 +29,10 @@ class Pair(Protocol):
         """Say whether requests can be sent on; start to dial with the first one."""
 
     def session(self, client_id: str | None) -> ClientSession:
-        """Return the session of a client id."""
+        """Return the client's session; `client_id` is what the request carries."""
+
+    def admits(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
+        """Say whether quotas let a request be sent on; if not, it is read again later."""
 
     def asked(self, exchange: Exchange) -> None:
         """Remember a request that was sent on and will be answered."""
@@ -39,6 +43,9 @@ class Pair(Protocol):
     def login_asked(self, head: RequestHead, frame: bytes) -> None:
         """Read a SASL request that is sent on."""
 
+    def login_begins(self) -> None:
+        """Read no further request until the SASL request that is sent on is answered."""
+
     # Of responses
 
     def answered(self) -> None:
@@ -46,6 +53,9 @@ class Pair(Protocol):
 
     def login_answered(self, exchange: Exchange, frame: bytes) -> None:
         """Read a SASL response; after the last one the user is known."""
+
+    def login_ends(self) -> None:
+        """Read requests again."""
 
     def mute(self, due_ms: float, api_key: int) -> None:
         """Do not read requests until `due_ms`."""

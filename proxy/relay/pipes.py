@@ -1,17 +1,26 @@
-"""A bounded pool of kernel pipes, which `splice` needs between two sockets."""
+"""A bounded pool of kernel pipes, which `splice` needs between two sockets.
+
+A user other than root gets 64 MiB of pipes in all (fs.pipe-user-pages-soft), shared with every
+other process of that user; a pipe beyond that is of 8 KiB, and cannot be made larger.
+"""
 
 import fcntl
 import os
-from contextlib import suppress
 from typing import NamedTuple
 
 from structlog import get_logger
 
-PIPE_BYTES = 1 << 20
-"""Asked for each pipe: the kernel's default limit for unprivileged users."""
+PIPE_BYTES = 256 * 1024
+"""Asked for each pipe: a larger one costs hardly less CPU time. See docs/decisions."""
+
+MIN_PIPE_BYTES = 64 * 1024
+"""A smaller one is not used: copying is as fast from 16 KiB down."""
 
 MAX_PIPES = 128
-"""Pipes open at once; flows that find none copy instead."""
+"""Pipes open at once, half of what a user gets; flows that find none copy instead."""
+
+TAKES_WITHOUT_TRYING = 256
+"""Bodies that are copied after a pipe was refused: asking costs as much as copying 64 KiB."""
 
 _log = get_logger(__name__)
 
@@ -30,6 +39,7 @@ class PipePool:
         self._max_pipes = max_pipes
         self._idle: list[Pipe] = []
         self._open = 0
+        self._takes_to_skip = 0
         self._warned = False
 
     @property
@@ -38,21 +48,23 @@ class PipePool:
         return self._open
 
     def take(self) -> Pipe | None:
-        """Lend a pipe; None when the limit is reached or the system gives no more."""
+        """Lend a pipe; None when the limit is reached or the system gives no useful one."""
         if self._idle:
             return self._idle.pop()
         if self._open >= self._max_pipes:
             return None
+        if self._takes_to_skip:
+            self._takes_to_skip -= 1
+            return None
         try:
-            pipe = Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+            pipe = _open_pipe()
         except OSError as error:
+            self._takes_to_skip = TAKES_WITHOUT_TRYING
             if not self._warned:
                 self._warned = True
                 _log.warning("no pipe for splice, copying instead", error=str(error))
             return None
         self._open += 1
-        with suppress(OSError):  # over the user's share of pipe memory: the default works too
-            fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return pipe
 
     def give_back(self, pipe: Pipe, *, empty: bool) -> None:
@@ -71,3 +83,16 @@ class PipePool:
         self._open -= 1
         os.close(pipe.read_fd)
         os.close(pipe.write_fd)
+
+
+def _open_pipe() -> Pipe:
+    """Open a pipe. Raises OSError: no descriptors left, or too little pipe memory."""
+    pipe = Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+    try:
+        fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:  # over the user's share of pipe memory: what it has may do
+        if fcntl.fcntl(pipe.write_fd, fcntl.F_GETPIPE_SZ) < MIN_PIPE_BYTES:
+            os.close(pipe.read_fd)
+            os.close(pipe.write_fd)
+            raise
+    return pipe

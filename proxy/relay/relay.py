@@ -9,18 +9,19 @@ from typing import Protocol
 
 from structlog import get_logger
 
+from proxy.relay.buffers import bound_receive_buffer
 from proxy.relay.channel import Channel, PlainChannel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.services import Services
 from proxy.relay.tls import handshake, principal_of, sni_of
-from proxy.relay.upstream import tune
+from proxy.relay.upstream import LOCAL, UpstreamError, tune
 
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
 
-MAX_IDLE_CHECK_S = 15.0
-"""And a shorter timeout is noticed after this long."""
+MAX_IDLE_CHECK_S = 5.0
+"""And a request that was begun and not finished at most this late."""
 
 _log = get_logger(__name__)
 
@@ -63,12 +64,13 @@ class Relay:
         }
         self._connections: set[Connection] = set()
         self._stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
-        """Connections whose broker was not known when they were dialled, by that broker."""
+        """Connections to another broker than the client's, by the client's."""
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._connected = 0
         self._per_listener: Counter[str] = Counter()
         self._empty = asyncio.Event()
+        self._generation = services.quotas.generation
 
     @property
     def listeners(self) -> dict[str, Listener]:
@@ -118,6 +120,14 @@ class Relay:
             now_s = self._services.loop.time()
             for connection in tuple(self._connections):
                 connection.check_idle(now_s, timeout_s)
+
+    def follow_quotas(self) -> None:
+        """Hold nothing for longer than the quotas ask for, if they were changed since last time."""
+        generation = self._services.quotas.generation
+        if generation != self._generation:
+            self._generation = generation
+            for connection in tuple(self._connections):
+                connection.shorten_hold()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
@@ -174,6 +184,7 @@ class Relay:
                 return
             self._per_ip[ip] += 1
             self._connected += 1
+            bound_receive_buffer(sock, self._connected)
             self._per_listener[listener.settings.name] += 1
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
@@ -239,16 +250,44 @@ class Relay:
         connection.start()
 
     async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
-        """Connect to the client's broker, or to a stand-in while its address is not known.
+        """Connect to the client's broker, with buffers that leave room for all connections."""
+        channel = await self._reach(node_id, connection)
+        bound_receive_buffer(channel.sock, self._connected)
+        return channel
+
+    async def _reach(self, node_id: int | None, connection: Connection) -> Channel:
+        """Connect to the client's broker, or to a stand-in where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that
-        wants a login does not tell us where its brokers are. A bootstrap server lets the client
-        log in and ask for Metadata, and turns away what is not for it with errors that clients
-        take as a reason to ask. Once we know the address, the stand-in is drained.
+        wants a login does not tell us where its brokers are, nor that one of them has moved. A
+        bootstrap server lets the client log in and ask for Metadata, and turns away what is not
+        for it with errors that clients take as a reason to ask. Once we are told the address, the
+        stand-in is drained. Raises UpstreamError: where no stand-in answers, the broker's own.
         """
-        if node_id is not None and not self._brokers.knows(node_id):
-            self._stand_ins[node_id].add(connection)
-        return await self._brokers.connect(node_id)
+        if node_id is None:
+            return await self._brokers.connect(None)
+        failure = None
+        if self._brokers.knows(node_id):
+            try:
+                return await self._brokers.connect(node_id)
+            except UpstreamError as error:
+                if error.reason == LOCAL:
+                    raise
+                failure = error
+        self._stand_ins[node_id].add(connection)
+        try:
+            channel = await self._brokers.connect(None)
+        except UpstreamError as error:
+            raise failure or error from None
+        if failure is not None:
+            self._services.instruments.upstream_errors_total.labels(failure.reason).inc()
+            _log.warning(
+                "broker not reached, a bootstrap server stands in",
+                reason=failure.reason,
+                node_id=node_id,
+                detail=str(failure),
+            )
+        return channel
 
     def _advertise(
         self, listener: Listener, node_id: int, host: str, port: int

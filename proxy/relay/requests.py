@@ -9,6 +9,7 @@ from proxy.relay.services import clock_ms
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
+    JOIN_GROUP,
     PRODUCE,
     Handling,
     api_name,
@@ -16,7 +17,13 @@ from proxy.wire.apis import (
     is_known,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.prefix import fetch_max_wait_ms, produce_acks
+from proxy.wire.prefix import (
+    FetchLimits,
+    fetch_limits,
+    lower_fetch_bytes,
+    produce_acks,
+    session_timeout_ms,
+)
 
 MAX_LOGIN_BYTES = 512 * 1024
 """The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
@@ -27,6 +34,14 @@ partitions, four times what a producer sends by default. A longer one is not fol
 
 NO_ACKS = 0
 """Of a Produce request that gets no response."""
+
+FULL_BYTES = 1 << 20
+"""The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
+that, or of what was asked for, shows that the broker did not wait for data."""
+
+
+_API_KEY_END = 6
+_PRODUCE = PRODUCE.to_bytes(2, "big")
 
 
 class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
@@ -71,26 +86,25 @@ class RequestFlow(Flow):
         if not conn.upstream_ready():
             return 0
         api_key, version = head.api_key, head.api_version
-        if plan_of(api_key, version).handling is Handling.REFUSE:
+        how = plan_of(api_key, version).handling
+        if how is Handling.REFUSE or (
+            how is Handling.UNKNOWN and not conn.services.passes_unknown_apis
+        ):
             raise RequestRefused(
                 "unsupported_version",
-                f"{api_name(api_key)} version {version} carries addresses that can't be rewritten",
+                f"{api_name(api_key)} ({api_key}) version {version} is not offered: "
+                "its response may carry addresses",
             )
-        session = conn.session(head.client_id)
         acks: int | None = None
-        wait_ms = 0
         if api_key == PRODUCE:
             acks = produce_acks(head, view)
             if acks is None:
                 return self._need_more(view)
-        elif api_key == FETCH and session.quotas.has(QuotaKind.REQUEST_PERCENTAGE):
-            stated_ms = fetch_max_wait_ms(head, view)
-            if stated_ms is None:
-                return self._need_more(view)
-            wait_ms = max(stated_ms, 0)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
             version = 0
-        exchange = Exchange(session, head, version, clock_ms(), wait_ms)
+        exchange = Exchange(conn.session(head.client_id), head, version, clock_ms())
+        if exchange.session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
+            return 0
         if api_key in LOGIN_APIS:
             taken = self._collect_login(head, view)
         elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
@@ -106,6 +120,37 @@ class RequestFlow(Flow):
         # Only now, while the broker is at work already.
         self._note(exchange, acks)
         return taken
+
+    def _is_admitted(self, head: RequestHead, view: memoryview, exchange: Exchange) -> bool:
+        """Say whether the client's quotas let a request pass; if so, limit what a Fetch asks for.
+
+        If not, or if more bytes are needed, the request is read again later.
+        """
+        session, api_key = exchange.session, head.api_key
+        asked: FetchLimits | None = None
+        if api_key == FETCH:
+            asked = fetch_limits(head, view)
+            if asked is None:
+                self._need_more(view)
+                return False
+        elif api_key == JOIN_GROUP and is_known(api_key, head.api_version):
+            timeout_ms = session_timeout_ms(head, view)
+            if timeout_ms is None:
+                self._need_more(view)
+                return False
+            session.quotas.joined(timeout_ms)
+        kinds = exchange.plan.kinds
+        if kinds and not self._conn.admits(session, kinds, api_key):
+            return False
+        if asked is not None:
+            granted_bytes, exchange.expected = session.quotas.grant(
+                asked.max_bytes, session.last_fetch_bytes, exchange.sent_ms
+            )
+            if granted_bytes < asked.max_bytes:
+                lower_fetch_bytes(head, view, granted_bytes)
+            exchange.wait_ms = max(asked.max_wait_ms, 0)
+            exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
+        return True
 
     def _follow(self, head: RequestHead, exchange: Exchange) -> bool:
         """Say whether what this request asks for is to be read."""
@@ -128,10 +173,16 @@ class RequestFlow(Flow):
         else:
             self._conn.asked(exchange)
 
+    def _gives_up_rest(self) -> bool:
+        """See Flow. Kafka appends what was sent before an orderly end: Produce waits its turn."""
+        return not (len(self._stash) >= _API_KEY_END and self._stash[4:_API_KEY_END] == _PRODUCE)
+
     def _collect_login(self, head: RequestHead, view: memoryview) -> int:
         if head.frame_bytes > MAX_LOGIN_BYTES:
             raise RequestRefused("too_long", f"a login of {head.frame_bytes} bytes")
         self._login = head
+        # What follows is read when it is known who sends it.
+        self._conn.login_begins()
         return self._collect(view, head.frame_bytes)
 
     def _whole_frame(self, frame: bytearray) -> None:

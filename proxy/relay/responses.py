@@ -16,6 +16,9 @@ from proxy.wire.offsets import OffsetsAsk
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 from proxy.wire.walk import FetchWalker, neutral_tail
 
+LONGEST_MUTE_MS = 2000.0
+"""A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
+
 MIN_HOLD_MS = 0.5
 """Shorter holds are not worth a timer; the quota carries what is left over."""
 
@@ -36,7 +39,9 @@ _INT32_BYTES = 4
 class ResponseFlow(Flow):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = ("_collecting", "_conn", "_delayed", "_walker")
+    __slots__ = (
+        *("_busy_ms", "_collecting", "_conn", "_delayed", "_free_ms", "_held_until_ms", "_walker"),
+    )
 
     _scratch = new_scratch()
 
@@ -46,6 +51,11 @@ class ResponseFlow(Flow):
         self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
+        self._busy_ms = 0.0
+        """How long the broker was last seen to be at work for a request."""
+        self._free_ms = 0.0
+        """Since when it is at work for nothing but what is in flight."""
+        self._held_until_ms = 0.0
 
     @property
     def held(self) -> bool:
@@ -56,6 +66,21 @@ class ResponseFlow(Flow):
     def mid_frame(self) -> bool:
         """See Flow."""
         return self._walker is not None or super().mid_frame
+
+    def shorten_hold(self) -> None:
+        """Hold a response for no longer than the client's quotas ask for, which were changed."""
+        if self._delayed is None or not self._delayed.waiting:
+            return
+        exchange = self._conn.in_flight[0]
+        charge, now_ms = exchange.charge, clock_ms()
+        if charge is None:  # it waits for something else
+            return
+        due_ms = now_ms + exchange.session.quotas.owed_ms(charge.kind, now_ms)
+        if due_ms < self._delayed.due_ms:
+            self._delayed.cancel()
+            self._free_ms = self._held_until_ms = due_ms
+            reaper = self._conn.services.reapers.for_api(exchange.api_key)
+            self._delayed = reaper.add(due_ms, self.resume)
 
     def close(self) -> None:
         """See Flow."""
@@ -190,13 +215,19 @@ class ResponseFlow(Flow):
             )
         if exchange.plan.handling is not Handling.PASS:
             response = rewrite_response(
-                exchange.api_key, exchange.version, response, self._conn.advertise
+                exchange.api_key,
+                exchange.version,
+                response,
+                self._conn.advertise,
+                passes_unknown=self._conn.services.passes_unknown_apis,
             )
         if exchange.throttle_ms:
             response = set_throttle_time(
                 exchange.api_key, exchange.version, response, exchange.throttle_ms
             )
         self._send(response)
+        if exchange.api_key in LOGIN_APIS:
+            self._conn.login_ends()
 
     def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
         """Charge a response; start its hold, and return True, if it must wait."""
@@ -207,21 +238,25 @@ class ResponseFlow(Flow):
         if watch is not None:
             watch.read(frame_bytes)
         charge = self._charge(exchange, frame_bytes, now_ms)
+        self._free_ms = now_ms
         if charge is None:
             return False
         hold_ms = charge.due_ms - now_ms
         if hold_ms < MIN_HOLD_MS or self._conn.draining:
             return False
+        exchange.charge = charge
         services.count_throttled(charge, hold_ms / MS_PER_SECOND)
         if watch is not None:
             watch.held(now_ms, charge.due_ms)
         if services.mode is ThrottleMode.MUTE:
-            exchange.throttle_ms = round(hold_ms)
-            self._conn.mute(charge.due_ms, api_key)
+            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
+            exchange.throttle_ms = round(mute_ms)
+            self._conn.mute(now_ms + mute_ms, api_key)
             return False
         if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
             exchange.throttle_ms = round(hold_ms)
         self.paused = True
+        self._free_ms = self._held_until_ms = charge.due_ms
         self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
         return True
 
@@ -238,14 +273,33 @@ class ResponseFlow(Flow):
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
         """Charge every quota that applies; return the one with the longest delay."""
-        quotas = exchange.session.quotas
-        charge = exchange.charge
+        session = exchange.session
+        quotas, charge = session.quotas, exchange.charge
         if exchange.api_key == FETCH:
+            if exchange.expected is not None:
+                exchange.expected.met(frame_bytes)
+                session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
-            busy_ms = max(now_ms - exchange.sent_ms - exchange.wait_ms, 0.0)
+            busy_ms = self._measure_busy_ms(exchange, frame_bytes, now_ms)
             charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
+
+    def _measure_busy_ms(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> float:
+        """Return for how long the broker was at work for a request, in milliseconds.
+
+        A broker takes the requests of a connection one after another, so what is in flight together
+        counts once. A response that came while another one was held was not seen to come: it counts
+        like the last one that was.
+        """
+        busy_ms = now_ms - max(exchange.sent_ms, self._free_ms)
+        if frame_bytes < exchange.full_bytes:
+            busy_ms -= exchange.wait_ms
+        if exchange.sent_ms < self._held_until_ms:
+            unseen_ms = now_ms - exchange.sent_ms
+            busy_ms = max(busy_ms, min(self._busy_ms, unseen_ms))
+        self._busy_ms = max(busy_ms, 0.0)
+        return self._busy_ms
 
 
 def _has_header_tags(plan: Plan, view: memoryview) -> bool:

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter as Tally
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import get_args
@@ -41,6 +43,7 @@ UPSTREAM_ERRORS = (
     "bad_response",
     "closed",
     "dns",
+    "local",
     "login_refused",
     "quotas_refused",
     "refused",
@@ -136,11 +139,17 @@ class Services:
     instruments: Instruments
     pipes: PipePool
     splice: bool = True
+    passes_unknown_apis: bool = False
+    """APIs that no table knows are offered and passed on; else they are hidden and refused."""
     following: Following | None = None
     """Follows what the clients of known queries read."""
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
     _users: dict[ClientIdentity, int] = field(default_factory=dict)
-    _gone_ms: dict[ClientIdentity, float] = field(default_factory=dict)
+    # In the order of their leaving. Not a dict, which is slow to find its first key once many
+    # before that were deleted.
+    _gone_ms: OrderedDict[ClientIdentity, float] = field(default_factory=OrderedDict)
+    # How many of both have a client id.
+    _client_ids: Tally[str | None] = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
@@ -151,12 +160,14 @@ class Services:
 
     def knows_client(self, client_id: str) -> bool:
         """Say whether a client with this id is connected, or was within the hour."""
-        return any(identity.client_id == client_id for identity in (*self._users, *self._gone_ms))
+        return client_id in self._client_ids
 
     def client_came(self, identity: ClientIdentity) -> None:
         """Note that a connection uses this client's byte counters."""
-        self._users[identity] = self._users.get(identity, 0) + 1
-        self._gone_ms.pop(identity, None)
+        users = self._users.get(identity, 0)
+        self._users[identity] = users + 1
+        if not users and self._gone_ms.pop(identity, None) is None:
+            self._client_ids[identity.client_id] += 1
 
     def client_left(self, identity: ClientIdentity) -> None:
         """Note that a connection does so no longer."""
@@ -167,14 +178,23 @@ class Services:
             if len(self._gone_ms) > MAX_GONE_CLIENTS:
                 self._forget_client(next(iter(self._gone_ms)))
 
-    def forget_clients(self, now_ms: float) -> None:
-        """Drop the byte counters of clients that left an hour ago, which makes room for others."""
-        for identity, gone_ms in tuple(self._gone_ms.items()):
-            if now_ms - gone_ms >= DEFAULT_EXPIRY_MS:
-                self._forget_client(identity)
+    def forgetting(self, now_ms: float) -> Iterator[ClientIdentity]:
+        """Drop the byte counters of clients that left an hour ago, which makes room for others.
+
+        Yields each when that is done. Other calls may come between two steps.
+        """
+        while self._gone_ms:
+            identity, gone_ms = next(iter(self._gone_ms.items()))
+            if now_ms - gone_ms < DEFAULT_EXPIRY_MS:
+                return
+            self._forget_client(identity)
+            yield identity
 
     def _forget_client(self, identity: ClientIdentity) -> None:
         del self._gone_ms[identity]
+        self._client_ids[identity.client_id] -= 1
+        if not self._client_ids[identity.client_id]:
+            del self._client_ids[identity.client_id]
         self.instruments.bytes_total.forget(
             listener=identity.listener,
             user=identity.user or "",

@@ -58,6 +58,7 @@ class RequestHead(NamedTuple):
     """What the response will carry."""
 
     client_id: str | None
+    """With U+FFFD for what is not UTF-8, as brokers read it; so some ids of other bytes are one."""
 
     header_end: int
     """Offset of the body in the frame. For an API or version without a schema it is the offset
@@ -159,10 +160,7 @@ def _read_client_id(view: Buffer, frame_bytes: int) -> tuple[str | None, int] | 
         raise MalformedFrame("bad_header", f"a client id of {size} bytes in {frame_bytes}")
     if len(view) < end:
         return None
-    try:
-        return str(view[start:end], "utf-8"), end
-    except UnicodeDecodeError as error:
-        raise MalformedFrame("bad_header", f"the client id is not UTF-8: {error}") from None
+    return str(view[start:end], "utf-8", "replace"), end
 
 
 def _skip_header_tags(view: Buffer, pos: int, frame_bytes: int) -> int:

@@ -1,14 +1,15 @@
-"""The first fields of a request's body, read without decoding the rest."""
+"""The first fields of a request's body, read or lowered without decoding the rest."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from proxy.wire.apis import APIS, FETCH, PRODUCE, is_known
-from proxy.wire.errors import MalformedFrame
+from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE, is_known
+from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
+from proxy.wire.layout import Array, Cursor, Fixed, Node, record_of, request_layout
 from proxy.wire.varint import Buffer, read_uvarint
 
 Step: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
@@ -54,12 +55,103 @@ def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
     return _read_int(PRODUCE, head, frame, "acks")
 
 
-def fetch_max_wait_ms(head: RequestHead, frame: Buffer) -> int | None:
-    """Return how long the broker may wait for data before it answers a Fetch, in milliseconds.
+def session_timeout_ms(head: RequestHead, frame: Buffer) -> int | None:
+    """Return the session timeout that a JoinGroup request asks for, in milliseconds.
 
     None means that more bytes are needed. Raises as `produce_acks` does.
     """
-    return _read_int(FETCH, head, frame, "max_wait_ms")
+    return _read_int(JOIN_GROUP, head, frame, "session_timeout_ms")
+
+
+class FetchLimits(NamedTuple):
+    """What a Fetch request says of how much it wants and how long it waits for it."""
+
+    max_wait_ms: int
+    """How long the broker may wait for data before it answers."""
+
+    max_bytes: int
+    """Of the whole response. Before version 3, which has no such limit, MAX_BYTES."""
+
+
+MAX_BYTES = 2**31 - 1
+
+DEFAULT_BATCH_BYTES = 1 << 20
+"""About the largest record batch that a broker takes by default (message.max.bytes)."""
+
+
+def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
+    """Return the limits of a Fetch request; None means that more bytes are needed.
+
+    Raises as `produce_acks` does.
+    """
+    wait_at, bytes_at = _fetch_offsets(head.api_version)
+    end = head.header_end + max(wait_at, bytes_at or 0) + _INT.size
+    if len(frame) < end or head.frame_bytes < end:
+        if len(frame) >= head.frame_bytes or head.frame_bytes < end:
+            raise MalformedFrame("bad_body", "the request ends before its limits")
+        return None
+    (max_wait_ms,) = _INT.unpack_from(frame, head.header_end + wait_at)
+    if bytes_at is None:
+        return FetchLimits(max_wait_ms, MAX_BYTES)
+    return FetchLimits(max_wait_ms, _INT.unpack_from(frame, head.header_end + bytes_at)[0])
+
+
+def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
+    """Limit a Fetch request in place to responses of about `max_bytes`.
+
+    A broker sends one record batch at least, whatever the limit. Before version 3 it does not, and
+    only partitions have limits: those that are in `frame` are lowered, each to its part, but not
+    below the largest batch that Kafka takes by default.
+    """
+    _, bytes_at = _fetch_offsets(head.api_version)
+    if bytes_at is not None:
+        _INT.pack_into(frame, head.header_end + bytes_at, max_bytes)
+        return
+    places = tuple(_partition_limits(head, frame))
+    for place in places:
+        (asked_bytes,) = _INT.unpack_from(frame, place)
+        part_bytes = max(max_bytes // len(places), DEFAULT_BATCH_BYTES)
+        _INT.pack_into(frame, place, min(asked_bytes, part_bytes))
+
+
+def _partition_limits(head: RequestHead, frame: Buffer) -> Iterator[int]:
+    """Yield where the limits of the partitions are, as far as the frame reaches."""
+    layout = request_layout(FETCH, head.api_version)
+    cursor = Cursor(memoryview(frame)[: head.frame_bytes], head.header_end)
+    topics = layout.fields["topics"]
+    topic = record_of(topics)
+    partition = record_of(topic.fields["partitions"])
+    try:
+        cursor.seek(layout, "topics")
+        for _ in range(cursor.enter(_array(topics))):
+            cursor.skip(topic.fields["topic"])
+            for _ in range(cursor.enter(_array(topic.fields["partitions"]))):
+                yield cursor.spans(partition)["partition_max_bytes"][0]
+    except MalformedResponse:  # the broker says so, or the rest has not come yet
+        return
+
+
+def _array(node: Node) -> Array:
+    assert isinstance(node, Array)  # the schemas say so
+    return node
+
+
+@lru_cache(maxsize=_CACHED_PREFIXES)
+def _fetch_offsets(version: int) -> tuple[int, int | None]:
+    """Return where a Fetch request's longest wait and its limit are in the body; None: it has none.
+
+    Raises ValueError for a version that the schemas do not know.
+    """
+    if not is_known(FETCH, version):
+        raise ValueError(f"no schema for Fetch version {version}")
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, node in request_layout(FETCH, version).fields.items():
+        if not isinstance(node, Fixed):
+            break
+        offsets[name] = end
+        end += node.size
+    return offsets["max_wait_ms"], offsets.get("max_bytes")
 
 
 def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:

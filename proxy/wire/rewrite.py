@@ -65,17 +65,25 @@ _INT32 = Struct(">i")
 _BROKER_ID_FIELD = {METADATA: "node_id", DESCRIBE_CLUSTER: "broker_id"}
 
 
-def rewrite_response(api_key: int, version: int, frame: bytes, advertise: Advertise) -> bytes:
+def rewrite_response(
+    api_key: int,
+    version: int,
+    frame: bytes,
+    advertise: Advertise,
+    *,
+    passes_unknown: bool = False,
+) -> bytes:
     """Return the response as clients may see it.
 
     `frame` is the whole frame, length included; `version` is the request's. Brokers' addresses are
     replaced by what `advertise` says. A broker without one is left out of Metadata,
     DescribeCluster and node endpoints; FindCoordinator then answers COORDINATOR_NOT_AVAILABLE.
-    ApiVersions is capped to what this module can rewrite. A response with nothing to change is
-    returned as the same object. Raises MalformedResponse.
+    ApiVersions is capped to what is known here; APIs that are not stay in it only with
+    `passes_unknown`. A response with nothing to change is returned as the same object. Raises
+    MalformedResponse.
     """
     if api_key == API_VERSIONS:
-        edits = _cap_versions(version, frame)
+        edits = _cap_versions(version, frame, passes_unknown)
     elif version < ADDRESS_APIS.get(api_key, version + 1):
         return frame
     else:
@@ -128,7 +136,7 @@ def _open(api_key: int, version: int, frame: bytes) -> tuple[Record, Cursor]:
     return response_layout(api_key, version), cursor
 
 
-def _cap_versions(version: int, frame: bytes) -> list[Edit]:
+def _cap_versions(version: int, frame: bytes, passes_unknown: bool) -> list[Edit]:
     """Lower the highest version of each API to the safe one; leave out what cannot be used."""
     layout, cursor = _open(API_VERSIONS, version, frame)
     cursor.seek(layout, "api_keys")
@@ -137,7 +145,7 @@ def _cap_versions(version: int, frame: bytes) -> list[Edit]:
         api_key = _read_int(_INT16, frame, spans["api_key"][0])
         lowest = _read_int(_INT16, frame, spans["min_version"][0])
         highest = _read_int(_INT16, frame, spans["max_version"][0])
-        safe = max_safe_version(api_key)
+        safe = max_safe_version(api_key, passes_unknown=passes_unknown)
         if safe is None or highest <= safe:
             return []
         return None if lowest > safe else [(*spans["max_version"], _INT16.pack(safe))]

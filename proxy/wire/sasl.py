@@ -4,9 +4,6 @@ The broker decides; a name counts only once the broker's last answer says that i
 and tokens are read and dropped within one call.
 """
 
-import base64
-import binascii
-import json
 import struct
 from collections import deque
 from dataclasses import dataclass
@@ -15,14 +12,18 @@ from typing import Any
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE, is_known
 from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead, response_body
+from proxy.wire.sasl_names import bearer_name, plain_name, scram_name
 from proxy.wire.varint import Buffer
+
+_PLAIN = "PLAIN"
+_OAUTHBEARER = "OAUTHBEARER"
 
 _SCRAM_DONE = b"v="
 """The server's last SCRAM message starts so (RFC 5802)."""
 
-_PLAIN_PARTS = 3
-_JWT_PARTS = 3
-_BASE64_QUANTUM = 4
+_BEARER_ERROR_READ = b"\1"
+"""What an OAUTHBEARER client says to a server's reason for a refusal (RFC 7628). Kafka then ends
+the login, and never accepts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class SaslExchange:
     the order of their requests, as they do on the wire.
     """
 
-    __slots__ = ("_claims", "_name", "is_raw", "mechanism", "principal")
+    __slots__ = ("_begun", "_claims", "_name", "is_raw", "mechanism", "principal")
 
     mechanism: str | None
     """As the client's last handshake named it, in capitals; None before the first."""
@@ -57,6 +58,8 @@ class SaslExchange:
         self.mechanism = None
         self.principal = None
         self.is_raw = False
+        self._begun = False
+        """The current login's first message was seen, which names the user."""
         self._name: str | None = None
         self._claims: deque[_Claim] = deque()
 
@@ -64,20 +67,25 @@ class SaslExchange:
         return f"SaslExchange(mechanism={self.mechanism!r}, principal={self.principal!r})"
 
     def request(self, head: RequestHead, frame: Buffer) -> None:
-        """Take a whole request frame. Raises MalformedFrame."""
+        """Take a whole request frame.
+
+        Raises MalformedFrame, also for a login that Kafka would refuse or whose user is not
+        certain: it must not reach the broker.
+        """
         if head.api_key == SASL_HANDSHAKE:
             if head.api_version == 0:
                 self.is_raw = True
             message = _decode_request(head, frame)
             self.mechanism = str(message.mechanism or "").upper()
-            self._name = None
+            self._begun = False
         elif head.api_key == SASL_AUTHENTICATE:
             if self.mechanism is None:
                 self._claims.append(_Claim(None, None))
                 return
             auth_bytes = _decode_request(head, frame).auth_bytes or b""
-            if not _is_scram(self.mechanism) or self._name is None:
+            if not (self._begun and _is_scram(self.mechanism)):
                 self._name = _claimed_name(self.mechanism, auth_bytes)
+                self._begun = True
             self._claims.append(_Claim(self.mechanism, self._name))
 
     def response(self, api_key: int, version: int, frame: bytes) -> None:
@@ -87,10 +95,11 @@ class SaslExchange:
         claim = self._claims.popleft()
         message = _decode_response(api_key, version, frame)
         if message.error_code != 0:
-            self._name = None
-        elif claim.name is not None and _is_final(claim.mechanism, message.auth_bytes or b""):
-            self.principal = claim.name
-            self._name = None
+            self._begun = False
+        elif _is_final(claim.mechanism, message.auth_bytes or b""):
+            self._begun = False
+            if claim.name is not None:
+                self.principal = claim.name
 
 
 def _is_scram(mechanism: str | None) -> bool:
@@ -106,51 +115,21 @@ def _is_final(mechanism: str | None, auth_bytes: bytes) -> bool:
 
 
 def _claimed_name(mechanism: str, auth_bytes: bytes) -> str | None:
-    """Return the user that a client's first message names, None when it does not."""
-    try:
-        if mechanism == "PLAIN":
-            return _plain_name(auth_bytes.decode())
-        if _is_scram(mechanism):
-            return _scram_name(auth_bytes.decode())
-        if mechanism == "OAUTHBEARER":
-            return _bearer_name(auth_bytes.decode())
-    except (UnicodeDecodeError, binascii.Error, ValueError, RecursionError):
-        return None
-    return None
+    """Return the user that a client's first message names.
 
-
-def _plain_name(message: str) -> str | None:
-    """Read `authzid NUL authcid NUL password` (RFC 4616)."""
-    parts = message.split("\0")
-    return (parts[1] or None) if len(parts) == _PLAIN_PARTS else None
-
-
-def _scram_name(message: str) -> str | None:
-    """Read `n,,n=user,r=nonce` with `,` and `=` escaped in the name (RFC 5802).
-
-    With `tokenauth=true` the name is a delegation token's id, whose owner only the broker knows.
+    None for a mechanism that is not read, a delegation token, and a message that can't end in a
+    login. Raises MalformedFrame where the name is not certain.
     """
-    attributes = message.split(",")
-    if "tokenauth=true" in attributes:
-        return None
-    for attribute in attributes[1:]:
-        if attribute.startswith("n="):
-            return attribute[2:].replace("=2C", ",").replace("=3D", "=") or None
-    return None
-
-
-def _bearer_name(message: str) -> str | None:
-    """Read the subject of the JSON web token in an OAUTHBEARER message (RFC 7628)."""
-    for part in message.split("\1"):
-        scheme, _, token = part.removeprefix("auth=").partition(" ")
-        if part.startswith("auth=") and scheme.lower() == "bearer":
-            pieces = token.split(".")
-            if len(pieces) != _JWT_PARTS:
-                return None
-            payload = pieces[1] + "=" * (-len(pieces[1]) % _BASE64_QUANTUM)
-            claims = json.loads(base64.urlsafe_b64decode(payload))
-            subject = claims.get("sub") if isinstance(claims, dict) else None
-            return subject if isinstance(subject, str) and subject else None
+    try:
+        if mechanism == _PLAIN:
+            return plain_name(auth_bytes)
+        if _is_scram(mechanism):
+            return scram_name(auth_bytes)
+        if mechanism == _OAUTHBEARER and auth_bytes != _BEARER_ERROR_READ:
+            return bearer_name(auth_bytes)
+    except ValueError as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeError) else error
+        raise MalformedFrame("bad_body", f"a login by {mechanism}: {reason}") from None
     return None
 
 
@@ -159,9 +138,13 @@ def _decode_request(head: RequestHead, frame: Buffer) -> Any:
         raise MalformedFrame("bad_body", f"no schema for SASL version {head.api_version}")
     body = bytes(frame[head.header_end : head.frame_bytes])
     try:
-        return APIS[head.api_key].request.decode(body, version=head.api_version)
-    except (ValueError, IndexError, struct.error) as error:
+        message = APIS[head.api_key].request.decode(body, version=head.api_version)
+        is_plain = bytes(message.encode(header=False, framed=False)) == body
+    except (ValueError, TypeError, IndexError, struct.error) as error:
         raise MalformedFrame("bad_body", f"a SASL request: {type(error).__name__}") from None
+    if not is_plain:  # bytes behind it, or a length in a form that others may read otherwise
+        raise MalformedFrame("bad_body", "a SASL request that no codec writes")
+    return message
 
 
 def _decode_response(api_key: int, version: int, frame: bytes) -> Any:

@@ -132,7 +132,7 @@ class World:
         self.quotas = QuotaManager(settings, self.instruments, Registry(settings.max_sensors))
         self.store = Disk()
         self.rules = RuleBook(self.quotas, self.store, settings)
-        self.history = History(self.quotas.snapshot)
+        self.history = History(self.quotas.readings)
         self.source = Source()
         self.not_ready: str | None = None
 
@@ -162,6 +162,15 @@ class World:
                 self.quotas.held(charge, charge.delay_ms, self.now_ms)
 
         return send
+
+
+def tick(history: History, now_ms: float) -> bool:
+    """Take a sample if one is due; return whether it was."""
+    due = history.due(now_ms)
+    if due:
+        for _ in history.sample(lambda: now_ms):
+            pass
+    return due
 
 
 @dataclass(frozen=True, slots=True)

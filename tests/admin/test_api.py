@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 import pytest
-from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, Ask, World
+from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, Ask, World, tick
 from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
@@ -222,11 +222,11 @@ async def test_a_change_that_cannot_be_kept_is_not_made(world: World, ask: Ask):
 
 
 async def test_the_status_has_all_that_the_page_shows(world: World, ask: Ask):
-    world.history.tick(world.now_ms)
+    tick(world.history, world.now_ms)
     world.connect("etl-orders")(200 * MIB)
     world.connect("dashboards")(30.0, REQUEST)
     world.now_ms += 5000
-    world.history.tick(world.now_ms)
+    tick(world.history, world.now_ms)
     world.not_ready = "the Kafka cluster does not answer"
     status = (await ask("GET", "/v1/status")).json
     assert (status["ready"], status["not_ready_reason"]) == (False, world.not_ready)

@@ -5,7 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from admin_world import CONSUMER, HOSTILE, MIB, MS_PER_SECOND, PRODUCER, REQUEST, START_MS, World
+from admin_world import (
+    CONSUMER,
+    HOSTILE,
+    MIB,
+    MS_PER_SECOND,
+    PRODUCER,
+    REQUEST,
+    START_MS,
+    World,
+    tick,
+)
 
 from proxy.quota import ClientIdentity, QuotaKind
 
@@ -49,7 +59,7 @@ def play(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | Non
     while due[0][0] <= end_ms:
         world.now_ms, number = heappop(due)
         if number == len(actors):
-            world.history.tick(world.now_ms)
+            tick(world.history, world.now_ms)
             world.quotas.sweep(world.now_ms)
             heappush(due, (world.now_ms + TICK_MS, number))
             continue

@@ -190,7 +190,7 @@ def test_reading_ahead_does_not_shrink_or_hold_batches(
     )
     listen(running)
     query = stream(running, "ahead", topic(2))
-    started = query.start("1 second", {"kafka.max.partition.fetch.bytes": "1048576"})
+    query.start("1 second", {"kafka.max.partition.fetch.bytes": "1048576"})
     two_batches(query)
     with RawClient(kafka.bootstrap) as client:
         for partition in (0, 0, 1, 1):
@@ -198,13 +198,15 @@ def test_reading_ahead_does_not_shrink_or_hold_batches(
     query.until(lambda: query.known()["run_batches"] >= 7, "bounded batches")
     document = query.known()["adaptive"]
     planned = {query.batches[number].clamp["offsets"] for number in clamped(query)}
-    longest_s = max(
-        progress["durationMs"]["triggerExecution"] / 1000 for progress in started.recentProgress[1:]
+    metrics = running.metrics()
+    holds, short = (
+        metrics.value(f"throttle_seconds_{kind}", quota="consumer_byte_rate", **bucket)
+        for kind, bucket in (("count", {}), ("bucket", {"le": "0.5"}))
     )
     query.stop()
     assert planned == {rate}
     assert size < document["bytes_per_record"]
-    assert longest_s < 2 * batch / rate / 2, "they waited for the bytes of batches to come"
+    assert short == holds > 0, "they waited for the bytes of batches to come"
 
 
 @pytest.mark.usefixtures("no_data_loss")
@@ -336,6 +338,28 @@ def test_initial_rate_bounds_first_batches(
     query.stop()
     query.check_all_read({0: 600, 1: 600})
     assert max(query.sizes().values()) <= PER_BATCH, query.sizes()
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_a_small_partition_has_its_part_of_each_batch(
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """In proportion to its lag it would have none until nearly all of the other is read."""
+    running = proxy(rules=[steady("both", initial_rate=RATE)])
+    listen(running)
+    query = stream(running, "both", topic(2))
+    backlog, few = 3000, 3
+    query.feed(backlog, RECORD_BYTES, [0])
+    query.feed(few, RECORD_BYTES, [1])
+    query.start(TRIGGER)
+    query.until(lambda: len(query.batches) > few, "batches")
+    query.stop()
+    first = [query.batches[number] for number in range(few)]
+    assert [sorted(batch.offsets) for batch in first] == [[0, 1]] * few, query.sizes()
+    assert [batch.rows for batch in first] == [PER_BATCH] * few
 
 
 def test_a_run_that_read_past_the_proxy(

@@ -1,4 +1,4 @@
-"""A throttled response waits in the kernel and in the broker, not in the proxy."""
+"""What a throttled client has asked for waits in the broker, not in the proxy."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,7 +11,6 @@ from support.raw import RawClient, api_versions, fetch
 CONNECTIONS = 100
 RESPONSE_BYTES = 1 << 20
 BOUND_BYTES = 1 << 20
-MOST = 0.8 * CONNECTIONS
 GROWTH_BYTES = 10 << 20
 
 
@@ -22,7 +21,7 @@ def test_throttled_responses_are_not_held_in_memory(
     fill: Callable[..., None],
     data_path: tuple[str, ...],
 ) -> None:
-    """A hundred megabytes are asked for; all but the first few seconds' worth are held."""
+    """A hundred megabytes are asked for; all but the first few seconds' worth wait."""
     rules = [{"client-id": "many", "scope": "shared", "consumer_byte_rate": BOUND_BYTES}]
     running = proxy(*data_path, rules=rules)
     name = topic(config={"max.message.bytes": str(2 * RESPONSE_BYTES)})
@@ -37,8 +36,5 @@ def test_throttled_responses_are_not_held_in_memory(
         before = process.memory_info().rss
         for client in clients:
             client.send(fetch(12, name, max_bytes=RESPONSE_BYTES))
-        until(
-            lambda: running.metrics().value("delay_queue_size", api="fetch") > MOST,
-            "nearly every response has come and is held",
-        )
+        until(lambda: running.metrics().value("delay_queue_size", api="fetch"), "they are held")
         assert process.memory_info().rss - before < GROWTH_BYTES

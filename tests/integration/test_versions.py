@@ -1,28 +1,37 @@
 """Every version that is advertised can be used; what can't be rewritten is hidden or refused."""
 
+import json
+import re
 import struct
 import uuid
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
+from support.kafka_tools import run_tool, tool_jars
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch, message, produce
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.jars import kafka_jars
 from proxy.wire.apis import (
+    ADDRESS_APIS,
     API_VERSIONS,
     APIS,
     DESCRIBE_CLUSTER,
     FETCH,
     FIND_COORDINATOR,
+    HIDDEN_APIS,
     METADATA,
     PRODUCE,
+    REVIEWED_APIS,
 )
 
-SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
+BETWEEN_BROKERS = {83, 84, 85, 86, 87}
+"""The state of share groups; brokers have them on the listener for clients."""
 UNSUPPORTED_VERSION = 35
 CAPPED = (PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER)
 FIRST_USABLE = {PRODUCE: 3}
@@ -41,11 +50,12 @@ def test_api_versions_are_capped(
 ) -> None:
     with RawClient(proxy().bootstrap) as through, RawClient(kafka.bootstrap) as direct:
         ours, theirs = advertised(through, version), advertised(direct, version)
-    assert theirs.keys() - ours.keys() == {SHARE_FETCH, SHARE_ACKNOWLEDGE} & theirs.keys()
+    assert theirs.keys() - ours.keys() == (HIDDEN_APIS | BETWEEN_BROKERS) & theirs.keys()
     for key, (low, high) in ours.items():
         assert low == theirs[key][0]
-        limit = APIS[key].max_version if key in CAPPED else high
+        limit = APIS[key].max_version if key in APIS else REVIEWED_APIS[key]
         assert high == min(theirs[key][1], limit), key
+        assert high == theirs[key][1], "nothing of this broker is held back"
 
 
 def test_too_new_api_versions_request_is_told_what_there_is(
@@ -64,7 +74,7 @@ def test_too_new_api_versions_request_is_told_what_there_is(
 @pytest.fixture
 def used(kafka: EmbeddedBroker, topic: Callable[..., str]) -> tuple[str, Callable[[int, int], Any]]:
     """A topic, and what to ask of it for an API and version."""
-    name = topic()
+    name = topic(config={"retention.ms": "-1"})  # what is produced here is from 1970
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     found = admin.describe_topics(TopicCollection([name]))[name].result(30).topic_id
     high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
@@ -130,24 +140,109 @@ def errors_in(value: Any) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("api_key", [SHARE_FETCH, SHARE_ACKNOWLEDGE])
-def test_hidden_apis_are_refused(proxy: Callable[..., ProxyProcess], api_key: int) -> None:
-    running = proxy()
+@pytest.mark.parametrize("api_key", sorted(HIDDEN_APIS))
+@pytest.mark.parametrize("unknown_apis", ["hide", "pass"])
+def test_hidden_apis_are_refused(
+    proxy: Callable[..., ProxyProcess], api_key: int, unknown_apis: str
+) -> None:
+    running = proxy(unknown_apis=unknown_apis)
     with RawClient(running.bootstrap) as client:
+        assert api_key not in advertised(client)
         client.sock.sendall(struct.pack(">ihhih", 11, api_key, 1, 7, -1) + b"\0")
         assert client.is_closed_by_peer()
     running.until_counts("connections_rejected_total", 1, reason="unsupported_version")
 
 
-@pytest.mark.parametrize("api_key", [999, 32767, -1])
-def test_unknown_apis_are_for_the_broker_to_judge(
-    proxy: Callable[..., ProxyProcess], api_key: int
-) -> None:
+REFUSED = {  # API key and version
+    "an unknown API": (999, 1),
+    "the last key": (32767, 1),
+    "a negative key": (-1, 1),
+    "between brokers": (58, 0),
+    "ListOffsets of the future": (2, 12),
+    "ConsumerGroupHeartbeat of the future": (68, 2),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_offered_is_refused(proxy: Callable[..., ProxyProcess], name: str) -> None:
+    api_key, version = REFUSED[name]
     running = proxy()
     with RawClient(running.bootstrap) as client:
+        client.sock.sendall(struct.pack(">ihhih", 10, api_key, version, 7, -1))
+        assert client.is_closed_by_peer()
+    running.until_counts("connections_rejected_total", 1, reason="unsupported_version")
+
+
+@pytest.mark.parametrize("api_key", [999, 32767, -1])
+def test_unknown_apis_are_for_the_broker_to_judge_if_they_pass(
+    proxy: Callable[..., ProxyProcess], api_key: int
+) -> None:
+    running = proxy(unknown_apis="pass")
+    with RawClient(running.bootstrap) as client:
+        assert advertised(client).keys() >= BETWEEN_BROKERS
         client.sock.sendall(struct.pack(">ihhih", 10, api_key, 1, 7, -1))
         assert client.is_closed_by_peer(), "the broker closes it, and so does the proxy"
     assert running.metrics().value("connections_rejected_total") == 0
     assert running.metrics().value("requests_total", api="unknown") == 1
     with RawClient(running.bootstrap) as client:
         assert advertised(client)
+
+
+def test_a_share_consumer_is_told_that_there_are_no_share_groups(
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str]
+) -> None:
+    """It would otherwise join its group and wait for ever."""
+    said = run_tool(
+        "org.apache.kafka.tools.consumer.ConsoleShareConsumer",
+        proxy().bootstrap,
+        "--topic",
+        topic(),
+        "--timeout-ms",
+        "20000",
+        jars=tool_jars(),
+        errors=True,
+    )
+    assert "The cluster does not support the share group protocol" in said
+
+
+CONTROLLERS_OR_CLIENTS = {
+    "DescribeQuorum": {"Host", "Port"},
+    "StreamsGroupHeartbeat": {"Host", "Port"},
+    "StreamsGroupDescribe": {"Host", "Port"},
+    "DescribeAcls": {"Host"},
+    "DeleteAcls": {"Host"},
+}
+"""Responses that name hosts of controllers, or of clients as they call themselves."""
+
+
+def test_kafkas_own_definitions_name_brokers_only_where_responses_are_rewritten() -> None:
+    names = {}
+    for definition in kafka_messages():
+        if definition["type"] != "response":
+            continue
+        api_key, name = definition["apiKey"], definition["name"].removesuffix("Response")
+        names[api_key] = name
+        found = {"Host", "Port"} & set(field_names(definition))
+        if api_key in APIS.keys() | REVIEWED_APIS.keys() and found:
+            allowed = api_key in ADDRESS_APIS or CONTROLLERS_OR_CLIENTS[name] == found
+            assert allowed, name
+    for api_key in (*REVIEWED_APIS, *HIDDEN_APIS, *APIS):
+        assert names[api_key]
+
+
+def kafka_messages() -> Iterator[dict[str, Any]]:
+    """Give the definitions of all messages that are in the embedded broker's jars."""
+    (clients,) = (jar for jar in kafka_jars() if jar.name.startswith("kafka-clients-"))
+    with zipfile.ZipFile(clients) as jar:
+        for entry in jar.namelist():
+            if entry.startswith("common/message/") and entry.endswith(".json"):
+                definition = json.loads(re.sub(r"(?m)(^|\s)//.*$", "", jar.read(entry).decode()))
+                if "apiKey" in definition and definition["validVersions"] != "none":
+                    yield definition
+
+
+def field_names(definition: dict[str, Any]) -> Iterator[str]:
+    """Give the names of all fields, those of inner structures included."""
+    for part in (*definition.get("fields", ()), *definition.get("commonStructs", ())):
+        yield part["name"]
+        yield from field_names(part)

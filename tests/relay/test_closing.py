@@ -55,14 +55,20 @@ async def held(lab: Lab):
 
 async def held_with_more_asked(lab: Lab):
     client, broker = await held(lab)
-    await client.send(frames.fetch_request(2))
+    await client.send(frames.metadata_request(2))
     await broker.frame()
     return client, broker
 
 
-async def paused(lab: Lab):
-    produce = frames.request(0, 7, 1, pack(">hhi", -1, 0, 1) + bytes(10_000), "slow-producer")
-    client, broker = await lab.pair(produce)
+async def waiting(lab: Lab):
+    """Its client owes what another connection was answered, so its Fetch is not sent on."""
+    before, _ = await held(lab)
+    before.reset()
+    await until(lambda: not lab.relay.connections)
+    client, broker = await lab.pair(frames.request(frames.LIST_OFFSETS, 1, 1, client_id="slow"))
+    await broker.send(frames.response(frames.LIST_OFFSETS, 1, 1))
+    await client.frame()
+    await client.send(frames.fetch_request(2, client_id="slow"))
     await until(lambda: lab.held)
     return client, broker
 
@@ -123,7 +129,7 @@ async def broker_not_reading(lab: Lab):
 
 
 STATES = [
-    *(new, half_a_head, dialling, answered, unanswered, held, held_with_more_asked, paused, full),
+    *(new, half_a_head, dialling, answered, unanswered, held, held_with_more_asked, waiting, full),
     *(request_under_way, response_under_way, walk_under_way, rewriting),
     *(client_not_reading, broker_not_reading),
 ]

@@ -2,20 +2,43 @@
 
 import asyncio
 import math
+import tracemalloc
+from struct import pack
 
 import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
+from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.services import Limits, ThrottleMode
 
 TIMEOUT_S = 5.0
+PATIENT_S = 600.0
 BIG_BYTES = 64 << 20
+SASL_HANDSHAKE = 17
+LOGIN_BYTES = 500_000
+"""Near the longest that a login may have."""
+
+LOGIN = frames.request(SASL_HANDSHAKE, 1, 1, bytes(LOGIN_BYTES))
+PRODUCE = frames.produce_request(1, 1, LOGIN_BYTES)
 
 
-def check_idle(lab, now_s=math.inf) -> None:
+def check_idle(lab, now_s=math.inf, timeout_s=TIMEOUT_S) -> None:
     for connection in tuple(lab.relay._connections):
-        connection.check_idle(now_s, TIMEOUT_S)
+        connection.check_idle(now_s, timeout_s)
+
+
+def owed_since_s(lab) -> float | None:
+    """Of the first connection; None before there is one."""
+    return next((each._requests.owed_since_s for each in lab.relay._connections), None)
+
+
+async def begun(lab) -> float:
+    """Return since when a request is owed, once the loop's clock, of milliseconds, is past it."""
+    await until(lambda: owed_since_s(lab) is not None)
+    since_s = owed_since_s(lab)
+    await until(lambda: asyncio.get_running_loop().time() > since_s)
+    return since_s
 
 
 async def test_nothing_happens_before_the_timeout():
@@ -42,6 +65,87 @@ async def test_a_request_that_was_begun():
         check_idle(lab)
         await client.ended()
         assert lab.rejected("slow_frame") == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "first_bytes"),
+    [
+        pytest.param(LOGIN, 6, id="head"),
+        pytest.param(LOGIN, 60, id="kept until complete"),
+        pytest.param(PRODUCE, 60, id="streamed"),
+    ],
+)
+async def test_a_begun_request_must_go_on_sooner(request_, first_bytes):
+    async with open_lab() as lab:
+        client = await lab.client()
+        await client.send(request_[:first_bytes])
+        begun_s = await begun(lab)
+        check_idle(lab, begun_s + SLOW_FRAME_S - 0.1, PATIENT_S)
+        assert lab.relay.connections == 1
+        check_idle(lab, begun_s + SLOW_FRAME_S, PATIENT_S)
+        await client.ended()
+        assert lab.rejected("slow_frame") == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_streamed"),
+    [pytest.param(LOGIN, False, id="kept"), pytest.param(PRODUCE, True, id="streamed")],
+)
+async def test_more_of_a_request_buys_time_only_where_it_is_streamed(request_, is_streamed):
+    async with open_lab() as lab:
+        client = await lab.client()
+        await client.send(request_[:60])
+        begun_s = await begun(lab)
+        (connection,) = lab.relay._connections
+        await client.send(request_[60:120])
+        await until(lambda: connection._requests.last_active > begun_s)
+        assert (owed_since_s(lab) > begun_s) is is_streamed
+
+
+async def test_a_request_begun_behind_others_is_timed_by_itself():
+    async with open_lab() as lab:
+        first, second = frames.metadata_request(2), frames.metadata_request(3)
+        client, broker = await lab.pair(frames.metadata_request(1))
+        await client.send(first[:6])
+        begun_s = await begun(lab)
+        await client.send(first[6:] + second[:6])
+        assert await broker.frame() == first
+        assert owed_since_s(lab) > begun_s
+
+
+async def test_what_is_only_announced_takes_no_memory():
+    clients = 8
+    async with open_lab() as lab:
+        tracemalloc.start()
+        try:
+            for _ in range(clients):
+                client = await lab.client()
+                await client.send(LOGIN[:60])
+                await lab.broker()
+            await until(
+                lambda: all(connection._requests.under_way for connection in lab.relay._connections)
+            )
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert used < clients * LOGIN_BYTES / 2
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 70_000, LOGIN_BYTES])
+async def test_what_is_kept_arrives_whole_whatever_the_pieces(piece_bytes):
+    mechanism = b"MECHANISM-" * 3000
+    login = frames.request(SASL_HANDSHAKE, 1, 1, pack(">h", len(mechanism)) + mechanism)
+    async with open_lab() as lab:
+        client = await lab.client()
+        following = frames.metadata_request(2)
+        sent = login + following
+        await client.send(
+            *(sent[start : start + piece_bytes] for start in range(0, len(sent), piece_bytes))
+        )
+        broker = await lab.broker()
+        assert await broker.frame() == login
+        await broker.send(frames.response(SASL_HANDSHAKE, 1, 1, pack(">hi", 0, 0)))
+        assert await broker.frame() == following
 
 
 async def test_a_broker_that_does_not_answer():

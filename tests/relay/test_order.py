@@ -1,17 +1,17 @@
 """Frames of one connection stay in order, whatever is done to each of them."""
 
 import asyncio
-from struct import unpack_from
+from struct import pack, unpack_from
 
 import pytest
 from relaylab import frames
-from relaylab.lab import LISTENER, open_lab, slow_client, turns, until
+from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
-from proxy.quota.entities import QuotaKind
+from proxy.quota import DEFAULT, QuotaKind, QuotaSettings, Rule
+from proxy.relay.responses import LONGEST_MUTE_MS
 from proxy.relay.services import Limits, ThrottleMode
 
 BIG_BYTES = 300_000
-MAX_DELAY_MS = 20_000
 PATHS = ["splice", "copy", "no pipes", "tls client", "tls upstream", "tls both"]
 
 
@@ -29,7 +29,7 @@ def path(request, certificates):
 
 
 async def test_requests_and_responses_pass_byte_for_byte(path):
-    async with open_lab(**path) as lab:
+    async with open_lab(**path, passes_unknown_apis=True) as lab:
         first = frames.request(frames.UNKNOWN_API, 77, 1, b"anything")
         client, broker = await lab.pair(first)
         answer = frames.response(frames.UNKNOWN_API, 77, 1, b"something")
@@ -100,20 +100,20 @@ async def test_a_metadata_response_of_10_mb():
 
 
 async def test_a_hold_in_the_middle_keeps_the_order():
-    async with open_lab(rules=(slow_client("slow"),)) as lab:
-        client, broker = await lab.pair(frames.fetch_request(1, client_id="fast"))
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.metadata_request(1))
         asked = [
-            frames.fetch_request(2, client_id="slow"),
+            frames.fetch_request(2),
             frames.metadata_request(3),
-            frames.fetch_request(4, client_id="fast"),
+            frames.request(frames.LIST_OFFSETS, 1, 4),
         ]
         await client.send(*asked)
         assert [await broker.frame() for _ in asked] == asked
         answers = [
-            frames.fetch_response(1, BIG_BYTES),
+            frames.metadata_response(1, {}),
             frames.fetch_response(2, BIG_BYTES),
             frames.metadata_response(3, {}),
-            frames.fetch_response(4, 10),
+            frames.response(frames.LIST_OFFSETS, 1, 4, b"offsets"),
         ]
         sending = asyncio.create_task(broker.send(b"".join(answers)))
         assert await client.frame() == answers[0]
@@ -151,7 +151,7 @@ async def test_mute_answers_at_once_and_reads_no_more(path_name):
         await broker.send(answer)
         frame = await client.frame()
         (throttle_ms,) = unpack_from(">i", frame, 8)
-        assert MAX_DELAY_MS - 1000 < throttle_ms <= MAX_DELAY_MS
+        assert throttle_ms == LONGEST_MUTE_MS
         assert frame[12:] == answer[12:]
         assert lab.held == 1
         await client.send(frames.metadata_request(2))
@@ -175,18 +175,78 @@ async def test_mute_takes_a_pipelined_head_that_is_split():
         assert await broker.frame() == second
 
 
-async def test_produce_without_acknowledgement_pauses_the_reading():
+@pytest.mark.parametrize("acks", [0, 1])
+async def test_who_owes_too_much_is_not_read_from(acks):
     rule = slow_client(kind=QuotaKind.PRODUCER_BYTE_RATE)
     async with open_lab(rules=(rule,)) as lab:
-        client, broker = await lab.pair(frames.produce_request(1, acks=0, record_bytes=BIG_BYTES))
-        await client.send(frames.metadata_request(2))
+        big = frames.produce_request(1, acks=acks, record_bytes=BIG_BYTES)
+        client, broker = await lab.pair(big)
+        pairs = [(client, broker)]
+        for number in (2, 3):
+            pairs.append(await lab.pair(frames.metadata_request(number)))
+        for number, (end, _) in enumerate(pairs):
+            await end.send(frames.produce_request(number, acks))
+        await turns(50)
+        assert not any(end.reader._buffer for _, end in pairs)
+        lab.services.quotas.update(QuotaSettings())
+        for number, (_, end) in enumerate(pairs):
+            assert await end.frame() == frames.produce_request(number, acks)
+
+
+async def test_a_raised_quota_ends_a_hold():
+    async with open_lab(rules=(slow_client(),)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1))
+        answer = frames.fetch_response(1, 10_000)
+        await broker.send(answer)
+        await until(lambda: lab.held)
+        lab.relay.follow_quotas()
         await turns(20)
-        assert lab.held == 1
-        assert not broker.reader._buffer
+        assert lab.held
+        lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
+        lab.relay.follow_quotas()
+        assert await client.frame() == answer
+
+
+async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_one():
+    rule = Rule(client_id=DEFAULT, bounds={QuotaKind.CONSUMER_BYTE_RATE: 1.0})
+    async with open_lab(rules=(rule,)) as lab:
+        client, broker = await lab.pair(frames.fetch_request(1, client_id="first"))
+        await broker.send(frames.fetch_response(1, BIG_BYTES))
+        await until(lambda: lab.held)
         lab.services.reapers.release_all()
-        assert await broker.frame() == frames.metadata_request(2)
-        await broker.send(frames.metadata_response(2, {}))
-        assert await client.frame() == frames.metadata_response(2, {})
+        await client.frame()
+        await client.send(frames.fetch_request(2, client_id="second"))
+        await turns(50)
+        assert not broker.reader._buffer
+        entities = [row.entity for row in lab.services.quotas.snapshot(0.0)]
+        assert entities == ["client-id=first"]
+
+
+async def test_what_follows_a_login_is_read_when_it_is_answered():
+    async with open_lab() as lab:
+        login = frames.request(17, 1, 1, b"\0\x05PLAIN")
+        second = frames.metadata_request(2)
+        client = await lab.client()
+        await client.send(login + second)
+        broker = await lab.broker()
+        assert await broker.frame() == login
+        await turns(50)
+        assert not broker.reader._buffer
+        await broker.send(frames.response(17, 1, 1, pack(">hi", 0, 0)))
+        assert await broker.frame() == second
+
+
+async def test_produce_that_waits_is_sent_on_though_the_client_has_closed():
+    rule = slow_client(kind=QuotaKind.PRODUCER_BYTE_RATE)
+    async with open_lab(rules=(rule,)) as lab:
+        asked = [frames.produce_request(number, acks=0, record_bytes=100) for number in range(20)]
+        client = await lab.client()
+        await client.send(b"".join(asked))
+        broker = await lab.broker()
+        await client.close()
+        lab.services.quotas.update(QuotaSettings())
+        assert [await broker.frame() for _ in asked] == asked
+        assert await broker.ended() == b""
 
 
 async def test_no_more_requests_are_read_than_may_be_unanswered():

@@ -3,9 +3,13 @@
 import asyncio
 
 from relaylab import frames
-from relaylab.lab import LISTENER, open_lab, turns, until
+from relaylab.lab import LISTENER, open_lab, silent_server, turns, until
+from structlog.testing import capture_logs
 
+from proxy.relay.cluster import Cluster
 from proxy.relay.upstream import UpstreamError
+
+REFUSING = ("127.0.0.1", 1)
 
 
 def broker_port(lab, node_id: int) -> int:
@@ -76,13 +80,50 @@ async def test_a_known_broker_is_dialled_itself():
             await client.ended()
 
 
-async def test_a_broker_that_refuses():
+async def test_a_broker_that_has_moved_is_found_through_a_stand_in():
     async with open_lab() as lab:
-        lab.cluster.learn(7, "127.0.0.1", 1)
+        lab.cluster.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
-        assert await client.ended() == b""
+        stand_in = await lab.broker()
+        await stand_in.frame()
         assert lab.upstream_errors("refused") == 1
+        address = lab.cluster.bootstrap_servers[0]
+        await stand_in.send(frames.metadata_response(1, {7: address}))
+        await client.frame()
+        assert await client.ended() == b""
+        again = await lab.client(broker_port(lab, 7))
+        await again.send(frames.metadata_request(2))
+        await (await lab.broker()).frame()
+        assert not lab.relay._stand_ins
+        assert lab.upstream_errors("refused") == 1
+
+
+async def test_a_silent_address_keeps_only_the_first_client_waiting(monkeypatch):
+    monkeypatch.setattr("proxy.relay.cluster.DOUBT_AFTER_S", 0.01)
+    with silent_server() as silent:
+        async with open_lab() as lab:
+            lab.cluster.connect_timeout_s = 600.0
+            lab.cluster.learn(7, *silent)
+            first = await lab.client(broker_port(lab, 7))
+            await first.send(frames.metadata_request(1))
+            await until(lambda: lab.cluster._doubtful)
+            second = await lab.client(broker_port(lab, 7))
+            await second.send(frames.metadata_request(2))
+            assert await (await lab.broker()).frame() == frames.metadata_request(2)
+
+
+async def test_a_whole_cluster_that_is_down():
+    async with open_lab() as lab:
+        lab.relay._brokers = Cluster((("127.0.0.1", 2),), None, 10.0)
+        lab.relay._brokers.learn(7, *REFUSING)
+        client = await lab.client(broker_port(lab, 7))
+        await client.send(frames.metadata_request(1))
+        with capture_logs() as logs:
+            assert await client.ended() == b""
+        assert lab.upstream_errors("refused") == 1
+        (line,) = (line for line in logs if line["log_level"] == "warning")
+        assert "127.0.0.1:1: " in line["detail"]  # the broker's own
 
 
 async def test_the_client_goes_while_we_dial():

@@ -1,16 +1,26 @@
 """Why a broker could not be reached."""
 
 import asyncio
+import errno
 import socket
+from contextlib import ExitStack
 
 import pytest
-from relaylab.lab import open_files
+from relaylab.lab import no_free_descriptor, open_files, silent_server, turns
 
+from proxy.relay.channel import Channel
 from proxy.relay.tls import upstream_context
-from proxy.relay.upstream import UpstreamError, connect
+from proxy.relay.upstream import UpstreamError, _by_turns, reach, secure
 
 HOST = "127.0.0.1"
+REFUSING = (HOST, 1)
 ENOUGH_S = 10.0
+NEVER_S = 600.0
+
+
+async def connect(host: str, port: int, *, tls=None, timeout_s: float) -> Channel:
+    server, sock = await reach([(host, port)], timeout_s)
+    return await secure(sock, server, tls=tls, timeout_s=timeout_s)
 
 
 async def reason_of(host: str, port: int, *, tls=None, timeout_s: float = ENOUGH_S) -> str:
@@ -34,14 +44,17 @@ async def test_no_such_name(host):
 
 
 async def test_a_broker_that_accepts_no_more():
-    with socket.create_server((HOST, 0), backlog=0) as server:
-        waiting = [socket.socket() for _ in range(4)]
-        for sock in waiting:  # the queue of the server is full after the first of these
-            sock.setblocking(False)
-            sock.connect_ex(server.getsockname())
-        assert await reason_of(HOST, server.getsockname()[1], timeout_s=0.05) == "timeout"
-        for sock in waiting:
-            sock.close()
+    with silent_server() as address:
+        assert await reason_of(*address, timeout_s=0.05) == "timeout"
+
+
+async def test_no_descriptor_is_left():
+    with socket.create_server((HOST, 0)) as server:
+        port = server.getsockname()[1]
+        await asyncio.get_running_loop().getaddrinfo(HOST, port)  # opens what the loop wants for it
+        with no_free_descriptor(), pytest.raises(UpstreamError) as failure:
+            await reach([(HOST, port)], ENOUGH_S)
+    assert failure.value.reason == "local"
 
 
 async def test_a_broker_that_does_not_answer_the_handshake():
@@ -80,3 +93,107 @@ async def test_cancelled_while_it_connects():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert open_files() <= files
+
+
+@pytest.mark.parametrize("first", ["refuses", "silent"])
+async def test_the_next_server_is_tried_at_once(first):
+    with silent_server() as silent, socket.create_server((HOST, 0)) as server:
+        good = server.getsockname()
+        files = open_files()
+        async with asyncio.timeout(ENOUGH_S):
+            reached, sock = await reach([REFUSING if first == "refuses" else silent, good], NEVER_S)
+        with sock:
+            assert reached == good == sock.getpeername()
+        await turns(10)
+        assert open_files() <= files
+
+
+async def test_the_next_address_of_a_name_is_tried_at_once(monkeypatch):
+    with silent_server() as silent, socket.create_server((HOST, 0)) as server:
+        good = server.getsockname()
+        name_means(monkeypatch, silent, silent, good)
+        files = open_files()
+        async with asyncio.timeout(ENOUGH_S):
+            reached, sock = await reach([("broker", 9092)], NEVER_S)
+        with sock:
+            assert reached == ("broker", 9092)
+            assert sock.getpeername() == good
+        await turns(10)
+        assert open_files() <= files
+
+
+async def test_a_name_server_that_does_not_answer(monkeypatch):
+    async def never(*_, **__):
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    assert await reason_of("broker", 9092, timeout_s=0.05) == "timeout"
+    with socket.create_server((HOST, 0)) as server:
+        monkeypatch.undo()
+        name_means(monkeypatch, server.getsockname())
+        _, sock = await reach([("broker", 9092)], ENOUGH_S)
+        sock.close()
+
+
+def test_address_families_take_turns():
+    addresses = [(6, "a"), (6, "b"), (6, "c"), (4, "d"), (4, "e")]
+    assert [name for _, name in _by_turns(addresses)] == ["a", "d", "b", "e", "c"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "reason"),
+    [
+        pytest.param([errno.ECONNREFUSED], "refused", id="refused"),
+        pytest.param([errno.EHOSTUNREACH], "refused", id="no route"),
+        pytest.param([errno.EADDRNOTAVAIL], "local", id="no local port"),
+        pytest.param([errno.ETIMEDOUT], "timeout", id="given up by the system"),
+        pytest.param([errno.ECONNREFUSED, errno.EADDRNOTAVAIL], "refused", id="no such family"),
+    ],
+)
+async def test_reasons(monkeypatch, errors, reason):
+    """Of a name with as many addresses as there are errors."""
+    addresses = [(HOST, port) for port in range(1, len(errors) + 1)]
+    name_means(monkeypatch, *addresses)
+    left = iter(errors)
+
+    async def fail(*_):
+        number = next(left)
+        raise OSError(number, "failed")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
+    assert await reason_of("broker", 9092) == reason
+
+
+@pytest.mark.parametrize("after", range(16))
+async def test_cancelled_at_any_moment(monkeypatch, after):
+    """Two servers answer at once, a third never."""
+    monkeypatch.setattr("proxy.relay.race.ATTEMPT_DELAY_S", 0.0)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(silent_server())]
+        for _ in range(2):  # nobody accepts: the only descriptors are the client's
+            server = stack.enter_context(socket.create_server((HOST, 0)))
+            servers.append(server.getsockname())
+        name_means(monkeypatch, *servers)
+        files = open_files()
+        task = asyncio.create_task(reach([("one", 1), ("two", 2)], NEVER_S))
+        await turns(after)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            task.result()[1].close()
+        await turns(10)
+        assert open_files() <= files
+
+
+def name_means(monkeypatch, *addresses: tuple[str, int]) -> None:
+    """Let every name mean these addresses."""
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def getaddrinfo(host, port, **kinds):
+        if host == HOST:  # uvloop asks for addresses too
+            return await real(host, port, **kinds)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in addresses]
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)

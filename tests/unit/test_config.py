@@ -199,6 +199,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.cluster.bootstrap_servers == (HostPort("broker-1", 9092),)
     assert config.cluster.tls is None
     assert config.cluster.sasl is None
+    assert config.cluster.unknown_apis == "hide"
     assert config.listeners[0].tls is None
     assert config.quotas.model_dump() == {
         "source": "file",

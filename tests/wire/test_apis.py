@@ -43,6 +43,14 @@ def test_every_response_that_names_a_port_is_rewritten():
 
 HANDLING = {
     "ListOffsets": (2, 9, Handling.PASS),
+    "ListOffsets of the future": (2, 12, Handling.REFUSE),
+    "InitProducerId": (22, 6, Handling.PASS),
+    "DescribeTopicPartitions": (75, 0, Handling.PASS),
+    "ConsumerGroupHeartbeat": (68, 1, Handling.PASS),
+    "ConsumerGroupHeartbeat of the future": (68, 2, Handling.REFUSE),
+    "ConsumerGroupHeartbeat below zero": (68, -1, Handling.REFUSE),
+    "PushTelemetry": (72, 0, Handling.PASS),
+    "CreateDelegationToken": (38, 3, Handling.PASS),
     "Produce before endpoints": (0, 9, Handling.PASS),
     "Produce with endpoints": (0, 10, Handling.REWRITE),
     "Produce of the future": (0, 14, Handling.REFUSE),
@@ -58,14 +66,17 @@ HANDLING = {
     "FindCoordinator": (10, 6, Handling.REWRITE),
     "FindCoordinator of the future": (10, 7, Handling.REFUSE),
     "DescribeCluster": (60, 2, Handling.REWRITE),
+    "ShareGroupHeartbeat": (76, 1, Handling.REFUSE),
+    "ShareGroupDescribe": (77, 1, Handling.PASS),
     "ShareFetch": (78, 1, Handling.REFUSE),
     "ShareAcknowledge": (79, 0, Handling.REFUSE),
     "ApiVersions": (18, 4, Handling.API_VERSIONS),
     "ApiVersions of the future": (18, 99, Handling.API_VERSIONS),
     "SaslAuthenticate": (36, 2, Handling.PASS),
     "SaslAuthenticate of the future": (36, 3, Handling.REFUSE),
-    "unknown api": (999, 3, Handling.PASS),
-    "negative api": (-5, 3, Handling.PASS),
+    "between brokers": (58, 0, Handling.UNKNOWN),
+    "unknown api": (999, 3, Handling.UNKNOWN),
+    "negative api": (-5, 3, Handling.UNKNOWN),
 }
 
 
@@ -81,12 +92,39 @@ def test_names_are_bounded():
     assert {apis.api_name(key) for key in (-1, 93, 999, 32767)} == {"unknown"}
 
 
-SAFE = {0: 13, 1: 18, 3: 13, 10: 6, 60: 2, 17: 1, 18: 4, 36: 2, 78: -1, 79: -1, 2: None, 999: None}
+SAFE = {
+    "Produce": (0, 13),
+    "Fetch": (1, 18),
+    "ListOffsets": (2, 11),
+    "Metadata": (3, 13),
+    "FindCoordinator": (10, 6),
+    "SaslHandshake": (17, 1),
+    "ApiVersions": (18, 4),
+    "SaslAuthenticate": (36, 2),
+    "DescribeDelegationToken": (41, 3),
+    "DescribeCluster": (60, 2),
+    "ConsumerGroupDescribe": (69, 1),
+    "ShareGroupHeartbeat": (76, -1),
+    "ShareFetch": (78, -1),
+    "ShareAcknowledge": (79, -1),
+}
 
 
-@pytest.mark.parametrize(("api_key", "expected"), SAFE.items())
-def test_max_safe_version(api_key, expected):
+@pytest.mark.parametrize("name", SAFE)
+def test_max_safe_version(name):
+    api_key, expected = SAFE[name]
     assert apis.max_safe_version(api_key) == expected
+    assert apis.max_safe_version(api_key, passes_unknown=True) == expected
+
+
+@pytest.mark.parametrize("api_key", [-1, 58, 999])
+def test_an_unknown_api_has_no_safe_version_unless_it_passes(api_key):
+    assert apis.max_safe_version(api_key) == -1
+    assert apis.max_safe_version(api_key, passes_unknown=True) is None
+
+
+def test_tables_do_not_overlap():
+    assert not apis.REVIEWED_APIS.keys() & (APIS.keys() | apis.HIDDEN_APIS)
 
 
 def test_throttle_offset_is_where_the_codec_reads_it(filler):

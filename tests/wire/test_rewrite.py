@@ -242,22 +242,27 @@ def test_other_responses_are_not_even_read(api_key, version):
 BROKER_VERSIONS = {  # key: what a broker offers -> what clients may use
     PRODUCE: ((0, 20), (0, 13)),
     FETCH: ((4, 18), (4, 18)),
-    2: ((1, 99), (1, 99)),
+    2: ((1, 99), (1, 11)),
     METADATA: ((0, 14), (0, 13)),
     FIND_COORDINATOR: ((7, 9), None),
     API_VERSIONS: ((0, 7), (0, 4)),
     DESCRIBE_CLUSTER: ((0, 1), (0, 1)),
+    68: ((0, 2), (0, 1)),
+    76: ((1, 1), None),
     78: ((1, 1), None),
     79: ((0, 1), None),
-    500: ((0, 3), (0, 3)),
 }
+
+UNKNOWN_VERSIONS = {500: (0, 3), -1: (0, 0), 82: (0, 9)}
 
 
 @pytest.mark.parametrize("version", range(5))
 @pytest.mark.parametrize("error", [0, 35])
-def test_api_versions_are_capped(version, error):
+@pytest.mark.parametrize("passes_unknown", [False, True])
+def test_api_versions_are_capped(version, error, passes_unknown):
     response = APIS[API_VERSIONS].response
     written = 0 if error else version
+    offered = {key: here for key, (here, _) in BROKER_VERSIONS.items()} | UNKNOWN_VERSIONS
     message = response(
         version=written,
         error_code=error,
@@ -265,16 +270,19 @@ def test_api_versions_are_capped(version, error):
         finalized_features_epoch=4,
         api_keys=[
             response.ApiVersion(api_key=key, min_version=low, max_version=high, version=written)
-            for key, ((low, high), _) in BROKER_VERSIONS.items()
+            for key, (low, high) in offered.items()
         ],
     )
     message.with_header(correlation_id=9)
     frame = bytes(message.encode(header=True, framed=True))
-    rewritten = rewrite_response(API_VERSIONS, version, frame, tell_none)
+    rewritten = rewrite_response(
+        API_VERSIONS, version, frame, tell_none, passes_unknown=passes_unknown
+    )
     assert rewritten[:8] == pack(">ii", len(rewritten) - 4, 9)
     after = response.decode(rewritten[8:], version=version)
     found = {key.api_key: (key.min_version, key.max_version) for key in after.api_keys}
-    assert found == {key: told for key, (_, told) in BROKER_VERSIONS.items() if told}
+    expected = {key: told for key, (_, told) in BROKER_VERSIONS.items() if told}
+    assert found == (expected | UNKNOWN_VERSIONS if passes_unknown else expected)
     assert after.error_code == error
     if written >= 1:
         assert after.throttle_time_ms == 17
@@ -291,13 +299,14 @@ def test_an_old_brokers_refusal_without_versions_stays():
 def test_api_versions_keeps_unknown_tags(filler):
     for version in range(5):
         for seed in SEEDS:
-            make = filler(seed, unknown_tags=True, values={"error_code": 0, "api_key": 2})
+            make = filler(seed, unknown_tags=True, values={"error_code": 0, "api_key": 999})
             frame = make.response(API_VERSIONS, version)
-            assert rewrite_response(API_VERSIONS, version, frame, tell_none) is frame
+            told = rewrite_response(API_VERSIONS, version, frame, tell_none, passes_unknown=True)
+            assert told is frame
 
 
 def test_no_api_above_its_safe_version_survives(filler):
-    for key in (PRODUCE, FETCH, METADATA, 78):
+    for key in (PRODUCE, FETCH, METADATA, 2, 68, 78, 999):
         for seed in SEEDS:
             values = {"error_code": 0, "api_key": key}
             frame = filler(seed, values=values).response(API_VERSIONS, 4)

@@ -1,8 +1,6 @@
 """Consumer groups as their operators see them: Kafka's own tool, and the admin client."""
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -12,10 +10,7 @@ from kafka.errors import (
     CoordinatorNotAvailableError,
     NotCoordinatorError,
 )
-from support.kafka_tools import TIMEOUT_S, run_tool
-
-from proxy.devkit.ivy import Module
-from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
+from support.kafka_tools import TIMEOUT_S, run_tool, tool_jars
 
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
@@ -31,7 +26,7 @@ class Position:
 
 def describe(bootstrap: str, group: str) -> dict[tuple[str, int], Position]:
     """Run `kafka-consumer-groups.sh --describe` and read its table."""
-    said = run_tool(TOOL, bootstrap, "--describe", "--group", group, jars=_tools())
+    said = run_tool(TOOL, bootstrap, "--describe", "--group", group, jars=tool_jars())
     lines = [line.split() for line in said.splitlines() if line.strip()]
     head = next(number for number, line in enumerate(lines) if line[0] == "GROUP")
     rows = [dict(zip(lines[head], line, strict=False)) for line in lines[head + 1 :]]
@@ -41,13 +36,6 @@ def describe(bootstrap: str, group: str) -> dict[tuple[str, int], Position]:
         )
         for row in rows
     }
-
-
-def _tools() -> tuple[Path, ...]:
-    """Give what the tool needs beside the jars of the broker."""
-    present = frozenset(re.sub(r"-\d.*", "", jar.name) for jar in kafka_jars())
-    module = Module("org.apache.kafka", "kafka-tools", KAFKA_VERSION)
-    return fetch(JarSet(f"kafka-tools-{KAFKA_VERSION}", (module,), present))
 
 
 def offsets_of(bootstrap: str, group: str) -> dict[tuple[str, int], int]:

@@ -1,20 +1,27 @@
 """Kafka's own tools: their main classes, run with the embedded broker's jars."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from proxy.devkit.broker import QUICK_START
-from proxy.devkit.jars import kafka_jars
+from proxy.devkit.ivy import Module
+from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
 from proxy.devkit.java import find_java
 
 TIMEOUT_S = 60
 QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 
-def run_tool(tool: str, bootstrap: str, *arguments: str, jars: Iterable[Path] = ()) -> str:
-    """Run a main class; return what it printed. `jars` are those it needs beside the broker's."""
+def run_tool(
+    tool: str, bootstrap: str, *arguments: str, jars: Iterable[Path] = (), errors: bool = False
+) -> str:
+    """Run a main class; return what it printed, with its log if `errors` is set.
+
+    `jars` are those it needs beside the broker's.
+    """
     class_path = os.pathsep.join(map(str, (*kafka_jars(), *jars)))
     java = [str(find_java()), *QUICK_START, QUIET, "-cp", class_path, tool]
     done = subprocess.run(
@@ -25,4 +32,11 @@ def run_tool(tool: str, bootstrap: str, *arguments: str, jars: Iterable[Path] = 
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr if errors else done.stdout
+
+
+def tool_jars() -> tuple[Path, ...]:
+    """Give what the tools outside the broker need beside its jars."""
+    present = frozenset(re.sub(r"-\d.*", "", jar.name) for jar in kafka_jars())
+    module = Module("org.apache.kafka", "kafka-tools", KAFKA_VERSION)
+    return fetch(JarSet(f"kafka-tools-{KAFKA_VERSION}", (module,), present))

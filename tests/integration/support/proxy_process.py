@@ -198,6 +198,7 @@ def config(
     limits: dict[str, Any] | None = None,
     listeners: Iterable[dict[str, Any]] = ({},),
     cluster_tls: dict[str, Any] | None = None,
+    unknown_apis: str | None = None,
     queries: Iterable[dict[str, Any]] = (),
     state: dict[str, Any] | None = None,
     admin_port: int = 0,
@@ -209,6 +210,8 @@ def config(
     cluster: dict[str, Any] = {"bootstrap_servers": bootstrap_servers.split(",")}
     if cluster_tls is not None:
         cluster["tls"] = cluster_tls
+    if unknown_apis is not None:
+        cluster["unknown_apis"] = unknown_apis
     return {
         "cluster": cluster,
         "listeners": [

@@ -2,6 +2,7 @@
 
 from struct import pack, unpack_from
 
+from proxy.quota.gate import LEAST_GRANT_BYTES
 from proxy.wire.apis import (
     FETCH,
     METADATA,
@@ -13,6 +14,7 @@ from proxy.wire.varint import write_uvarint
 from proxy.wire.walk import neutral_tail
 
 LIST_OFFSETS = 2
+FIRST_VERSION_WITHOUT_NODE = 15
 UNKNOWN_API = 999
 
 _PATTERN = bytes(range(251))
@@ -37,9 +39,15 @@ def response(api_key: int, version: int, correlation_id: int, body: bytes = b"")
     return framed(pack(">i", correlation_id) + tags + body)
 
 
-def fetch_request(correlation_id: int, version: int = 11, client_id: str = "test") -> bytes:
-    """Of a Fetch only the header matters to the proxy, and the wait, which it may look for."""
-    body = pack(">iiii", -1, 0, 1, 1 << 20)
+def fetch_request(
+    correlation_id: int,
+    version: int = 11,
+    client_id: str = "test",
+    max_bytes: int = LEAST_GRANT_BYTES,
+) -> bytes:
+    """Of a Fetch only the header, the wait and the limit matter, which no quota lowers here."""
+    node = pack(">i", -1) if version < FIRST_VERSION_WITHOUT_NODE else b""
+    body = node + pack(">iii", 0, 1, max_bytes)
     return request(FETCH, version, correlation_id, body, client_id)
 
 

@@ -1,10 +1,11 @@
 """Runs a real relay on loopback with a broker and clients that do what the test says."""
 
 import asyncio
+import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,31 @@ async def until(holds: Callable[[], object]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not holds():  # noqa: ASYNC110 - many of these states have nothing to wait on
             await asyncio.sleep(0)
+
+
+@contextmanager
+def silent_server() -> Iterator[tuple[str, int]]:
+    """A port that neither takes connections nor refuses them: its queue is full."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((LOCALHOST, 0), backlog=0))
+        for _ in range(4):  # the first of these fills it
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """The process is at its limit of open files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as sock:
+        lowest_free = sock.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class Certificates:
@@ -186,6 +212,7 @@ async def open_lab(
     limits: Limits | None = None,
     broker_ports: tuple[int, int] | None = (0, 0),
     max_pipes: int = 512,
+    passes_unknown_apis: bool = False,
 ) -> AsyncIterator[Lab]:
     """Start everything; at the end check that nothing is left of any connection."""
     loop = asyncio.get_running_loop()
@@ -202,6 +229,7 @@ async def open_lab(
         instruments=instruments,
         pipes=PipePool(max_pipes),
         splice=splice,
+        passes_unknown_apis=passes_unknown_apis,
     )
     accepted: asyncio.Queue[End] = asyncio.Queue()
     ends: list[End] = []
@@ -255,3 +283,8 @@ async def open_lab(
 def slow_client(name: str = "test", kind: QuotaKind = QuotaKind.CONSUMER_BYTE_RATE) -> Rule:
     """A bound so low that everything is held for longer than any test runs."""
     return Rule(client_id=name, bounds={kind: 1.0})
+
+
+def fast_client(name: str = "test") -> Rule:
+    """A bound that no test comes near."""
+    return Rule(client_id=name, bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e12})

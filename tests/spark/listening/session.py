@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from queue import SimpleQueue
 from typing import Any
 
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -12,29 +12,28 @@ from proxy.spark import QuotaListener
 QUERY_TIMEOUT_S = 60
 
 
-class TimedListener(QuotaListener):
-    """Keeps how long Spark had to wait for each callback."""
+class WatchedListener(QuotaListener):
+    """Tells of each callback that Spark need wait for no more."""
 
     def __init__(self, url: str, **arguments: Any) -> None:
         super().__init__(url, **arguments)
-        self.took_s: list[float] = []
+        self.returned: SimpleQueue[None] = SimpleQueue()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        self._time(super().onQueryStarted, event)
+        self._call(super().onQueryStarted, event)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        self._time(super().onQueryProgress, event)
+        self._call(super().onQueryProgress, event)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        self._time(super().onQueryIdle, event)
+        self._call(super().onQueryIdle, event)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        self._time(super().onQueryTerminated, event)
+        self._call(super().onQueryTerminated, event)
 
-    def _time(self, callback: Callable[[Any], None], event: Any) -> None:
-        began_s = monotonic()
+    def _call(self, callback: Callable[[Any], None], event: Any) -> None:
         callback(event)
-        self.took_s.append(monotonic() - began_s)
+        self.returned.put(None)
 
 
 def write(frame: Any, name: str, checkpoint: Path, output: Path | None = None) -> DataStreamWriter:

@@ -43,6 +43,7 @@ class BatchSeen:
     records: int
     rate: float | None
     bound: float
+    ends: dict[int, int]
 
     @property
     def took_ms(self) -> float:
@@ -66,6 +67,8 @@ class Load:
     """How long a report is under way."""
     backlog: int = 0
     """Records that are there at the start."""
+    quiet_every_ms: float | None = None
+    """The last partition has no part in all that: it gets a record each time so much has passed."""
     overlaps: bool = False
     """Whether a task fetches on while it processes."""
     clamps: bool = True
@@ -100,15 +103,21 @@ class Simulation:
             if at_ms is not None:
                 self._spawn(task, at_ms)
 
-    @property
-    def latest(self) -> int:
-        """The real log end of each partition."""
-        elapsed_s = (self.world.now_ms - self.start_ms) / 1000
-        return int((self.load.backlog + self.load.per_s * elapsed_s) / self.load.partitions)
+    def latest(self, p: int) -> int:
+        """Return the real log end of a partition."""
+        load = self.load
+        elapsed_ms = self.world.now_ms - self.start_ms
+        if load.quiet_every_ms is None:
+            busy = load.partitions
+        elif p == load.partitions - 1:
+            return int(elapsed_ms / load.quiet_every_ms)
+        else:
+            busy = load.partitions - 1
+        return int((load.backlog + load.per_s * elapsed_ms / 1000) / busy)
 
     @property
     def lag(self) -> int:
-        return sum(self.latest - done for done in self.completed.values())
+        return sum(self.latest(p) - done for p, done in self.completed.items())
 
     def _spawn(self, task: Task, at_ms: float = 0.0) -> None:
         heapq.heappush(self._queue, (max(at_ms, self.world.now_ms), next(self._order), task))
@@ -128,7 +137,7 @@ class Simulation:
             trigger_ms = world.now_ms
             asked = ask(self.completed)
             yield world.now_ms + ROUND_TRIP_MS
-            frame = answer(dict.fromkeys(self.completed, self.latest))
+            frame = answer({p: self.latest(p) for p in self.completed})
             while (wait_ms := lookups.wait_ms(asked, world.now_ms)) > 0:
                 yield world.now_ms + min(wait_ms, RECHECK_MS)
             seen = lookups.answered(asked, VERSION, frame, world.now_ms)
@@ -152,7 +161,8 @@ class Simulation:
         while not all(done):
             yield world.now_ms + POLL_MS
         records = sum(end - self.completed[p] for p, end in ends.items())
-        seen = BatchSeen(trigger_ms, world.now_ms, records, planned["rate"], planned["bound"])
+        rate, bound = planned["rate"], planned["bound"]
+        seen = BatchSeen(trigger_ms, world.now_ms, records, rate, bound, ends)
         self.batches.append(seen)
         starts, self.completed = self.completed, ends
         self._spawn(self._report(starts, ends, seen))
@@ -187,7 +197,7 @@ class Simulation:
         """One Fetch response; like a real one it does not end where the batch does."""
         world = self.world
         yield world.now_ms + ROUND_TRIP_MS
-        records = min(self.load.fetch_bytes // RECORD_BYTES, self.latest - self.fetched[p])
+        records = min(self.load.fetch_bytes // RECORD_BYTES, self.latest(p) - self.fetched[p])
         size = records * RECORD_BYTES
         pressure = world.pressure
         pressure.read(size)

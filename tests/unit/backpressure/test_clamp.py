@@ -28,6 +28,7 @@ MAX_TIMESTAMP = -3
 # The earliest comes last: from it the next batch begins.
 TIMESTAMPS = (MAX_TIMESTAMP, 0, 1_700_000_000_000, EARLIEST)
 TWO = {0: END, 1: END}
+FIVE = dict.fromkeys(range(5), END)
 UNEQUAL = {0: END, 1: 2000, 2: 50}
 
 
@@ -41,6 +42,11 @@ def ends_known(world: World) -> tuple[int, int]:
 
 def clamp_why(world: World) -> str:
     return world.document["clamp"]["why"]
+
+
+def clamp_of(world: World) -> tuple[int, str]:
+    clamp = world.document["clamp"]
+    return clamp["offsets"], clamp["why"]
 
 
 def hold(world: World) -> None:
@@ -66,6 +72,17 @@ SCRIPTS = {
     "it is shared by lag": running(UNEQUAL).looks(
         {0: 1600, 1: 2200, 2: 50}, {0: END + 150, 1: 2000 + 50, 2: 50}
     ),
+    "a partition with little lag has a record of each batch, beside any backlog": running(TWO)
+    .looks({0: END + 3, 1: 10_000_000}, {0: END + 1, 1: END + PER_BATCH - 1})
+    .next_batch({0: END + 1, 1: END + PER_BATCH - 1})
+    .after(10)
+    .looks({0: END + 3, 1: 10_000_000}, {0: END + 2, 1: END + 2 * (PER_BATCH - 1)}),
+    "of more partitions than the rate has records, each with lag has one": running(FIVE)
+    .limit(1.0)
+    .looks({**FIVE, 0: 9000, 1: 9000}, {**FIVE, 0: END + 1, 1: END + 1})
+    .sees(clamp_of, (2, "1 records/s make 2 offsets for one batch"))
+    .looks(dict.fromkeys(FIVE, 9000), dict.fromkeys(FIVE, END + 1))
+    .sees(clamp_of, (5, "1 records/s make 2 offsets for one batch; each of 5 partitions gets one")),
     "partitions of other brokers have their share as last seen": running(TWO)
     .another(fresh().after(10).looks({1: 4000}, {1: END + PER_BATCH}))
     .looks({0: 2000}, {0: END + PER_BATCH // 4}),

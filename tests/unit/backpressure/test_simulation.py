@@ -31,8 +31,12 @@ def steady(_since_start_ms: float) -> float:
     return FAST_MS
 
 
+AMPLE = 100_000_000.0
+"""A bound of the rule that no batch comes near, in bytes per second."""
+
+
 def run(load: Load, seconds: float = END_S, **settings) -> Simulation:
-    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, **settings}))
+    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, **settings}))
     simulation.run(seconds)
     return simulation
 
@@ -155,4 +159,17 @@ def test_reports_that_come_too_late_cost_a_trigger_and_no_more():
     simulation = run(Load(INPUT, changing, report_ms=REPORT_WAIT_MS + 400))
     slow = between(simulation, SLOW_FROM_MS, SLOW_TO_MS)
     assert max(b.took_ms for b in slow[SETTLED:]) <= LONG * INTERVAL_MS
+    assert_every_record_once(simulation)
+
+
+@pytest.mark.parametrize("backlog", [10_000, 1_000_000, 10_000_000], ids="{:,}".format)
+def test_a_quiet_partition_beside_a_backlog_waits_for_one_batch_at_most(backlog):
+    """Its record is in the first batch that is planned after it came, however much lies beside."""
+    quiet, every_ms = 1, 3 * INTERVAL_MS
+    load = Load(INPUT, steady, backlog=backlog, quiet_every_ms=every_ms)
+    simulation = run(load, 60.0, initial_rate=2000.0)
+    for number in range(int(60_000 / every_ms) - 1):
+        came_ms = simulation.start_ms + (number + 1) * every_ms
+        first = next(b for b in simulation.batches if b.start_ms >= came_ms)
+        assert first.ends[quiet] == number + 1
     assert_every_record_once(simulation)

@@ -154,7 +154,7 @@ def test_a_doubled_series_is_shown_once(registry, scrape):
     lines = generate_latest(exposed).decode().splitlines()
     series = [line for line in lines if not line.startswith("#")]
     assert len(series) == 2
-    assert scrape()["kafka_quota_proxy_rate_bytes"][2] == {key("x"): 100}
+    assert scrape()["kafka_quota_proxy_rate_bytes"][2] == {key("x"): 10}
 
 
 def test_changes_of_quotas_and_sensors_show_at_the_next_scrape(registry, scrape):
@@ -167,6 +167,29 @@ def test_changes_of_quotas_and_sensors_show_at_the_next_scrape(registry, scrape)
 
     registry.remove("a")
     assert scrape() == {}
+
+
+def test_a_sensor_that_goes_while_samples_are_read_is_left_out(registry):
+    for name in ("a", "b", "c"):
+        add(registry, name, (rate_name(name), Rate(), SIX_SAMPLES)).record(50, 0)
+    (family,) = SensorCollector(registry, lambda: 0.0).collect()
+    samples = iter(family.samples)
+    first = next(samples)
+    registry.remove("b")
+    add(registry, "d", (rate_name("d"), Rate(), SIX_SAMPLES))
+
+    assert [sample.labels["quota_entity"] for sample in (first, *samples)] == ["a", "c"]
+
+
+def test_each_sensor_is_measured_when_its_sample_is_read(registry, clock):
+    for name in ("a", "b"):
+        add(registry, name, (rate_name(name), Rate(), SIX_SAMPLES)).record(50, 0)
+    (family,) = SensorCollector(registry, clock).collect()
+    samples = iter(family.samples)
+    first = next(samples)
+    clock.now_ms = 6000
+
+    assert (first.value, next(samples).value) == (10, 0)
 
 
 def test_names_can_be_chosen(registry):

@@ -206,14 +206,112 @@ def test_forgotten_sets_make_room(instruments, exposed):
         instruments.bytes_total.of("default", "alice", "gone", api).inc()
     instruments.bytes_total.of("default", "alice", "stays", "Fetch").inc()
 
-    assert instruments.bytes_total.forget(user="alice", client_id="gone") == 2
-    assert instruments.bytes_total.forget(user="alice", client_id="gone") == 0
+    gone = {"client_id": "gone", "listener": "default", "user": "alice"}
+    assert instruments.bytes_total.forget(**gone, api="Metadata") == 0
+    assert instruments.bytes_total.forget(**gone, api="Produce") == 1
+    assert instruments.bytes_total.forget(**gone) == 1
+    assert instruments.bytes_total.forget(**gone) == 0
     instruments.bytes_total.of("default", "bob", "new", "Fetch").inc()
 
     clients = [
         dict(labels)["client_id"] for name, labels in samples_of(exposed) if name == "bytes_total"
     ]
     assert sorted(clients) == ["new", "stays"]
+
+
+class Unwalked(dict):
+    """Sets that can be found, and not walked over."""
+
+    def __iter__(self):
+        raise AssertionError("a walk over all sets")
+
+    keys = values = items = __iter__
+
+
+def test_50_000_clients_come_and_go_without_a_walk_and_the_counts_are_exact(exposed):
+    counter = Counter("c", "C.", ["listener", "client_id", "api"], registry=None)
+    bounded = BoundedLabels(counter, ("listener", "client_id", "api"), ("client_id",), 1000)
+    exposed.register(bounded)
+    bounded._children = Unwalked()
+    for number in range(50_000):
+        for api in ("Fetch", "Produce"):
+            bounded.of("default", f"spark-{number}", api).inc(number)
+        if number >= 400:
+            gone = {"listener": "default", "client_id": f"spark-{number - 400}"}
+            assert bounded.forget(**gone) == 2
+    bounded._children = dict(dict.items(bounded._children))
+
+    found = {
+        (sample.labels["client_id"], sample.labels["api"]): sample.value
+        for family in exposed.collect()
+        for sample in family.samples
+    }
+    assert found == {
+        (f"spark-{number}", api): number
+        for number in range(49_600, 50_000)
+        for api in ("Fetch", "Produce")
+    }
+    assert len(bounded._last) == 400
+
+
+def test_the_text_is_that_of_a_plain_metric(exposed):
+    labels = ("client_id", "api")
+    plain, bounded = (
+        CollectorRegistry(),
+        BoundedLabels(
+            Histogram("h_seconds", "H.", labels, registry=None), labels, ("client_id",), 2
+        ),
+    )
+    exposed.register(bounded)
+    histogram = Histogram("h_seconds", "H.", labels, registry=plain)
+    for client_id in ('a"b', "c\nd", "late", "later"):
+        bounded.of(client_id, "Fetch").observe(0.2)
+        shown = client_id if "late" not in client_id else "other"
+        histogram.labels(shown, "Fetch").observe(0.2)
+
+    assert generate_latest(exposed) == generate_latest(plain)
+
+
+def test_a_set_that_goes_while_samples_are_read_is_left_out(instruments):
+    for number in range(3):
+        instruments.bytes_total.of("default", "", str(number), "Fetch").inc()
+    (family,) = instruments.bytes_total.collect()
+    samples = iter(family.samples)
+    first = next(samples)
+    instruments.bytes_total.forget(listener="default", user="", client_id="1")
+    instruments.bytes_total.of("default", "", "new", "Fetch").inc()
+
+    assert [sample.labels["client_id"] for sample in (first, *samples)] == ["0", "2"]
+
+
+def test_a_client_called_other_that_comes_when_there_is_room_again_is_shown_once(
+    instruments, exposed
+):
+    for client_id in ("a", "b", "c", "late"):
+        instruments.bytes_total.of("default", "other", client_id, "Fetch").inc()
+    instruments.bytes_total.forget(listener="default", user="other", client_id="a")
+    instruments.bytes_total.of("default", "other", "other", "Fetch").inc()
+
+    text = generate_latest(exposed).decode()
+    assert text.count('client_id="other"') == 1
+    assert (
+        samples_of(exposed)[
+            (
+                "bytes_total",
+                tuple(
+                    sorted(
+                        {
+                            "api": "Fetch",
+                            "client_id": "other",
+                            "listener": "default",
+                            "user": "other",
+                        }.items()
+                    )
+                ),
+            )
+        ]
+        == 2
+    )
 
 
 def test_a_client_called_other_is_only_counted_with_the_others():
@@ -229,6 +327,7 @@ def test_a_client_called_other_is_only_counted_with_the_others():
         pytest.param(lambda bounded: bounded.of("a"), id="too few"),
         pytest.param(lambda bounded: bounded.of("a", "b", "c"), id="too many"),
         pytest.param(lambda bounded: bounded.forget(colour="red"), id="unknown label"),
+        pytest.param(lambda bounded: bounded.forget(version="3"), id="only the last label"),
     ],
 )
 @pytest.mark.parametrize("is_full", [False, True])

@@ -104,7 +104,7 @@ def test_a_name_that_expired_gets_a_new_sensor():
 
     assert new is not old
     assert (old.retired, new.retired) == (True, False)
-    assert not new.has_expired(2 * EXPIRY_MS - 1)
+    assert new.expires_ms == 2 * EXPIRY_MS
 
 
 def test_remove():
@@ -127,6 +127,70 @@ def test_sensors_may_come_and_go_during_iteration():
         create(registry, sensor.name + "2", 0)
 
     assert [sensor.name for sensor in registry] == ["a2", "b2", "c2"]
+
+
+def test_each_expires_when_its_own_time_is_up():
+    registry = Registry(5, EXPIRY_MS)
+    for name in ("a", "b", "c", "d"):
+        create(registry, name, 0)
+    for name, now_ms in (("a", 30), ("b", 10), ("c", 20)):
+        registry.get(name).record(1, now_ms)
+
+    assert list(registry.expiring(1015)) == [None, "b", None, "d"]
+    assert list(registry.expiring(1015)) == []
+    assert list(registry.expiring(1030)) == ["c", "a"]
+
+
+def test_expiring_may_be_left_and_the_registry_change_between_its_steps():
+    registry = Registry(10, EXPIRY_MS)
+    for name in ("a", "b", "c", "d"):
+        create(registry, name, 0)
+    steps = registry.expiring(EXPIRY_MS)
+
+    assert next(steps) == "a"
+    registry.remove("b")
+    registry.get("c").record(1, 500)
+    create(registry, "e", EXPIRY_MS)
+    assert list(steps) == [None, None, "d"]
+    assert [sensor.name for sensor in registry] == ["c", "e"]
+    assert registry.expire(1500) == ["c"]
+
+
+def test_50_000_names_cost_a_look_each_and_leave_nothing_behind():
+    """A new name each millisecond; at any time those of the last second are in use."""
+    registry = Registry(2000, EXPIRY_MS)
+    looks = gone = 0
+    for now_ms in range(50_000):
+        create(registry, f"client-{now_ms}", now_ms)
+        for name in registry.expiring(now_ms):
+            looks += 1
+            gone += name is not None
+        assert len(registry) <= EXPIRY_MS
+
+    assert looks == gone == 50_000 - EXPIRY_MS
+    assert [sensor.name for sensor in registry] == [f"client-{n}" for n in range(49_000, 50_000)]
+
+
+def test_sensors_in_use_are_looked_at_once_in_an_expiry_time():
+    registry = Registry(100, EXPIRY_MS)
+    sensors = [create(registry, str(number), 0) for number in range(100)]
+    looks = 0
+    for now_ms in range(1, 10_000):
+        sensors[now_ms % 100].record(1, now_ms)
+        looks += len(list(registry.expiring(now_ms)))
+
+    assert len(registry) == 100
+    # Each is found in use when the time since its last look is up, at most 100 ms before that.
+    assert looks <= 100 * 10_000 / (EXPIRY_MS - 100)
+
+
+def test_removed_sensors_do_not_pile_up():
+    registry = Registry(10, EXPIRY_MS)
+    for number in range(1000):
+        create(registry, str(number), 0)
+        registry.remove(str(number))
+
+    assert len(registry._due) <= 100
 
 
 def test_a_flood_of_new_names_does_not_walk_a_full_registry():

@@ -1,134 +1,229 @@
-"""A closed loop of connections on virtual time: what comes out of the manager is the bound."""
+"""Connections in closed loops on virtual time: what comes out is the bound, whatever they do."""
 
-import heapq
 import itertools
 
 import pytest
-from prometheus_client import CollectorRegistry
-
-from metrics import Instruments, Registry
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
-
-CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
-MB = 1_000_000
-START_MS, END_MS = 10_000.0, 40_000.0
-ROUND_TRIP_MS = 0.2
-
-
-def make_manager(bound: float, max_delay_ms: float) -> QuotaManager:
-    settings = QuotaSettings(
-        rules=(Rule(client_id="c", bounds={CONSUMER: bound}),), max_delay_ms=max_delay_ms
-    )
-    instruments = Instruments(CollectorRegistry(), max_label_sets=100)
-    return QuotaManager(settings, instruments, Registry(settings.max_sensors))
-
-
-def client_of(manager: QuotaManager):
-    return manager.client(ClientIdentity("l", None, "c"))
-
-
-def run(
-    connections: int, bound: float, size: int, max_delay_ms: float = 120_000.0
-) -> list[tuple[float, int]]:
-    """Return (time, bytes) of every response released until END_MS."""
-    client = client_of(make_manager(bound, max_delay_ms))
-    asking = [(0.1 * number, number) for number in range(connections)]
-    released: list[tuple[float, int]] = []
-    while asking[0][0] <= END_MS:
-        now_ms, number = heapq.heappop(asking)
-        charge = client.charge(CONSUMER, size, now_ms)
-        out_ms = charge.due_ms if charge else now_ms
-        released.append((out_ms, size))
-        heapq.heappush(asking, (out_ms + ROUND_TRIP_MS, number))
-    return sorted(released)
-
-
-def rate_between(released: list[tuple[float, int]], start_ms: float, end_ms: float) -> float:
-    """Return bytes per second from the first to the last whole response in the time."""
-    inside = [entry for entry in released if start_ms <= entry[0] <= end_ms]
-    seconds = (inside[-1][0] - inside[0][0]) / 1000
-    # Responses that leave together with the first one belong to the time before it.
-    return sum(size for at_ms, size in inside if at_ms > inside[0][0]) / seconds
-
-
-@pytest.mark.parametrize("size", [50_000, 500_000, 2_000_000])
-@pytest.mark.parametrize("bound", [1 * MB, 10 * MB, 100 * MB])
-@pytest.mark.parametrize("connections", [1, 4, 32])
-def test_from_10_to_40_seconds_the_rate_of_released_bytes_is_the_bound(connections, bound, size):
-    released = run(connections, bound, size)
-    assert rate_between(released, START_MS, END_MS) == pytest.approx(bound, rel=0.02)
-
-
-def test_what_exceeds_max_delay_is_held_later_so_the_rate_comes_back_to_the_bound():
-    max_delay_ms = 3_000.0
-    client = client_of(make_manager(MB, max_delay_ms))
-    now_ms = total = 0.0
-    delays = []
-    for size in (40 * MB, *[500_000] * 200):  # the first one is worth 30 s of holding
-        charge = client.charge(CONSUMER, size, now_ms)
-        delays.append(charge.delay_ms if charge else 0)
-        now_ms += delays[-1]
-        total += size
-    assert delays[:11] == [max_delay_ms] * 11
-    assert delays[-1] == 500
-    burst = 10 * MB  # a fresh sensor takes the 10 s before it as empty
-    assert (total - burst) / now_ms * 1000 == pytest.approx(MB, rel=0.001)
-
-
-@pytest.mark.parametrize(
-    ("on_s", "off_s"), [(1, 1), (3, 2), (5, 5), (8, 1.5), (2, 8), (20, 3), (20, 12)]
+from closed_loop import (
+    CONSUMER,
+    MB,
+    PRODUCER,
+    WINDOW_MS,
+    Consumer,
+    Producer,
+    World,
+    consumers,
+    make_manager,
 )
-def test_a_client_that_pauses_gets_its_bound_and_no_more(on_s, off_s):
-    client = client_of(make_manager(MB, 20_000.0))
-    now_ms = 0.0
-    totals: list[tuple[float, float]] = [(0.0, 0.0)]
-    while now_ms < 600_000:
-        phase_ms = now_ms % ((on_s + off_s) * 1000)
-        if phase_ms > on_s * 1000:
-            now_ms += (on_s + off_s) * 1000 - phase_ms + 0.1
-        charge = client.charge(CONSUMER, 200_000, now_ms)
-        now_ms = (charge.due_ms if charge else now_ms) + ROUND_TRIP_MS
-        totals.append((now_ms, totals[-1][1] + 200_000))
-    # The burst that a fresh sensor grants is left out.
-    first = next(entry for entry in totals if entry[0] >= 60_000)
-    last = totals[-1]
-    rate = (last[1] - first[1]) / (last[0] - first[0]) * 1000
-    assert 0.9 * MB <= rate <= 1.02 * MB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.quota import QuotaSettings, Rule
+
+END_MS = 60_000.0
+SETTLED_MS = 20_000.0
+REQUEST_TIMEOUT_MS = 30_000.0
+TOLERANCE = 0.02
+LONGEST_WINDOW = 1.1
+LONGEST_HOLD_MS = 2500.0
+"""Longer ones come only while the burst of the first seconds is worked off."""
+
+SMALL_BATCH = 1000
+
+
+def world_of(bound: float = MB, **more) -> World:
+    return World(make_manager(bound, **more))
+
+
+def check_bound(world: World, bound: float, largest: int = 0) -> None:
+    assert world.rate(SETTLED_MS, END_MS) == pytest.approx(bound, rel=TOLERANCE)
+    seconds = WINDOW_MS / 1000
+    assert world.most_in() <= LONGEST_WINDOW * bound * seconds + largest
+    assert world.longest_latency_ms < REQUEST_TIMEOUT_MS
+
+
+@pytest.mark.parametrize("mutes", [False, True], ids=["delay", "mute"])
+@pytest.mark.parametrize("asked", [50_000, 1 << 20, 50 * MB])
+@pytest.mark.parametrize("bound", [0.1 * MB, 1 * MB, 10 * MB])
+@pytest.mark.parametrize("connections", [1, 4, 32, 200])
+def test_consumers_get_their_bound_and_no_more(connections, bound, asked, mutes):
+    world = world_of(bound)
+    consumers(world, connections, asked, batch_bytes=SMALL_BATCH, mutes=mutes)
+    world.run(END_MS)
+    check_bound(world, bound)
+    settled = world.holds_ms[len(world.holds_ms) // 2 :]
+    assert max(settled) <= LONGEST_HOLD_MS
+
+
+BATCHES = {
+    "32 tasks of 1 MiB": (32, 1 << 20, 1 << 20, 16_384),
+    "100 tasks of 1 MiB": (100, 1 << 20, 1 << 20, 16_384),
+    "32 connections, 2 MB": (32, 2 * MB, MB, 16_384),
+    "100 connections, 10 MiB": (100, 10 << 20, 1 << 20, 16_384),
+    "one connection, 50 MB": (1, 50 * MB, MB, 16_384),
+    "a group at 250 kB/s": (3, 50 * MB, 0.25 * MB, 16_384),
+    "batches of half a second": (8, 50 * MB, MB, 500_000),
+    "batches larger than what is granted": (4, 50 * MB, MB, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_with_the_batches_of_real_producers(case):
+    connections, asked, bound, batch_bytes = BATCHES[case]
+    world = world_of(bound)
+    consumers(world, connections, asked, batch_bytes=batch_bytes)
+    world.run(END_MS)
+    check_bound(world, bound, batch_bytes)
+
+
+@pytest.mark.parametrize("size", [10_000, 100_000, 500_000])
+@pytest.mark.parametrize("reads", [True, False], ids=["waits for answers", "never reads them"])
+@pytest.mark.parametrize("connections", [1, 5, 50])
+def test_producers_get_their_bound_and_no_more(connections, size, reads):
+    world = world_of()
+    for number in range(connections):
+        world.at(number * 0.1, Producer(world, size, reads).ask)
+    world.run(END_MS)
+    check_bound(world, MB, size)
+
+
+@pytest.mark.parametrize("mutes", [False, True], ids=["delay", "mute"])
+def test_a_client_that_always_reconnects_gains_nothing(mutes):
+    """Each connection asks once and is gone before its answer is held, or its wait begins."""
+    world = world_of()
+    numbers = itertools.count()
+
+    def connect() -> None:
+        consumer = Consumer(world, next(numbers), 50 * MB, batch_bytes=16_384, mutes=mutes)
+        consumer._again = lambda: None  # type: ignore[method-assign]
+        consumer.ask()
+        consumer.ends_ms = world.now_ms
+        world.at(world.now_ms + 5.0, connect)
+
+    connect()
+    world.run(END_MS)
+    total = sum(size for at_ms, size in world.delivered if at_ms >= SETTLED_MS)
+    # Each of its connections has a record batch at most beyond what the schedule allows.
+    assert total <= LONGEST_WINDOW * MB * (END_MS - SETTLED_MS) / 1000
+
+
+def test_idle_connections_do_not_slow_the_one_that_reads():
+    """They wait in the broker for data, half a second each, and bring nothing."""
+    world = world_of()
+    for number in range(100):
+        idle = Consumer(world, number, 1, batch_bytes=60, broker_ms=500.0)
+        world.at(number * 1.0, idle.ask)
+    world.at(0.0, Consumer(world, 100, MB, batch_bytes=SMALL_BATCH).ask)
+    world.run(END_MS)
+    busy = sum(size for at_ms, size in world.delivered if at_ms >= SETTLED_MS and size > 60)
+    assert busy >= 0.95 * MB * (END_MS - SETTLED_MS) / 1000
+
+
+def test_connections_take_turns():
+    world = world_of()
+    counts = dict.fromkeys(range(8), 0)
+    for number in range(8):
+        consumer = Consumer(world, number, MB, batch_bytes=SMALL_BATCH)
+        answered = consumer._answered
+
+        def count(size, expected, number=number, answered=answered) -> None:
+            counts[number] += size
+            answered(size, expected)
+
+        consumer._answered = count  # type: ignore[method-assign]
+        world.at(number * 0.1, consumer.ask)
+    world.run(END_MS)
+    assert max(counts.values()) <= 1.1 * min(counts.values())
 
 
 @pytest.mark.parametrize("share", [0.3, 0.9, 0.98])
-def test_a_client_that_asks_for_less_than_its_bound_is_hardly_held(share):
-    client = client_of(make_manager(MB, 20_000.0))
+def test_a_client_that_asks_for_less_than_its_bound_is_not_held(share):
+    world = world_of()
     held_ms = 0.0
     for number in range(10_000):
-        charge = client.charge(CONSUMER, 20_000, number * 20 / share)
+        charge = world.client.charge(CONSUMER, 20_000, number * 20 / share)
         held_ms += charge.delay_ms if charge else 0
     assert held_ms == 0
 
 
+@pytest.mark.parametrize("kind", [CONSUMER, PRODUCER])
+def test_a_client_near_its_bound_that_suddenly_wants_more(kind):
+    world = world_of()
+    while world.now_ms < SETTLED_MS:  # at 95 %
+        world.client.charge(kind, 19_000, world.now_ms)
+        world.delivered.append((world.now_ms, 19_000))
+        world.now_ms += 20
+    if kind is CONSUMER:
+        consumers(world, 4, MB, start_ms=SETTLED_MS, batch_bytes=SMALL_BATCH)
+    else:
+        world.at(SETTLED_MS, Producer(world, 100_000).ask)
+    world.run(END_MS)
+    assert world.most_in() <= LONGEST_WINDOW * MB * WINDOW_MS / 1000 + 100_000
+
+
+@pytest.mark.parametrize("burst_ms", [0.0, 500.0, 5000.0])
+def test_quotas_burst_is_what_may_come_beyond_the_bound(burst_ms):
+    world = world_of(burst_ms=burst_ms)
+    consumers(world, 4, MB, batch_bytes=SMALL_BATCH)
+    world.run(END_MS)
+    consumers(world, 4, MB, start_ms=END_MS + 8000, batch_bytes=SMALL_BATCH)
+    world.run(2 * END_MS)
+    allowed = MB * (WINDOW_MS + burst_ms) / 1000
+    assert world.most_in() <= allowed + 0.5 * MB
+
+
 def test_a_bound_changed_at_run_time_is_kept_from_that_moment():
-    manager = make_manager(10 * MB, 20_000.0)
-    client = client_of(manager)
-    now_ms = 0.0
-    for bound, end_ms in ((10, 40_000), (2, 70_000), (50, 100_000), (1, 130_000)):
-        manager.update(QuotaSettings(rules=(Rule(client_id="c", bounds={CONSUMER: bound * MB}),)))
-        start_ms, total = now_ms, 0
-        while now_ms < end_ms:
-            charge = client.charge(CONSUMER, 500_000, now_ms)
-            now_ms = (charge.due_ms if charge else now_ms) + ROUND_TRIP_MS
-            total += 500_000
-        burst = 10 * bound * MB if start_ms == 0 else 0
-        rate = (total - burst) / (now_ms - start_ms) * 1000
+    world = world_of(10 * MB)
+    consumers(world, 4, 50 * MB, batch_bytes=SMALL_BATCH)
+    start_ms = 0.0
+    for bound in (10, 2, 50, 10):
+        rule = Rule(client_id="c", bounds={CONSUMER: bound * MB})
+        world.manager.update(QuotaSettings(rules=(rule,)))
+        world.run(start_ms + 40_000)
+        rate = world.rate(start_ms + SETTLED_MS, start_ms + 40_000)
         assert rate == pytest.approx(bound * MB, rel=0.03), f"bound {bound} MB/s"
+        start_ms += 40_000
 
 
-def test_held_responses_leave_evenly_over_the_connections():
-    client = client_of(make_manager(MB, 120_000.0))
-    asking = [(0.1 * number, number) for number in range(8)]
-    counts = dict.fromkeys(range(8), 0)
-    for _ in itertools.repeat(None, 4000):
-        now_ms, number = heapq.heappop(asking)
-        charge = client.charge(CONSUMER, 100_000, now_ms)
-        counts[number] += charge is not None
-        heapq.heappush(asking, ((charge.due_ms if charge else now_ms) + ROUND_TRIP_MS, number))
-    assert max(counts.values()) - min(counts.values()) <= 20
+def test_a_raised_bound_helps_those_who_wait_at_once():
+    world = world_of(1000.0)
+    consumers(world, 20, 20_000, batch_bytes=20_000)
+    world.run(5000.0)
+    before = len(world.holds_ms)
+    rule = Rule(client_id="c", bounds={CONSUMER: 10.0 * MB})
+    world.manager.update(QuotaSettings(rules=(rule,)))
+    world.run(5010.0)
+    assert before < 20 <= len(world.holds_ms)
+    assert not any(world.holds_ms[before:20]), "and what they get is not held"
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 20_000),
+            st.integers(1, 40),
+            st.floats(100, 15_000),
+            st.sampled_from([20_000, MB, 50 * MB]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+    st.sampled_from([1000, 16_384]),
+)
+def test_no_pattern_of_connections_gets_more_in_any_11_seconds(waves, mutes, batch_bytes):
+    """Waves of new connections: when they begin, how many, for how long, and what they ask for."""
+    world = world_of()
+    numbers = itertools.count()
+    most = 1
+    for start_ms, count, lasts_ms, asked in waves:
+        most = max(most, count)
+        for _ in range(count):
+            ends_ms = start_ms + lasts_ms
+            consumer = Consumer(
+                world, next(numbers), asked, batch_bytes, mutes=mutes, ends_ms=ends_ms
+            )
+            world.at(start_ms, consumer.ask)
+    world.run(END_MS)
+    together = len(waves) * most * batch_bytes
+    assert world.most_in() <= LONGEST_WINDOW * MB * WINDOW_MS / 1000 + together

@@ -15,7 +15,6 @@ from proxy.quota import (
     largest,
 )
 from proxy.quota.holds import QUIET_MS
-from proxy.quota.manager import SETTLED_AT_ONCE
 from proxy.quota.meter import SHOWN_CLIENTS
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
@@ -113,9 +112,9 @@ def test_busy_time_is_measured_in_percent_of_one_connections_time():
     for second in range(10):
         assert client.charge(REQUEST, 500.0, second * 1000.0) is None
     assert world.row("client-id=c", 10_000.0).rate == pytest.approx(50.0)
-    charge = client.charge(REQUEST, 1000.0, 10_000.0)
-    assert charge.delay_ms == pytest.approx(2000, abs=1)
-    assert charge.kind is REQUEST
+    assert client.charge(REQUEST, 300.0, 10_000.0).delay_ms == pytest.approx(600, abs=1)
+    charge = client.charge(REQUEST, 5000.0, 10_000.0)
+    assert (charge.delay_ms, charge.kind) == (1000, REQUEST), "one window at most, as with Kafka"
 
 
 def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
@@ -270,6 +269,98 @@ def test_two_handles_agree_on_the_new_sensor():
     assert len(world.registry) == 1
 
 
+def test_a_new_client_lets_no_more_idle_ones_go_than_it_takes():
+    world = World(ALL, max_client_entities=3)
+    for number in range(3):
+        world.client(f"old-{number}").charge(CONSUMER, 1.0, float(number))
+    world.client("old-0").charge(CONSUMER, 1.0, 10.0)
+    world.client("new").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+
+    assert world.entities() == [f"client-id={each}" for each in ("new", "old-0", "old-2")]
+    assert world.overflows == []
+    world.client("newer").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+    world.client("newest").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+    entities = [f"client-id={each}" for each in ("new", "newer", "old-0")]
+    assert world.entities() == [*entities, "other"]
+    assert world.overflows == [(9, CONSUMER)]
+
+
+def test_20_000_clients_come_and_go_and_each_has_a_sensor_of_its_own():
+    """One each 40 s, idle an hour later: 90 sensors are in use, and there is room for 95."""
+    world = World(ALL, max_client_entities=95)
+    examined = 0
+    for number in range(20_000):
+        now_ms = number * 40_000.0
+        client = world.client(f"spark-{number}")
+        charge = client.charge(CONSUMER, 11 * MB, now_ms)
+        assert charge.entity == f"client-id=spark-{number}"
+        client.close()
+        if number % 20 == 0:
+            examined += len(list(world.manager.expiring(now_ms)))
+
+    assert world.overflows == []
+    assert world.manager.clients() == []
+    assert examined <= 20_000
+    assert 90 <= len(world.registry) <= 95
+    assert world.manager.expire(now_ms + HOUR_MS) >= 90
+    assert world.entities() == []
+    assert b"violations_total{" not in generate_latest(world.prometheus)
+
+
+def test_sensors_may_come_and_go_between_the_steps_of_expiring():
+    world = World(ALL)
+    clients = [world.client(name) for name in "abc"]
+    for client in clients:
+        client.charge(CONSUMER, 1.0, 0.0)
+    world.update(ALL)
+    steps = world.manager.expiring(HOUR_MS)
+    assert next(steps) is True
+    clients[0].charge(CONSUMER, 1.0, HOUR_MS)
+    clients[1].charge(CONSUMER, 1.0, HOUR_MS)
+    assert sum(steps) == 1
+    assert world.entities() == ["client-id=a", "client-id=b"]
+
+
+def test_an_update_between_the_steps_of_expiring_is_not_overlooked():
+    world = World(ALL)
+    for name in "ab":
+        world.client(name).charge(CONSUMER, 1.0, 0.0)
+    world.update(ALL)
+    steps = world.manager.expiring(1000.0)
+    next(steps)
+    world.update()
+    list(steps)
+    assert world.manager.expire(20_000.0) == 2
+
+
+def test_rows_and_readings_are_those_of_each_step():
+    world = World(ALL)
+    clients = {name: world.client(name) for name in "abc"}
+    for client in clients.values():
+        client.charge(CONSUMER, 10 * MB, 0.0)
+    times = iter((0.0, 20_000.0))
+    rows = (row for row in world.manager.rows(lambda: next(times)) if row is not None)
+    readings = world.manager.readings(lambda: 0.0)
+    assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
+
+    world.update()
+    clients["b"].close()
+    assert world.manager.expire(20_000.0) == 3
+    assert list(rows) == list(readings) == []
+
+
+def test_rows_leave_out_clients_that_have_gone():
+    world = World(rule(client_id=DEFAULT, scope="shared"))
+    a, b = world.client("a"), world.client("b")
+    for client in (a, b):
+        client.charge(CONSUMER, 1.0, 0.0)
+    steps = world.manager.rows(lambda: 0.0)
+    assert next(steps) is None
+    b.close()
+    (row,) = (row for row in steps if row is not None)
+    assert [client.client_id for client in row.clients] == ["a"]
+
+
 # Rules changed at run time
 
 
@@ -349,8 +440,8 @@ def test_the_holds_of_the_last_minute_are_counted_and_added_up():
     world.hold(client, 6 * MB, 0.0)
     world.hold(client, 2 * MB, 500.0)
     row = world.row("client-id=c", 600.0)
-    assert (row.holds, row.held_ms, row.hold_until_ms) == (2, 1000.0 + 2500.0, 3000.0)
-    row = world.row("client-id=c", 3000.0)
+    assert (row.holds, row.held_ms, row.hold_until_ms) == (2, 1000.0 + 12_000.0, 12_500.0)
+    row = world.row("client-id=c", 12_500.0)
     assert (row.holds, row.hold_until_ms) == (2, None)
     assert world.row("client-id=c", 59_000.0).holds == 2
     row = world.row("client-id=c", 66_000.0)
@@ -376,12 +467,12 @@ def test_throttling_is_told_once_when_it_begins_and_once_when_it_has_ended():
     world = World(ALL)
     client = world.client()
     began = ("client-id=c", CONSUMER, ALL, True, 1.1 * MB, MB)
-    for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 12 and 23 s
+    for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 21 and 32.5 s
         assert world.hold(client, 11 * MB, now_ms) is not None
         assert world.manager.sweep(now_ms) == 0
         assert world.states == [began]
     due_ms = world.row("client-id=c", 20_000.0).hold_until_ms
-    assert due_ms == 23_000.0
+    assert due_ms == 32_500.0
     assert world.manager.sweep(due_ms + QUIET_MS - 1) == 0
     assert world.row("client-id=c", due_ms + QUIET_MS - 1).throttled
     assert world.manager.sweep(due_ms + QUIET_MS) == 1
@@ -415,6 +506,21 @@ def test_throttling_goes_on_over_an_update_and_ends_under_the_new_rule():
         (ALL, True, MB),
         (lower, False, MB / 2),
     ]
+
+
+def test_holds_may_begin_and_sensors_go_between_the_steps_of_sweeping():
+    world = World(ALL)
+    clients = [world.client(name) for name in "abc"]
+    for client in clients:
+        world.hold(client, 11 * MB, 0.0)
+    steps = world.manager.sweeping(1000.0 + QUIET_MS)
+    assert next(steps) is True
+    world.hold(clients[1], 50 * MB, 1000.0 + QUIET_MS)
+    assert list(steps) == [False, True]
+    steps = world.manager.sweeping(2 * HOUR_MS)
+    assert world.manager.expire(2 * HOUR_MS) == 3
+    assert list(steps) == []
+    assert [state[3] for state in world.states].count(False) == 3
 
 
 @pytest.mark.parametrize("how", ["idle", "without a rule"])
@@ -502,16 +608,17 @@ def test_a_handle_that_was_given_back_says_nothing_of_its_successor():
     assert [client.client_id for client in world.manager.unbounded()] == ["c"]
 
 
-def test_rules_of_silent_clients_are_looked_up_a_few_at_a_time():
+def test_rules_of_silent_clients_are_looked_up_one_by_one():
     world = World(ALL)
-    for number in range(2 * SETTLED_AT_ONCE + 1):
-        world.client(f"c{number}")
+    clients = [world.client(f"c{number}") for number in range(5)]
     world.update()
-    counts = []
-    for _ in range(4):
-        world.manager.settle()
-        counts.append(len(world.manager.unbounded()))
-    assert counts == [SETTLED_AT_ONCE, 2 * SETTLED_AT_ONCE, *2 * [2 * SETTLED_AT_ONCE + 1]]
+    steps = world.manager.settling()
+    assert (next(steps), len(world.manager.unbounded())) == (True, 1)
+    clients[0].has(CONSUMER)
+    world.update(ALL)
+    assert list(steps) == [True] * 5
+    assert world.manager.unbounded() == []
+    assert world.manager.settle() == 0
 
 
 def test_explain_follows_the_rules_in_force():

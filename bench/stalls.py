@@ -1,0 +1,254 @@
+"""Figure: longest time for which 10,000 clients' sensors keep the event loop from its traffic.
+
+The parts of one proxy stand in this process, without clients' connections; a child asks the admin
+server. A task that does nothing but let the loop go round sees how long each round takes. Time that
+the machine gives to other processes counts, so the computing time of the round is shown beside it.
+"""
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from bench.processes import BenchError
+from bench.report import Row, Verdict
+from metrics import Instruments, Registry, SensorCollector
+from proxy.admin.history import History
+from proxy.admin.server import AdminServer
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
+from proxy.config.units import parse_size
+from proxy.quota import (
+    DEFAULT,
+    ClientIdentity,
+    ClientQuotas,
+    QuotaKind,
+    QuotaManager,
+    QuotaSettings,
+    Rule,
+    RuleBook,
+)
+from proxy.relay.pipes import PipePool
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode, clock_ms
+from proxy.slices import Slices
+from proxy.state import MemoryStore
+
+FIGURE = "stalls"
+TARGET_MS = 10.0
+TARGET_CHURN_MS = 0.5
+CLIENTS = 10_000
+BOUND = 1e5
+RESPONSE_BYTES = 2e6
+MS_PER_SECOND = 1000.0
+HOUR_MS = 3_600_000.0
+PATHS = ("/metrics", "/v1/clients?limit=1000", "/v1/status?limit=1000", "/v1/quotas")
+
+_ASK = """
+import http.client, sys
+port = int(sys.argv[1])
+for line in sys.stdin:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", line.strip())
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    print(answer.status, flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The longest round of the event loop, in milliseconds.
+
+    Attributes:
+        wall_ms: how long it took.
+        cpu_ms: the longest computing time of a round.
+
+    """
+
+    wall_ms: float
+    cpu_ms: float
+
+
+class _NoQueries:
+    async def accept(self, raw: bytes) -> Mapping[str, object]:
+        raise NotImplementedError
+
+    def progress(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+    def pressure(self) -> Mapping[str, Mapping[str, object]]:
+        return {}
+
+    def pipelines(self) -> Sequence[Mapping[str, object]]:
+        return ()
+
+
+class _Nothing:
+    def listeners(self) -> Sequence[ListenerStatus]:
+        return ()
+
+    def brokers(self) -> Sequence[BrokerStatus]:
+        return ()
+
+    def cluster_answers(self) -> bool:
+        return True
+
+    def delay_queues(self) -> Mapping[str, int]:
+        return {}
+
+    def config_loads(self) -> Sequence[ConfigLoad]:
+        return ()
+
+    def throttle_mode(self) -> str:
+        return ThrottleMode.DELAY.value
+
+
+class _Proxy:
+    """The parts of a proxy that know its clients; make it in a running event loop."""
+
+    def __init__(self) -> None:
+        metrics = CollectorRegistry()
+        instruments = Instruments(metrics, max_label_sets=CLIENTS)
+        bounds = {QuotaKind.CONSUMER_BYTE_RATE: BOUND}
+        settings = QuotaSettings(rules=(Rule(client_id=DEFAULT, bounds=bounds),))
+        sensors = Registry(settings.max_sensors)
+        metrics.register(SensorCollector(sensors, clock_ms))
+        self.quotas = QuotaManager(settings, instruments, sensors)
+        loop = asyncio.get_running_loop()
+        self.reapers = Reapers(loop, instruments)
+        self.services = Services(
+            loop=loop,
+            limits=Limits(),
+            mode=ThrottleMode.DELAY,
+            quotas=self.quotas,
+            reapers=self.reapers,
+            instruments=instruments,
+            pipes=PipePool(),
+        )
+        self.history = History(self.quotas.readings)
+        self.slices = Slices()
+        self.admin = AdminServer(
+            "127.0.0.1",
+            0,
+            metrics=metrics,
+            not_ready=lambda: None,
+            quotas=self.quotas,
+            rules=RuleBook(self.quotas, MemoryStore(), settings),
+            source=_Nothing(),
+            history=self.history,
+            parse_size=parse_size,
+            clock_ms=clock_ms,
+            reports=_NoQueries(),
+        )
+
+    def use(self, number: int) -> ClientQuotas:
+        """Let a client come and read more than its bound."""
+        identity = ClientIdentity("bench", "alice", f"spark-kafka-source-{number}-driver-0")
+        client = self.quotas.client(identity)
+        self.services.client_came(identity)
+        labels = (identity.listener, "alice", identity.client_id or "", "Fetch")
+        self.services.instruments.bytes_total.of(*labels).inc(RESPONSE_BYTES)
+        client.charge(QuotaKind.CONSUMER_BYTE_RATE, RESPONSE_BYTES, clock_ms())
+        return client
+
+    def leave(self, client: ClientQuotas) -> None:
+        """Let it go."""
+        client.close()
+        self.services.client_left(client.identity)
+
+
+def measure(quick: bool) -> list[Row]:
+    """Let the clients come, look at them in every way, and let them go."""
+    return asyncio.run(_measure(1 if quick else 5))
+
+
+async def _measure(rounds: int) -> list[Row]:
+    proxy = _Proxy()
+    clients = [proxy.use(number) for number in range(CLIENTS)]
+    await proxy.admin.start()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _ASK, str(proxy.admin.port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    found: dict[str, list[Stall]] = {}
+    try:
+        for _ in range(rounds):
+            for path in PATHS:
+                found.setdefault(f"GET {path}", []).append(await _watch(_ask(child, path)))
+            sampling = proxy.slices.collect(proxy.history.sample(clock_ms))
+            found.setdefault("a sample for the charts", []).append(await _watch(sampling))
+    finally:
+        child.kill()
+        await child.wait()
+        await proxy.admin.stop()
+        proxy.reapers.close()
+    for client in clients:
+        proxy.leave(client)
+    started_s = time.perf_counter()
+    for number in range(CLIENTS, 2 * CLIENTS):
+        proxy.leave(proxy.use(number))
+    churn_ms = (time.perf_counter() - started_s) * MS_PER_SECOND / CLIENTS
+    later_ms = clock_ms() + 2 * HOUR_MS
+    forgetting = proxy.slices.collect(proxy.services.forgetting(later_ms))
+    found["forget all clients"] = [await _watch(forgetting)]
+    expiring = proxy.slices.collect(proxy.quotas.expiring(later_ms))
+    found["expire all sensors"] = [await _watch(expiring)]
+    return [
+        *(_row(what, stalls) for what, stalls in found.items()),
+        Row(
+            FIGURE,
+            f"a client comes and leaves after {CLIENTS} others: mean",
+            f"at most {TARGET_CHURN_MS} ms",
+            f"{churn_ms:.3f} ms",
+            Verdict.of(churn_ms <= TARGET_CHURN_MS),
+        ),
+    ]
+
+
+async def _watch(work: Awaitable[object]) -> Stall:
+    """Return the longest round of the loop while the work is done."""
+    longest_s = longest_cpu_s = 0.0
+
+    async def go_round() -> None:
+        nonlocal longest_s, longest_cpu_s
+        before_s, before_cpu_s = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now_s, now_cpu_s = time.perf_counter(), time.thread_time()
+            longest_s = max(longest_s, now_s - before_s)
+            longest_cpu_s = max(longest_cpu_s, now_cpu_s - before_cpu_s)
+            before_s, before_cpu_s = now_s, now_cpu_s
+
+    task = asyncio.create_task(go_round())
+    await asyncio.sleep(0)
+    await work
+    await asyncio.sleep(0)
+    task.cancel()
+    return Stall(longest_s * MS_PER_SECOND, longest_cpu_s * MS_PER_SECOND)
+
+
+async def _ask(child: asyncio.subprocess.Process, path: str) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(f"{path}\n".encode())
+    status = await child.stdout.readline()
+    if status.strip() != b"200":
+        raise BenchError(f"GET {path}: {status.decode().strip() or 'no answer'}")
+
+
+def _row(what: str, stalls: Sequence[Stall]) -> Row:
+    wall_ms = statistics.median(stall.wall_ms for stall in stalls)
+    cpu_ms = statistics.median(stall.cpu_ms for stall in stalls)
+    return Row(
+        FIGURE,
+        f"{CLIENTS} clients, {what}: longest round of the event loop",
+        f"at most {TARGET_MS:.0f} ms",
+        f"{wall_ms:.1f} ms, computing {cpu_ms:.1f} ms",
+        Verdict.of(wall_ms <= TARGET_MS),
+        {"wall_ms": [stall.wall_ms for stall in stalls], "cpu_ms": [s.cpu_ms for s in stalls]},
+    )

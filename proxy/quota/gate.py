@@ -1,0 +1,227 @@
+"""Lets the requests of a sensor's clients through in turn, while what they owe allows it.
+
+A response can only be held; a request that is not sent on costs nobody anything. So a client that
+owes its quota more than a little is not read from, whichever of its connections asks: reconnecting,
+many connections, and answers that are never read gain nothing. What a Fetch will cost is known only
+with its response: until then it counts with what is expected of it, and it is given a limit that
+lets a round over all connections take no longer than `ROUND_MS`, as Kafka limits a Fetch to what
+its quota window allows (KafkaApis, `maxValueInQuotaWindow`).
+"""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from .control import MS_PER_SECOND
+from .entities import QuotaKind
+from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
+
+ROUND_MS = 2000.0
+"""Of the bound: what all Fetches that are under way or wait may bring together."""
+
+GRANT_MS = 500.0
+"""Of the bound: what a single Fetch may bring."""
+
+USEFUL_GRANT_BYTES = 64 * 1024
+"""A broker cuts off the last record batch at the limit, and the client reads it again. With less
+than a few batches that is a large part. So a Fetch is limited to no less, as long as a round takes
+no more than `LONGEST_ROUND_MS`."""
+
+LONGEST_ROUND_MS = 8000.0
+
+LEAST_GRANT_BYTES = 1024
+"""No Fetch is limited to less. A broker sends one record batch at least, whatever the limit."""
+
+EXPECTED_MS = 250.0
+"""For how long a Fetch counts that has no response yet: a broker that has data answers by then, one
+that has none may wait for much longer."""
+
+UNKNOWN_RESPONSE_BYTES = 1 << 20
+"""Expected of a sensor's first Fetch: a record batch as large as Kafka allows by default."""
+
+LARGEST_DECAY = 0.9
+"""By how much the largest response counts less with each one that comes."""
+
+
+class Waiter:
+    """One connection whose next request waits at a gate.
+
+    Args:
+        wake: is told at what time to ask again, when that is known or changes.
+
+    """
+
+    __slots__ = ("entity", "gate", "kind", "since_ms", "wake", "wakes_ms")
+
+    def __init__(self, wake: Callable[[float], None]) -> None:
+        self.wake = wake
+        self.gate: Gate | None = None
+        self.kind: QuotaKind | None = None
+        """Of the quota that it waits for, or waited for last."""
+        self.entity = ""
+        """And whose quota that is."""
+        self.since_ms: float | None = None
+        """Since when its request waits, until the owner sets it back; None if it does not."""
+        self.wakes_ms = math.inf
+        """What `wake` was told last."""
+
+    def leave(self, now_ms: float) -> None:
+        """Give the place up."""
+        if self.gate is not None:
+            self.gate.leave(self, now_ms)
+
+
+class Expected:
+    """The response to a Fetch that is under way, as `Gate.expect` counts it."""
+
+    __slots__ = ("_gate", "counted", "size", "until_ms")
+
+    def __init__(self, gate: "Gate", size: int, until_ms: float) -> None:
+        self._gate = gate
+        self.size = size
+        """In bytes."""
+        self.until_ms = until_ms
+        """Until when it counts at the latest."""
+        self.counted = True
+
+    def met(self, size: int) -> None:
+        """Count it no longer: the response is there, with so many bytes, and is to be charged."""
+        self._gate.met(self, size)
+
+    def cancel(self) -> None:
+        """Count it no longer: the response will not be charged."""
+        self._gate.drop(self)
+
+
+class Gate:
+    """The requests of one sensor's clients, in the order in which they came."""
+
+    __slots__ = ("_expected", "_expected_size", "_largest", "_pacer", "_under_way", "_waiting")
+
+    def __init__(self, pacer: Pacer) -> None:
+        self._pacer = pacer
+        self._waiting: OrderedDict[Waiter, float] = OrderedDict()
+        """With how far each may go ahead of the schedule."""
+        self._expected: deque[Expected] = deque()
+        self._expected_size = 0
+        self._under_way = 0
+        self._largest: int | None = None
+        """Of the last responses, the sizes of earlier ones less and less; None before the first."""
+
+    @property
+    def waiting(self) -> int:
+        """How many connections wait."""
+        return len(self._waiting)
+
+    def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
+        """Return whether a request may be sent on: it is its turn, and not too much is owed.
+
+        Args:
+            waiter: of the connection that asks.
+            ahead_ms: how much may be owed, in milliseconds of the bound: 0 if what the request
+                brings cannot be held back any more.
+            now_ms: the time.
+
+        """
+        if self._waiting and next(iter(self._waiting)) is not waiter:
+            return False
+        return self._opens_ms(ahead_ms, now_ms) <= now_ms
+
+    def join(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> None:
+        """Wait at the end of the line, or keep the place; `waiter.wake` says when to ask again."""
+        if waiter not in self._waiting:
+            self._waiting[waiter] = ahead_ms
+            waiter.gate = self
+            if waiter.since_ms is None:
+                waiter.since_ms = now_ms
+        waiter.wakes_ms = math.inf
+        self.poke(now_ms)
+
+    def leave(self, waiter: Waiter, now_ms: float) -> None:
+        """Give a place up, when its turn has come or its connection is closed."""
+        if self._waiting.pop(waiter, None) is not None:
+            waiter.gate, waiter.wakes_ms = None, math.inf
+            self.poke(now_ms)
+
+    def poke(self, now_ms: float) -> None:
+        """Tell the first in line when its turn comes, if that is earlier than it was told."""
+        if self._waiting:
+            waiter, ahead_ms = next(iter(self._waiting.items()))
+            at_ms = self._opens_ms(ahead_ms, now_ms)
+            if self._expected:
+                at_ms = min(at_ms, self._expected[0].until_ms)
+            at_ms = max(at_ms, now_ms)
+            if at_ms < waiter.wakes_ms:
+                waiter.wakes_ms = at_ms
+                waiter.wake(at_ms)
+
+    def open(self) -> None:
+        """Let everybody who waits ask again now: the bound may be another one."""
+        while self._waiting:
+            waiter, _ = self._waiting.popitem(last=False)
+            waiter.gate = None
+            waiter.wake(-math.inf)
+
+    # Fetches under way
+
+    def grant(self, asked_bytes: int, now_ms: float) -> int:
+        """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
+        self._expire(now_ms)
+        pacer = self._pacer
+        bytes_per_ms = pacer.bound / MS_PER_SECOND
+        if pacer.due_ms - now_ms > LARGE_DEBT_MS:
+            bytes_per_ms *= REPAYING_SHARE
+        connections = self._under_way + len(self._waiting) + 1
+        part_ms = min(GRANT_MS, ROUND_MS / connections)
+        useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
+        most = max(bytes_per_ms * part_ms, useful_bytes, LEAST_GRANT_BYTES)
+        return min(asked_bytes, int(most))
+
+    def expect(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> Expected:
+        """Count a Fetch that is sent on, until its response is met or cancelled.
+
+        Args:
+            granted_bytes: from `grant`.
+            last_bytes: of the last Fetch response on its connection; None if there was none.
+            now_ms: the time.
+
+        """
+        if last_bytes is None:
+            largest = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest
+            last_bytes = max(granted_bytes, largest)
+        expected = Expected(self, last_bytes, now_ms + EXPECTED_MS)
+        self._expected.append(expected)
+        self._expected_size += last_bytes
+        self._under_way += 1
+        return expected
+
+    def met(self, expected: Expected, size: int) -> None:
+        """See Expected."""
+        self._largest = max(size, int((self._largest or 0) * LARGEST_DECAY))
+        self.drop(expected)
+
+    def drop(self, expected: Expected) -> None:
+        """See Expected.cancel."""
+        if expected.counted:
+            expected.counted = False
+            self._expected_size -= expected.size
+            self._under_way -= 1
+
+    def _expire(self, now_ms: float) -> None:
+        expected = self._expected
+        while expected and (not expected[0].counted or expected[0].until_ms <= now_ms):
+            self.drop(expected.popleft())
+
+    def _opens_ms(self, ahead_ms: float, now_ms: float) -> float:
+        """Return when what is owed and expected is no more than `ahead_ms`."""
+        pacer = self._pacer
+        if self._expected:
+            self._expire(now_ms)
+        if pacer.is_pacing:
+            free_ms, saved_ms = pacer.next_ms, pacer.burst_ms
+        else:  # what the formula lets pass at once
+            free_ms, saved_ms = pacer.due_ms - pacer.memory_ms, pacer.memory_ms
+        if self._under_way:
+            expected_ms = self._expected_size / pacer.bound * MS_PER_SECOND
+            free_ms = max(free_ms, now_ms - saved_ms) + expected_ms
+        return free_ms - ahead_ms

@@ -1,0 +1,107 @@
+"""The schedule that keeps one sensor's traffic at its bound."""
+
+import math
+
+from .control import MAX_CARRY_MS, MS_PER_SECOND
+
+LARGE_DEBT_MS = 2000.0
+"""A client that owes more is not stopped for as long: it goes on slowly until it owes less, so that
+its heartbeats, which wait behind what is held, still arrive."""
+
+REPAYING_SHARE = 0.1
+"""Of the bound: what such a client still gets. The rest of it works the debt off."""
+
+
+class Pacer:
+    """Schedules the traffic of one sensor so that it flows at the bound.
+
+    Kafka's formula alone counts bytes when they are asked for. While they are held they leave the
+    window, so with many connections the client gets up to twice its bound. And what a client takes
+    at once after a quiet time is never paid back. Here the formula decides when throttling begins.
+    The schedule knows what all traffic costs at the bound, from before that, too: the virtual
+    scheduling algorithm of ITU-T I.371 (GCRA) with a tolerance of `burst_ms`. So no time of T
+    seconds carries more than T + burst seconds' worth of the bound, but for what passes before the
+    formula finds the client above it, and that is worked off.
+
+    A client that has saved up its burst and is below the bound is judged by the formula again.
+
+    Args:
+        bound: per second; above 0.
+        memory_ms: the time that the sensor looks back on; 0 or more.
+        burst_ms: how much of its bound a client may save up; 0 or more.
+
+    """
+
+    __slots__ = ("bound", "burst_ms", "due_ms", "is_pacing", "memory_ms", "next_ms")
+
+    def __init__(self, bound: float, memory_ms: float, burst_ms: float) -> None:
+        self.bound = bound
+        self.memory_ms = memory_ms
+        self.burst_ms = burst_ms
+        self.due_ms = -math.inf
+        """When all that was charged has flowed at the bound; what is owed is this less the time."""
+        self.next_ms = -math.inf
+        """When what is charged next may flow: `due_ms`, or earlier while much is owed."""
+        self.is_pacing = False
+        """Whether the schedule decides, and not the formula."""
+
+    def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
+        """Add traffic to the schedule; return for how many milliseconds to hold it, 0 or more.
+
+        Args:
+            size: in the unit of the bound, times a second.
+            throttle_ms: what the formula says for the sensor, this traffic included.
+            now_ms: the time.
+
+        """
+        size_ms = size / self.bound * MS_PER_SECOND
+        earliest_ms = now_ms - self.burst_ms
+        if self.due_ms < earliest_ms:
+            self.due_ms = earliest_ms
+            self.is_pacing &= throttle_ms > 0
+        self.due_ms = min(self.due_ms + size_ms, now_ms + MAX_CARRY_MS)
+        if self.is_pacing:
+            if self.due_ms - now_ms > LARGE_DEBT_MS:
+                slowly_ms = max(self.next_ms, now_ms) + size_ms / REPAYING_SHARE
+                self.next_ms = min(self.due_ms, slowly_ms)
+            else:
+                self.next_ms = self.due_ms
+        elif throttle_ms > 0:
+            self.is_pacing = True
+            self.next_ms = now_ms + min(throttle_ms, MAX_CARRY_MS)
+            self.due_ms = max(self.due_ms, self.next_ms)
+        else:
+            return 0.0
+        return max(self.next_ms - now_ms, 0.0)
+
+    def owed_ms(self, now_ms: float) -> float:
+        """Return for how long what is charged next waits for what was charged before; 0 or more."""
+        return max(self.next_ms - now_ms, 0.0) if self.is_pacing else 0.0
+
+    def change_bound(self, bound: float, rate: float, throttle_ms: float, now_ms: float) -> None:
+        """Follow a bound that was changed at run time, from this moment on.
+
+        What was right under the old bound is not punished: a client that a lower bound finds above
+        it is paced from now on, without the wait that the formula would ask for. A higher bound
+        helps at once: what is owed takes less time, and no more than the formula now asks for.
+
+        Args:
+            bound: the new one.
+            rate: what the sensor measures now.
+            throttle_ms: what the formula says for that rate and the new bound.
+            now_ms: the time.
+
+        """
+        if bound > self.bound:
+            share = self.bound / bound
+            self.due_ms = now_ms + (self.due_ms - now_ms) * share
+            if self.is_pacing:
+                self.is_pacing = throttle_ms > 0
+                self.due_ms = min(self.due_ms, now_ms + throttle_ms)
+                self.next_ms = min(now_ms + (self.next_ms - now_ms) * share, self.due_ms)
+        elif not self.is_pacing:
+            self.due_ms = min(self.due_ms, now_ms)
+            if rate > bound:
+                self.is_pacing = True
+                self.due_ms = self.next_ms = now_ms
+        self.bound = bound

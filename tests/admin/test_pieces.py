@@ -1,0 +1,82 @@
+"""Answers that are written piece by piece are those written at once."""
+
+import json
+
+import pytest
+from admin_world import CONSUMER, HOSTILE, MIB, Ask, World
+from prometheus_client import generate_latest
+
+from metrics import Registry, SensorCollector
+from proxy.admin.pieces import pieces
+from proxy.admin.scrape import SAMPLES_AT_ONCE
+from proxy.admin.scrape import pieces as metric_pieces
+from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings, Rule
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"a": []}, id="an empty list"),
+        pytest.param({"a": [1], "b": None, "c": [{"d": [1, 2]}, "käse", 'quo"te']}, id="lists"),
+        pytest.param({'quo"te': {"a": [1, 2]}, "b": 1.5, "c": [[], {}]}, id="others"),
+    ],
+)
+def test_json_is_that_of_dumps(document: dict[str, object]):
+    assert "".join(pieces(document)) == json.dumps(document)
+
+
+class Measured(World):
+    """A world whose sensors are shown, with more clients than fit into one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = QuotaSettings(rules=(Rule(client_id="<default>", bounds={CONSUMER: MIB}),))
+        sensors = Registry(settings.max_sensors)
+        self.quotas = QuotaManager(settings, self.instruments, sensors)
+        self.metrics.register(SensorCollector(sensors, lambda: self.now_ms))
+        self.names = [*(f"client-{n}" for n in range(3 * SAMPLES_AT_ONCE)), HOSTILE, 'a"\n\\b']
+        for name in self.names:
+            self.connect(name)(20 * MIB)
+            self.count(name)
+
+    def count(self, name: str) -> None:
+        self.instruments.bytes_total.of("default", "", name, "Fetch").inc(len(name))
+
+    def forget(self, name: str) -> None:
+        self.instruments.bytes_total.forget(listener="default", user="", client_id=name)
+
+
+def test_metrics_are_those_of_generate_latest():
+    world = Measured()
+    found = list(metric_pieces(world.metrics))
+    assert b"".join(found) == generate_latest(world.metrics)
+    assert max(piece.count(b"\n") for piece in found) <= SAMPLES_AT_ONCE
+    assert b"".join(found).count(b"kafka_quota_proxy_rate_bytes{") == len(world.names)
+
+
+def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others():
+    world = Measured()
+    found = []
+    for number, piece in enumerate(metric_pieces(world.metrics)):
+        found.append(piece)
+        world.forget(f"client-{3 * SAMPLES_AT_ONCE - 1 - number}")
+        world.count(f"new-{number}")
+        world.quotas.client(ClientIdentity("default", None, f"new-{number}")).charge(
+            CONSUMER, 1.0, world.now_ms
+        )
+    lines = b"".join(found).splitlines()
+    series = [line.rpartition(b" ")[0] for line in lines if not line.startswith(b"#")]
+    assert len(series) == len(set(series))
+    rates = [line for line in series if line.startswith(b"kafka_quota_proxy_rate_bytes{")]
+    assert sum(b"new-" not in line for line in rates) == len(world.names)
+
+
+async def test_the_server_gives_the_same(world: World, ask: Ask):
+    world.connect("etl-orders")(MIB)
+    answer = await ask("GET", "/metrics")
+    assert answer.text == generate_latest(world.metrics).decode()
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    answer = await ask("GET", "/v1/status")
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    assert answer.text == json.dumps(answer.json)

@@ -1,0 +1,179 @@
+"""Clients, a gate and a broker on virtual time, wired as the relay does it."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
+from proxy.quota.gate import Waiter
+
+CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
+PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
+MB = 1_000_000
+BROKER_MS = 2.0
+WINDOW_MS = 11_000.0
+
+
+def make_manager(bound: float, **settings) -> QuotaManager:
+    rule = Rule(client_id="c", bounds={CONSUMER: bound, PRODUCER: bound})
+    made = QuotaSettings(rules=(rule,), **settings)
+    instruments = Instruments(CollectorRegistry(), max_label_sets=100)
+    return QuotaManager(made, instruments, Registry(made.max_sensors))
+
+
+@dataclass
+class World:
+    """One client with any number of connections; `run` it, then look at what it got."""
+
+    manager: QuotaManager
+    now_ms: float = 0.0
+    delivered: list[tuple[float, int]] = field(default_factory=list)
+    """(time, bytes), when the client has them, or for Produce when the broker has."""
+    holds_ms: list[float] = field(default_factory=list)
+    latencies_ms: list[float] = field(default_factory=list)
+    under_way: dict[int, float] = field(default_factory=dict)
+    """Requests without answer: connection -> since when."""
+
+    def __post_init__(self) -> None:
+        self.client = self.manager.client(ClientIdentity("l", None, "c"))
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, at_ms: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (max(at_ms, self.now_ms), next(self._numbers), action))
+
+    def run(self, end_ms: float) -> None:
+        while self._events and self._events[0][0] <= end_ms:
+            self.now_ms, _, action = heapq.heappop(self._events)
+            action()
+        self.now_ms = end_ms
+
+    def rate(self, start_ms: float, end_ms: float) -> float:
+        """Bytes per second between the first and the last delivery in the time."""
+        inside = sorted(each for each in self.delivered if start_ms <= each[0] <= end_ms)
+        seconds = (inside[-1][0] - inside[0][0]) / 1000
+        return sum(size for at_ms, size in inside if at_ms > inside[0][0]) / seconds
+
+    def most_in(self, window_ms: float = WINDOW_MS) -> int:
+        """The most bytes that any time of this length has seen."""
+        most = total = 0
+        inside: list[tuple[float, int]] = []
+        for at_ms, size in sorted(self.delivered):
+            inside.append((at_ms, size))
+            total += size
+            while inside[0][0] <= at_ms - window_ms:
+                total -= inside.pop(0)[1]
+            most = max(most, total)
+        return most
+
+    @property
+    def longest_latency_ms(self) -> float:
+        waiting = (self.now_ms - since_ms for since_ms in self.under_way.values())
+        return max((*self.latencies_ms, *waiting), default=0.0)
+
+
+@dataclass
+class Consumer:
+    """One connection that always asks for more.
+
+    `batch_bytes` is what the broker sends at least; `think_ms` passes before the next request.
+    """
+
+    world: World
+    number: int
+    asked_bytes: int
+    batch_bytes: int = 1
+    think_ms: float = 0.2
+    broker_ms: float = BROKER_MS
+    mutes: bool = False
+    ends_ms: float = float("inf")
+    last_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._waits = False
+
+    def ask(self) -> None:
+        world = self.world
+        if world.now_ms < self.ends_ms:
+            world.under_way[self.number] = world.now_ms
+            self._waits = True
+            self._try()
+
+    def _try(self) -> None:
+        world, client = self.world, self.world.client
+        if not self._waits:
+            return
+        if client.admit((CONSUMER,), self._waiter, world.now_ms, holds=not self.mutes):
+            self._waits = False
+            self._waiter.since_ms = None
+            granted, expected = client.grant(self.asked_bytes, self.last_bytes, world.now_ms)
+            # Whole batches within the limit, and at least one.
+            batches = max(granted // self.batch_bytes, 1)
+            world.at(
+                world.now_ms + self.broker_ms,
+                lambda: self._answered(batches * self.batch_bytes, expected),
+            )
+
+    def _answered(self, size: int, expected) -> None:
+        world = self.world
+        if expected is not None:
+            expected.met(size)
+        self.last_bytes = size
+        charge = world.client.charge(CONSUMER, size, world.now_ms)
+        due_ms = charge.due_ms if charge is not None else world.now_ms
+        world.holds_ms.append(due_ms - world.now_ms)
+        if self.mutes:
+            self._delivered(size)
+            world.at(due_ms + self.think_ms, self.ask)
+        else:
+            world.at(due_ms, lambda: (self._delivered(size), self._again()))
+
+    def _delivered(self, size: int) -> None:
+        world = self.world
+        world.delivered.append((world.now_ms, size))
+        world.latencies_ms.append(world.now_ms - world.under_way.pop(self.number))
+
+    def _again(self) -> None:
+        self.world.at(self.world.now_ms + self.think_ms, self.ask)
+
+
+@dataclass
+class Producer:
+    """One connection that always sends more; it waits for answers, or with `reads` False never."""
+
+    world: World
+    size: int
+    reads: bool = True
+    ends_ms: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self._waiter = Waiter(lambda at_ms: self.world.at(at_ms, self._try))
+        self._waits = False
+
+    def ask(self) -> None:
+        if self.world.now_ms < self.ends_ms:
+            self._waits = True
+            self._try()
+
+    def _try(self) -> None:
+        world, client = self.world, self.world.client
+        if self._waits and client.admit((PRODUCER,), self._waiter, world.now_ms):
+            self._waits = False
+            self._waiter.since_ms = None
+            charge = client.charge(PRODUCER, self.size, world.now_ms)
+            world.delivered.append((world.now_ms, self.size))
+            due_ms = charge.due_ms if charge is not None and self.reads else world.now_ms
+            world.holds_ms.append(due_ms - world.now_ms)
+            world.at(max(due_ms, world.now_ms + BROKER_MS), self.ask)
+
+
+def consumers(world: World, count: int, asked_bytes: int, start_ms: float = 0.0, **options) -> None:
+    """Let so many connections begin, 0.1 ms apart."""
+    for number in range(count):
+        consumer = Consumer(world, len(world.under_way) + number, asked_bytes, **options)
+        world.at(start_ms + 0.1 * number, consumer.ask)

@@ -1,0 +1,155 @@
+"""The schedule that keeps a client at its bound once the formula has found it above."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metrics import MetricConfig, Rate
+from proxy.quota.control import MAX_CARRY_MS, throttle_time_ms
+from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
+
+MB = 1_000_000.0
+MEMORY_MS = 10_000.0
+BURST_MS = 500.0
+
+
+def fresh(bound: float = 1 * MB) -> Pacer:
+    return Pacer(bound, MEMORY_MS, BURST_MS)
+
+
+def pacing(owed_ms: float) -> Pacer:
+    """At time 0 the formula finds it above its bound of 1 MB/s."""
+    pacer = fresh()
+    assert pacer.charge(0, owed_ms, 0.0) == owed_ms
+    return pacer
+
+
+def test_nothing_is_held_before_the_formula_says_so():
+    pacer = fresh()
+    assert pacer.charge(9 * MB, 0, 0.0) == 0
+    assert not pacer.is_pacing
+    assert pacer.owed_ms(0.0) == 0
+    assert pacer.charge(1, 700, 5.0) == 700
+    assert pacer.is_pacing
+
+
+def test_what_passed_before_is_owed_and_worked_off():
+    pacer = fresh()
+    assert pacer.charge(9 * MB, 0, 0.0) == 0
+    assert pacer.charge(1 * MB, 100, 0.0) == 100
+    assert pacer.due_ms == 10_000 - BURST_MS
+
+
+def test_then_each_response_takes_its_time_at_the_bound():
+    pacer = pacing(500.0)
+    assert pacer.charge(250_000, 9999, 500.0) == 250
+    assert pacer.charge(250_000, 9999, 500.0) == 500
+    assert pacer.charge(250_000, 0, 1000.0) == 250
+
+
+def test_who_owes_much_goes_on_slowly():
+    pacer = pacing(100.0)
+    pacer.due_ms = 8000.0
+    assert pacer.charge(10_000, 0, 100.0) == 10 / REPAYING_SHARE
+    assert pacer.charge(10_000, 0, 200.0) == 10 / REPAYING_SHARE
+    assert pacer.due_ms == 8020.0
+    now_ms = 8020.0 - LARGE_DEBT_MS
+    assert pacer.charge(10_000, 0, now_ms + 10) == LARGE_DEBT_MS
+
+
+def test_no_more_than_the_burst_is_saved_up():
+    pacer = pacing(1000.0)
+    assert pacer.charge(0.5 * MB, 9999, 6000.0) == 0
+    assert pacer.charge(1 * MB, 9999, 6000.0) == 1000
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "throttle_ms", "is_pacing"),
+    [
+        pytest.param(1000 + BURST_MS, 0, True, id="its burst is not quite saved up"),
+        pytest.param(1001 + BURST_MS, 1, True, id="the formula finds it above the bound"),
+        pytest.param(1001 + BURST_MS, 0, False, id="neither"),
+    ],
+)
+def test_when_the_formula_judges_again(at_ms, throttle_ms, is_pacing):
+    pacer = pacing(1000.0)
+    hold_ms = pacer.charge(2 * MB, throttle_ms, at_ms)
+    assert pacer.is_pacing is is_pacing
+    assert hold_ms == (2000 - BURST_MS if is_pacing else 0)
+
+
+def test_parts_of_a_millisecond_are_carried():
+    pacer = pacing(10.0)
+    now_ms = 10.0
+    for _ in range(3000):
+        now_ms += round(pacer.charge(300, 0, now_ms))
+    assert now_ms == pytest.approx(10 + 900, abs=1)
+
+
+def test_no_client_is_locked_out_for_ever():
+    pacer = pacing(500.0)
+    pacer.charge(1e12, 0, 0.0)
+    assert pacer.due_ms == MAX_CARRY_MS
+    assert fresh().charge(1e12, 1e12, 0.0) == MAX_CARRY_MS
+
+
+@pytest.mark.parametrize(
+    ("owed_ms", "bound", "rate", "throttle_ms", "then_ms"),
+    [
+        pytest.param(4000, 4 * MB, 9 * MB, 9999, 1000, id="raised: the same bytes, a shorter time"),
+        pytest.param(4000, 4 * MB, 9 * MB, 300, 300, id="raised: no longer than the formula says"),
+        pytest.param(4000, 0.5 * MB, 1 * MB, 9999, 4000, id="lowered: what was promised stays"),
+    ],
+)
+def test_a_changed_bound_while_pacing(owed_ms, bound, rate, throttle_ms, then_ms):
+    pacer = pacing(owed_ms)
+    pacer.change_bound(bound, rate, throttle_ms, 0.0)
+    assert pacer.owed_ms(0.0) == then_ms
+    assert pacer.charge(0.1 * MB, 0, 0.0) == then_ms + 0.1 * MB / bound * 1000
+
+
+def test_a_client_that_a_higher_bound_finds_below_it_is_judged_by_the_formula_again():
+    pacer = pacing(4000.0)
+    pacer.change_bound(4 * MB, 1 * MB, 0, 0.0)
+    assert not pacer.is_pacing
+    assert pacer.charge(1 * MB, 0, 0.0) == 0
+
+
+def test_a_client_that_a_lower_bound_finds_above_it_is_paced_and_not_punished():
+    pacer = fresh(100 * MB)
+    pacer.charge(500 * MB, 0, 0.0)
+    pacer.change_bound(1 * MB, 50 * MB, 489_000, 70.0)
+    assert pacer.charge(1 * MB, 489_000, 70.0) == 1000
+
+
+def test_a_client_below_a_lower_bound_notices_nothing():
+    pacer = fresh(100 * MB)
+    pacer.change_bound(10 * MB, 1 * MB, 0, 70.0)
+    assert not pacer.is_pacing
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 30_000), st.floats(1, 0.5 * MB)), min_size=1, max_size=150),
+    st.sampled_from([0.1 * MB, 1 * MB, 10 * MB]),
+)
+def test_no_pattern_of_pauses_and_sizes_gets_more_than_the_bound(requests, bound):
+    """One connection that asks, is held, pauses, asks again: from the start, and in any window."""
+    config, rate = MetricConfig(), Rate()
+    pacer = fresh(bound)
+    now_ms = total = 0.0
+    released: list[tuple[float, float]] = []
+    for pause_ms, size in requests:
+        now_ms += pause_ms
+        rate.record(config, size, now_ms)
+        window_ms = rate.window_size_ms(config, now_ms)
+        throttle_ms = throttle_time_ms(rate.measure(config, now_ms), bound, window_ms)
+        now_ms += pacer.charge(size, throttle_ms, now_ms)
+        total += size
+        released.append((now_ms, size))
+        looks_back_s = config.samples * config.window_ms / 1000
+        assert total <= bound * (now_ms / 1000 + looks_back_s) + size
+        begin_ms = now_ms - looks_back_s * 1000
+        inside = math.fsum(each for at_ms, each in released if at_ms > begin_ms)
+        assert inside <= 1.1 * bound * looks_back_s + size
