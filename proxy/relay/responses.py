@@ -1,5 +1,6 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
+from proxy.quota.busy import BusyTime
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import Charge, largest
@@ -39,9 +40,7 @@ _INT32_BYTES = 4
 class ResponseFlow(Flow):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = (
-        *("_busy_ms", "_collecting", "_conn", "_delayed", "_free_ms", "_held_until_ms", "_walker"),
-    )
+    __slots__ = ("_busy_time", "_collecting", "_conn", "_delayed", "_walker")
 
     _scratch = new_scratch()
 
@@ -51,11 +50,7 @@ class ResponseFlow(Flow):
         self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
-        self._busy_ms = 0.0
-        """How long the broker was last seen to be at work for a request."""
-        self._free_ms = 0.0
-        """Since when it is at work for nothing but what is in flight."""
-        self._held_until_ms = 0.0
+        self._busy_time = BusyTime()
 
     @property
     def held(self) -> bool:
@@ -78,7 +73,7 @@ class ResponseFlow(Flow):
         due_ms = now_ms + exchange.session.quotas.owed_ms(charge.kind, now_ms)
         if due_ms < self._delayed.due_ms:
             self._delayed.cancel()
-            self._free_ms = self._held_until_ms = due_ms
+            self._busy_time.held(due_ms)
             reaper = self._conn.services.reapers.for_api(exchange.api_key)
             self._delayed = reaper.add(due_ms, self.resume)
 
@@ -238,7 +233,6 @@ class ResponseFlow(Flow):
         if watch is not None:
             watch.read(frame_bytes)
         charge = self._charge(exchange, frame_bytes, now_ms)
-        self._free_ms = now_ms
         if charge is None:
             return False
         hold_ms = charge.due_ms - now_ms
@@ -256,7 +250,7 @@ class ResponseFlow(Flow):
         if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
             exchange.throttle_ms = round(hold_ms)
         self.paused = True
-        self._free_ms = self._held_until_ms = charge.due_ms
+        self._busy_time.held(charge.due_ms)
         self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
         return True
 
@@ -281,25 +275,10 @@ class ResponseFlow(Flow):
                 session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
-            busy_ms = self._measure_busy_ms(exchange, frame_bytes, now_ms)
+            idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
+            busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
             charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
-
-    def _measure_busy_ms(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> float:
-        """Return for how long the broker was at work for a request, in milliseconds.
-
-        A broker takes the requests of a connection one after another, so what is in flight together
-        counts once. A response that came while another one was held was not seen to come: it counts
-        like the last one that was.
-        """
-        busy_ms = now_ms - max(exchange.sent_ms, self._free_ms)
-        if frame_bytes < exchange.full_bytes:
-            busy_ms -= exchange.wait_ms
-        if exchange.sent_ms < self._held_until_ms:
-            unseen_ms = now_ms - exchange.sent_ms
-            busy_ms = max(busy_ms, min(self._busy_ms, unseen_ms))
-        self._busy_ms = max(busy_ms, 0.0)
-        return self._busy_ms
 
 
 def _has_header_tags(plan: Plan, view: memoryview) -> bool:

@@ -1,0 +1,106 @@
+"""What counts as time that a broker is at work for a client, and the bound on it."""
+
+from collections import deque
+
+import pytest
+from closed_loop import World, make_manager
+
+from proxy.quota import QuotaKind, QuotaSettings, Rule
+from proxy.quota.busy import BusyTime
+from proxy.quota.gate import Waiter
+
+REQUEST = QuotaKind.REQUEST_PERCENTAGE
+SERVICE_MS = 4.0
+
+
+def test_requests_one_after_another_count_each():
+    busy = BusyTime()
+    assert busy.answered(0.0, 0.0, 4.0) == 4.0
+    assert busy.answered(10.0, 0.0, 13.0) == 3.0
+
+
+def test_what_is_in_flight_together_counts_once():
+    busy = BusyTime()
+    assert [busy.answered(0.0, 0.0, at_ms) for at_ms in (4.0, 8.0, 8.0, 20.0)] == [4, 4, 0, 12]
+
+
+def test_waiting_for_data_does_not_count():
+    busy = BusyTime()
+    assert busy.answered(0.0, 500.0, 504.0) == 4.0
+    assert busy.answered(600.0, 500.0, 610.0) == 0.0
+
+
+def test_holds_do_not_count_and_what_came_behind_one_counts_like_the_last():
+    busy = BusyTime()
+    assert busy.answered(0.0, 0.0, 4.0) == 4.0
+    busy.held(1000.0)
+    assert busy.answered(1.0, 0.0, 1000.0) == 4.0
+    assert busy.answered(1002.0, 0.0, 1005.0) == 3.0
+
+
+class Client:
+    """One connection with `depth` requests under way, before a broker that takes 4 ms for each."""
+
+    def __init__(self, world: World, depth: int) -> None:
+        self.world, self.depth = world, depth
+        self.busy = BusyTime()
+        self.waiter = Waiter(lambda at_ms: world.at(at_ms, self.ask))
+        self.in_flight: deque[float] = deque()
+        self.ready: deque[float] = deque()
+        self.broker_free_ms = 0.0
+        self.held_until_ms = 0.0
+        self.answers = 0
+        self.longest_ms = 0.0
+
+    def ask(self) -> None:
+        world, client = self.world, self.world.client
+        while len(self.in_flight) < self.depth:
+            if self.in_flight and client.is_paced(REQUEST):
+                return
+            if not client.admit((REQUEST,), self.waiter, world.now_ms):
+                return
+            self.waiter.since_ms = None
+            self.in_flight.append(world.now_ms)
+            self.broker_free_ms = max(self.broker_free_ms, world.now_ms) + SERVICE_MS
+            world.at(self.broker_free_ms, self.arrived)
+
+    def arrived(self) -> None:
+        self.ready.append(self.world.now_ms)
+        self.read()
+
+    def read(self) -> None:
+        """Take the next response, unless one is held before it."""
+        world = self.world
+        if not self.ready or world.now_ms < self.held_until_ms:
+            return
+        self.ready.popleft()
+        sent_ms = self.in_flight[0]
+        busy_ms = self.busy.answered(sent_ms, 0.0, world.now_ms)
+        charge = world.client.charge(REQUEST, busy_ms, world.now_ms)
+        if charge is not None:
+            self.held_until_ms = charge.due_ms
+            self.busy.held(charge.due_ms)
+        world.at(self.held_until_ms, self.leave)
+
+    def leave(self) -> None:
+        self.longest_ms = max(self.longest_ms, self.world.now_ms - self.in_flight.popleft())
+        self.answers += 1
+        self.ask()
+        self.read()
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+@pytest.mark.parametrize("percent", [5.0, 10.0, 50.0])
+def test_a_client_gets_its_share_of_time_whatever_is_under_way(percent, depth):
+    world = World(make_manager(1e9))
+    rule = Rule(client_id="c", bounds={REQUEST: percent})
+    world.manager.update(QuotaSettings(rules=(rule,)))
+    client = Client(world, depth)
+    world.at(0.0, client.ask)
+    start_ms, end_ms = 30_000.0, 90_000.0
+    world.run(start_ms)
+    before, client.longest_ms = client.answers, 0.0
+    world.run(end_ms)
+    got_percent = (client.answers - before) * SERVICE_MS / (end_ms - start_ms) * 100
+    assert got_percent == pytest.approx(percent, rel=0.05)
+    assert client.longest_ms <= 1000.0 + SERVICE_MS, "one window"
