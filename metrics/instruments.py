@@ -213,6 +213,11 @@ class Instruments:
         self.connections = Gauge(
             PREFIX + "connections", "Open client connections.", ["listener"], registry=registry
         )
+        self.unbounded_clients = Gauge(
+            PREFIX + "unbounded_clients",
+            "Connected clients that no rule bounds.",
+            registry=registry,
+        )
         self.connections_rejected_total = self._counter(
             "connections_rejected_total",
             "Client connections refused, or closed for what they sent.",

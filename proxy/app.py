@@ -80,6 +80,7 @@ def quota_settings(config: Config) -> QuotaSettings:
         ),
         window_ms=config.quotas.window * MS_PER_SECOND,
         samples=config.quotas.samples,
+        burst_ms=config.quotas.burst * MS_PER_SECOND,
         max_delay_ms=config.throttle.max_delay * MS_PER_SECOND,
         max_client_entities=config.limits.max_client_entities,
     )
@@ -297,6 +298,7 @@ class App:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.relay.follow_quotas()
+            await self._slices.collect(self.quotas.settling())
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))

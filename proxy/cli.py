@@ -18,6 +18,7 @@ from proxy.app import HIDE_PASSWORD, App, quota_settings
 from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
 from proxy.pipelines.advice import find_advice
+from proxy.quota.advice import find_gaps
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Adaptive, RuleTable
 from proxy.relay.listener import ListenerError
@@ -204,11 +205,14 @@ def _check(options: argparse.Namespace) -> int:
         f"listeners: {len(names)}, queries: {len(config.queries)}, "
         f"pipelines: {len(config.pipelines)}"
     )
+    table = RuleTable(quota_settings(config).rules)
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
+    else:
+        for line in find_gaps(table, names, config.limits.max_client_entities):
+            _say(line)
     if config.cluster.shows_password:
         _say(f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}")
-    table = RuleTable(quota_settings(config).rules)
     for line in find_advice(config, table):
         _say(line)
     if (options.user, options.client_id, options.listener) == (None, None, None):

@@ -85,7 +85,9 @@ class Api:
         text, limit = _choice(request)
         shown = await self._clients.pressing(text, limit)
         described = await self._clients.describe(shown.rows, self._clock_ms())
-        return await answer_in_slices({"total": shown.total, "clients": described}, self._slices)
+        unbounded = await self._clients.unbounded(text, limit)
+        document = {"total": shown.total, "clients": described, **unbounded}
+        return await answer_in_slices(document, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = _tail(request, CLIENTS_PATH)

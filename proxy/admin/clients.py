@@ -125,6 +125,22 @@ class Clients:
             for client in row.clients
         ]
 
+    async def unbounded(self, text: str, limit: int) -> Document:
+        """Return how many connected clients no rule bounds, and which; arguments as `pressing`."""
+        clients = self._quotas.unbounded()
+        found: list[ClientIdentity] = []
+
+        def look() -> Iterator[None]:
+            for client in clients:
+                if len(found) == limit:
+                    return
+                if _names(client, text):
+                    found.append(client)
+                yield
+
+        await self._slices.collect(look())
+        return {"unbounded": len(clients), "unbounded_clients": _clients(found)}
+
     def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:
         considered = self._quotas.explain(client)
         return [
@@ -236,9 +252,9 @@ def _is_held(row: QuotaRow, now_ms: float) -> bool:
 
 
 def _mentions(row: QuotaRow, text: str) -> bool:
-    return text in row.entity.lower() or any(
-        text in name.lower()
-        for client in row.clients
-        for name in (client.client_id, client.user)
-        if name is not None
-    )
+    return text in row.entity.lower() or any(_names(client, text) for client in row.clients)
+
+
+def _names(client: ClientIdentity, text: str) -> bool:
+    """Return whether a lower-case text is in the client id or the user."""
+    return text in (client.client_id or "").lower() or text in (client.user or "").lower()

@@ -20,6 +20,7 @@ FILES = {
     "/page/page.css": ("page.css", "text/css"),
     "/page/page.js": ("page.js", "text/javascript"),
     "/page/clients.js": ("clients.js", "text/javascript"),
+    "/page/unbounded.js": ("unbounded.js", "text/javascript"),
     "/page/queries.js": ("queries.js", "text/javascript"),
     "/page/partitions.js": ("partitions.js", "text/javascript"),
     "/page/pipelines.js": ("pipelines.js", "text/javascript"),

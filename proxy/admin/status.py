@@ -137,6 +137,7 @@ class Status:
                 {**document, "history": self._history.document(row)}
                 for row, document in zip(shown.rows, described, strict=True)
             ],
+            **(await self._clients.unbounded(text, limit)),
             "followed": len(self._queries.documents()),
             "queries": self._queries.summaries(now_s),
             "pipelines_total": len(self._pipelines.documents()),

@@ -103,7 +103,10 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    if not isinstance(status, dict) or not {"bounded", "followed", "pipelines"} <= status.keys():
+    if (
+        not isinstance(status, dict)
+        or not {"bounded", "unbounded", "followed", "pipelines"} <= status.keys()
+    ):
         raise UnreachableError(f"{url} is not a quota proxy of this version")
     return status
 

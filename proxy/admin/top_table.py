@@ -53,5 +53,7 @@ def figure(value: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace what could steer the terminal: client ids hold whatever a client sends."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """Escape what could steer the terminal, or is not seen: client ids hold what a client sends."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

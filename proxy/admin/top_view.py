@@ -22,6 +22,9 @@ CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
 VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
 """By which key which table is shown."""
 
+NAMED_CLIENTS = 10
+"""How many of the clients without a bound are named."""
+
 _RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
 _STEP = 1024.0
 _KINDS = {
@@ -97,8 +100,19 @@ def _clients(
     clients = in_order(status["clients"], order)
     shown = clients if rows is None else clients[: max(rows, 0)]
     lines = ((_cells(client), "yellow" if client["throttled"] else "") for client in shown)
-    below = f"{len(shown)} of {status['bounded']} clients under a quota"
-    return make_table(_COLUMNS, lines, width), Text(below, "dim")
+    below = Text(f"{len(shown)} of {status['bounded']} clients under a quota", "dim")
+    if status["unbounded"]:
+        below.append(f"; {status['unbounded']} without a bound: {_names(status)}", "yellow")
+    if rows is not None:
+        below.no_wrap, below.overflow = True, "crop"
+    return make_table(_COLUMNS, lines, width), below
+
+
+def _names(status: Document) -> str:
+    """Name some of the clients that no rule bounds."""
+    clients = status["unbounded_clients"][:NAMED_CLIENTS]
+    names = [printable(client["client_id"] or "(no client id)") for client in clients]
+    return ", ".join(names) + (", ..." if len(names) < status["unbounded"] else "")
 
 
 def _queries(

@@ -171,12 +171,14 @@ class QuotaRule(Section):
 class Quotas(Section):
     """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
-    With `source` kafka the cluster's own client quotas are in force as well, before the rules.
+    `burst` is how much of its bound a client may save up, in seconds; 0 for nothing. With `source`
+    kafka the cluster's own client quotas are in force as well, before the rules.
     """
 
     source: Annotated[Literal["file", "kafka"], BeforeValidator(one_of("file", "kafka"))] = "file"
     window: Duration = 1.0
     samples: Samples = 11
+    burst: DurationOrZero = 0.5
     rules: tuple[QuotaRule, ...] = ()
 
 

@@ -215,6 +215,8 @@ class ClientQuotas:
         self._meters.clear()
         matches = ((kind, self._manager.table.match(kind, self.identity)) for kind in QuotaKind)
         self._matches = {kind: match for kind, match in matches if match is not None}
+        if self._users:
+            self._manager._note(self)
 
 
 class QuotaManager:
@@ -226,7 +228,7 @@ class QuotaManager:
 
     Args:
         settings: the rules and how to measure.
-        instruments: where violations are counted.
+        instruments: where violations, and clients without a bound, are counted.
         registry: keeps the sensors; make it with `settings.max_sensors`. It must only be expired
             through this manager.
         on_overflow: is told once per rule and kind that clients share its sensor `other`.
@@ -251,6 +253,8 @@ class QuotaManager:
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
+        # Those of them that no rule bounds, in order; a set would have none.
+        self._unbounded: dict[ClientIdentity, None] = {}
         self._meters: dict[str, Meter] = {}
         # By sensor name; kept apart from the meters, which come and go.
         self._adapted: dict[str, Adapted] = {}
@@ -258,6 +262,7 @@ class QuotaManager:
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
         self.update(settings)
+        instruments.unbounded_clients.set_function(self._unbounded.__len__)
 
     def update(self, settings: QuotaSettings) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept."""
@@ -267,6 +272,7 @@ class QuotaManager:
         self.generation += 1
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()
+        self._unsettled = list(self._clients.values())
         for meter in self._meters.values():
             meter.gate.open()
 
@@ -276,6 +282,8 @@ class QuotaManager:
         if quotas is None:
             quotas = self._clients[identity] = ClientQuotas(self, identity)
         quotas._users += 1
+        if quotas._users == 1:
+            quotas._resolve()
         return quotas
 
     def adapt(
@@ -320,6 +328,32 @@ class QuotaManager:
     def clients(self) -> list[ClientIdentity]:
         """Return all connected clients, also those that no rule bounds."""
         return list(self._clients)
+
+    def unbounded(self) -> list[ClientIdentity]:
+        """Return the connected clients that no rule bounds, as of their last request or `settle`.
+
+        The first to be known as such comes first.
+        """
+        return list(self._unbounded)
+
+    def settle(self) -> int:
+        """Look up the rules of clients that have sent nothing since the last update.
+
+        Call it every second or so: `unbounded` is right then. Returns how many there were.
+        """
+        return sum(self.settling())
+
+    def settling(self) -> Iterator[bool]:
+        """Do what `settle` does in small steps, between which other calls may come.
+
+        Yields for each client whether its rules were looked up.
+        """
+        while self._unsettled:
+            quotas = self._unsettled.pop()
+            is_silent = quotas._generation != self.generation
+            if is_silent:
+                quotas._resolve()
+            yield is_silent
 
     def explain(self, identity: ClientIdentity) -> list[Considered]:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""
@@ -506,5 +540,13 @@ class QuotaManager:
             meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
         meter.violations.inc()
 
+    def _note(self, quotas: ClientQuotas) -> None:
+        """Take note of whether a rule bounds a connected client."""
+        if quotas._matches:
+            self._unbounded.pop(quotas.identity, None)
+        else:
+            self._unbounded[quotas.identity] = None
+
     def _forget(self, quotas: ClientQuotas) -> None:
         self._clients.pop(quotas.identity, None)
+        self._unbounded.pop(quotas.identity, None)

@@ -9,7 +9,7 @@ import pytest
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
-from admin_world import Ask, World, serve
+from admin_world import RULES, Ask, World, serve
 from chromium import WIDE, Page, chromium, fresh_tab
 from spark_world import SparkWorld
 
@@ -23,6 +23,19 @@ def world() -> World:
 async def ask(world: World) -> AsyncIterator[Ask]:
     """Asks a server without token."""
     async with serve(world.server()) as ask:
+        yield ask
+
+
+@pytest.fixture
+def unruled() -> World:
+    """A world in which only one client id has a rule."""
+    return World(RULES[:1])
+
+
+@pytest.fixture
+async def ask_unruled(unruled: World) -> AsyncIterator[Ask]:
+    """Asks a server of that world, without token."""
+    async with serve(unruled.server()) as ask:
         yield ask
 
 

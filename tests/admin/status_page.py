@@ -98,6 +98,17 @@ def _after_traffic(*how: Any) -> AdminServer:
     return server
 
 
+def _unbounded() -> AdminServer:
+    """Return a server with many clients that no rule bounds."""
+    world = World(())
+    for number in range(40):
+        hidden = "\N{ZERO WIDTH SPACE}" * (number % 4)
+        world.connect(f"et{hidden}l-{number}", user=None if number % 2 else "alice")
+    world.connect("an-id-of-many-parts-" * 10)
+    return world.server()
+
+
+_UNBOUNDED = Scene(_unbounded, "document.querySelectorAll('#unbounded > li').length === 41")
 _QUERIES = Scene(lambda: spark_world.scene().server(), f"{QUERIES} === 5")
 _PIPELINES = Scene(lambda: pipeline_world.scene().server(), f"{PIPELINES} === 3")
 
@@ -115,6 +126,12 @@ SECTIONS = {
             "phone": {**PHONE, "scale": 2},
             "wall": {"width": 2560, "height": 1440},
         },
+    ),
+    "unbounded": Section(
+        scene=_UNBOUNDED,
+        unfold=_in_sight("unbounded-card"),
+        pictured=_UNBOUNDED,
+        pictures={"unbounded": WIDE},
     ),
     "queries": Section(
         scene=_QUERIES,

@@ -75,6 +75,32 @@ async def test_a_hold_is_shown_with_its_end(world: World, ask: Ask):
     assert (over["hold_ends_in_s"], over["holds"]) == (None, 1)
 
 
+async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled: World):
+    unruled.connect("etl-orders")(MIB)
+    for client_id, user in (("ETL-orders", "Anna"), ("etl\u200b-orders", None), (None, None)):
+        unruled.connect(client_id, user)(MIB)
+    shown = [
+        {"listener": "default", "user": "Anna", "client_id": "ETL-orders"},
+        {"listener": "default", "user": None, "client_id": "etl\u200b-orders"},
+        {"listener": "default", "user": None, "client_id": None},
+    ]
+    for path, expected in {
+        "": shown,
+        "?limit=2": shown[:2],
+        "?filter=anna": shown[:1],
+        "?filter=orders": shown[:2],
+        "?filter=nobody": [],
+    }.items():
+        for where in ("clients", "status"):
+            answer = (await ask_unruled("GET", f"/v1/{where}{path}")).json
+            assert (answer["unbounded"], answer["unbounded_clients"]) == (3, expected), path
+    metrics = (await ask_unruled("GET", "/metrics")).text
+    assert "kafka_quota_proxy_unbounded_clients 3.0" in metrics
+    await ask_unruled("PUT", "/v1/quotas/client-id=%3Cdefault%3E", json={"consumer_byte_rate": 1})
+    unruled.quotas.settle()
+    assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []
+
+
 async def test_an_entity_says_why_its_rule_and_no_other(world: World, ask: Ask):
     world.connect("etl-orders", user="alice")(MIB)
     answer = await ask("GET", "/v1/clients/client-id%3Detl-orders")

@@ -38,6 +38,27 @@ async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str)
     assert "bound 10.0 MiB/s" in label
 
 
+async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World, page: Page):
+    async with visited(unruled.server(), page) as url:
+        unruled.connect("etl-orders")(MIB)
+        await page.open(url, f"{CLIENTS} === 1")
+        hidden = "document.getElementById('unbounded-card').hidden"
+        assert await page.run(hidden)
+        for client_id in ("ETL", "et\u200bl", "etl ", "e\U000e0001\u3164tl", HOSTILE, None):
+            unruled.connect(client_id, user="an\u202ena")
+        await page.until(f"{text('#unbounded-count')} === '6'")
+        assert not await page.run(hidden)
+        shown = await page.run(
+            "[...document.querySelectorAll('#unbounded b')].map(b => b.textContent)"
+        )
+        escaped = ["ETL", r"et\u200bl", r"etl\u0020", r"e\u{e0001}\u3164tl", HOSTILE]
+        assert shown == [*escaped, "(no client id)"]
+        assert r"an\u202ena, listener default" in await page.run(text("#unbounded"))
+        unruled.rules.put({"client-id": "<default>"}, {CONSUMER: MIB})
+        unruled.quotas.settle()
+        await page.until(hidden)
+
+
 async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
     await page.open(url, SHOWN)
     world.rules.put({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB})

@@ -282,4 +282,17 @@ def test_rates(value: float, unit: str, text: str):
 
 
 def test_printable():
-    assert printable("ключ-1\x00\n") == "ключ-1\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"
+    assert printable("ключ-1\x00\n\u200b") == r"ключ-1\x00\n\u200b"
+
+
+async def test_clients_without_a_bound_are_named(unruled: World):
+    for number in range(11):
+        unruled.connect("et\u200bl" if number == 0 else f"c{number}" if number > 1 else None)
+    async with running(unruled.server()) as address:
+        for width in (60, 200):
+            out = await run_once(address, width)
+            assert max(map(len, out.splitlines())) <= width
+        assert (
+            r"0 of 0 clients under a quota; 11 without a bound: et\u200bl, (no client id), " in out
+        )
+        assert "c9, ...\n" in out

@@ -163,6 +163,7 @@ def test_every_value_has_a_default_and_every_default_a_schema() -> None:
         ("config.pipelines", _pipeline(source={"client_id": "feed"})),
         ("config.pipelines", _pipeline(source={"produces": []})),
         ("config.quotas.window", '"1"'),
+        ("config.quotas.burst", "10"),
         ("config.throttle.mode", '"refuse"'),
         ("config.limits.drain_timeout", "10"),
         ("config.state.kind", '"redis"'),

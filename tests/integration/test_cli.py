@@ -117,6 +117,30 @@ def test_check_says_which_rule_a_client_gets(
     assert expected in out.splitlines()
 
 
+DEFAULT = {"client-id": "<default>", "consumer_byte_rate": "50MiB"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "source", "notes"),
+    [
+        (RULES, "file", ["no rule bounds clients that no rule names; fix: add {client-id: <def"]),
+        ([*RULES, DEFAULT], "file", ["rule 3 (", "with each new client id"]),
+        ([*RULES, DEFAULT | {"scope": "shared"}], "file", []),
+        (RULES, "kafka", ["quotas.source is kafka: "]),
+    ],
+    ids=["no default", "a default for each", "a default for all", "the cluster's come on top"],
+)
+def test_check_says_what_is_open_to_clients_without_a_rule(
+    write: Callable[[str], Path], rules: list[dict[str, str]], source: str, notes: list[str]
+) -> None:
+    document = config(NOBODY, rules=rules)
+    document["quotas"]["source"] = source
+    code, out, err = quota_proxy("check", "-c", write(yaml.safe_dump(document)))
+    _, *lines = out.splitlines()
+    assert (code, err, len(lines)) == (0, "", bool(notes))
+    assert all(note in lines[0] for note in notes)
+
+
 def test_check_of_an_unknown_listener(write: Callable[[str], Path]) -> None:
     file = write(yaml.safe_dump(config(NOBODY)))
     code, _, err = quota_proxy("check", "-c", file, "--listener", "nowhere")

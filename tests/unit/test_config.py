@@ -205,6 +205,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "source": "file",
         "window": 1.0,
         "samples": 11,
+        "burst": 0.5,
         "rules": (),
     }
     assert config.queries == ()
@@ -556,6 +557,8 @@ GOOD = [
     ("no sample may be out of the band", MINIMAL + SHORT_PIPELINE.replace("{name", "{ratio: 0, "
      "name")),
     ("no drain", MINIMAL + "limits: {drain_timeout: 0}\n"),
+    ("no burst", MINIMAL + "quotas: {burst: 0}\n"),
+    ("a long burst", MINIMAL + "quotas: {burst: 10s}\n"),
     ("nothing kept", MINIMAL + "state: {kind: memory}\n"),
     ("state in a topic", MINIMAL + "state: {kind: kafka}\n"),
     ("state in a topic of that name", MINIMAL + "state: {kind: kafka, topic: proxy_1.state}\n"),

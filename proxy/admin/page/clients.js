@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { makeChart } from "./chart.js";
-import { count, element, rate, say, seconds, time } from "./format.js";
+import { count, element, rate, say, seconds, time, visible } from "./format.js";
 import { makeLine, showRows } from "./rows.js";
 
 const KINDS = {
@@ -21,7 +21,7 @@ export function showClients(body, clients) {
 }
 
 function makeRow(first) {
-  const name = element("div", "name", first.entity);
+  const name = element("div", "name", visible(first.entity));
   const kind = element("div", "kind", KINDS[first.quota] ?? first.quota);
   const summary = element("summary");
   const why = element("div", "why");
@@ -74,7 +74,7 @@ async function explain(why, { entity, quota }) {
 }
 
 function explained(client, { quota, unit }) {
-  const who = `${client.client_id ?? "(no client id)"}, ${client.user ?? "anonymous"}, `
+  const who = `${visible(client.client_id ?? "(no client id)")}, ${visible(client.user ?? "anonymous")}, `
     + `listener ${client.listener}`;
   const { rules } = client.quotas.find((each) => each.quota === quota);
   const list = rules.map((rule) => {

@@ -43,6 +43,16 @@ export function element(tag, className = "", ...children) {
   return made;
 }
 
+// What is not seen, or is taken for nothing at an end, would make another client id look the same.
+const UNSEEN = /^ | $|(?! )[\p{C}\p{Z}\p{Default_Ignorable_Code_Point}]/gu;
+
+export function visible(text) {
+  return text.replace(UNSEEN, (char) => {
+    const code = char.codePointAt(0).toString(16);
+    return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+  });
+}
+
 export const at = (id) => document.getElementById(id);
 
 // Makes the items of a list anew when they have changed; `none` is shown when there are none.

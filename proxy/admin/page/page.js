@@ -4,6 +4,7 @@ import { showClients } from "./clients.js";
 import { at, count, element, fill, say, seconds, time } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
+import { showUnbounded } from "./unbounded.js";
 
 const INTERVAL_MS = 2000;
 const PATIENCE_MS = 6000;
@@ -64,6 +65,7 @@ function show(status) {
   say(at("none"), status.bounded
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
+  showUnbounded(status);
   showQueries(status);
   showPipelines(status);
   showPanels(status);

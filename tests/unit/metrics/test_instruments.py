@@ -19,6 +19,7 @@ LABELS = {
     "delay_queue_size": ("api",),
     "delay_queue_lag_seconds": (),
     "connections": ("listener",),
+    "unbounded_clients": (),
     "connections_rejected_total": ("reason",),
     "upstream_errors_total": ("reason",),
     "config_reloads_total": ("result",),

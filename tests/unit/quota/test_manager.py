@@ -581,6 +581,59 @@ def test_all_connected_clients_are_listed_also_those_without_a_rule():
     assert [identity.client_id for identity in world.manager.clients()] == ["c"]
 
 
+def test_clients_that_no_rule_bounds_are_listed_and_counted():
+    gauge = "kafka_quota_proxy_unbounded_clients"
+    named = rule(client_id="etl")
+    world = World(named)
+    assert world.prometheus.get_sample_value(gauge) == 0
+    open_ids = ["ETL", "et\N{ZERO WIDTH SPACE}l", None]
+    clients = [world.client(client_id) for client_id in ("etl", *open_ids)]
+    assert [client.client_id for client in world.manager.unbounded()] == open_ids
+    assert [client.is_bounded for client in clients] == [True, False, False, False]
+    assert world.prometheus.get_sample_value(gauge) == 3
+
+    clients[1].close()
+    assert world.prometheus.get_sample_value(gauge) == 2
+    world.update(named, rule(1, consumer=None, request=50.0, client_id=DEFAULT))
+    world.manager.settle()
+    assert world.manager.unbounded() == []
+    world.update()
+    assert not clients[0].has(CONSUMER)
+    assert [client.client_id for client in world.manager.unbounded()] == ["etl"]
+    world.manager.settle()
+    assert world.prometheus.get_sample_value(gauge) == 3
+
+    for client in (clients[0], *clients[2:]):
+        client.close()
+        assert client.charge(CONSUMER, 1.0, 0.0) is None
+    world.update(rule(2, client_id="nobody"))
+    clients[0].has(CONSUMER)
+    assert world.manager.unbounded() == []
+
+
+def test_a_handle_that_was_given_back_says_nothing_of_its_successor():
+    world = World()
+    before = world.client("c")
+    before.close()
+    world.client("c")
+    world.update(rule(client_id="other"))
+    before.has(CONSUMER)
+    assert [client.client_id for client in world.manager.unbounded()] == ["c"]
+
+
+def test_rules_of_silent_clients_are_looked_up_one_by_one():
+    world = World(ALL)
+    clients = [world.client(f"c{number}") for number in range(5)]
+    world.update()
+    steps = world.manager.settling()
+    assert (next(steps), len(world.manager.unbounded())) == (True, 1)
+    clients[0].has(CONSUMER)
+    world.update(ALL)
+    assert list(steps) == [True] * 5
+    assert world.manager.unbounded() == []
+    assert world.manager.settle() == 0
+
+
 def test_explain_follows_the_rules_in_force():
     exact = rule(1, client_id="c")
     world = World(ALL)
@@ -620,6 +673,8 @@ def test_rate_and_bound_are_exposed_with_their_labels():
     ("settings", "message"),
     [
         ({"samples": 1}, "samples must be at least 2, not 1"),
+        ({"burst_ms": -1.0}, "burst_ms must be at least 0, not -1.0"),
+        ({"burst_ms": float("nan")}, "burst_ms must be at least 0, not nan"),
         ({"max_delay_ms": 0.0}, "max_delay_ms must be above 0, not 0.0"),
         ({"max_delay_ms": float("nan")}, "max_delay_ms must be above 0, not nan"),
         ({"max_client_entities": 0}, "max_client_entities must be above 0, not 0"),

@@ -1,0 +1,16 @@
+// The list of connected clients that no rule bounds.
+
+import { element, fill, visible } from "./format.js";
+import { showSection } from "./section.js";
+
+export function showUnbounded({ unbounded, unbounded_clients: clients }) {
+  const list = showSection(
+    "unbounded", { shown: clients.length, total: unbounded }, "no rule bounds them", "");
+  fill(list, clients, "No client without a bound fits the filter.", makeItem);
+}
+
+function makeItem({ client_id: id, user, listener }) {
+  const name = element("b", "", id ? visible(id) : "(no client id)");
+  const where = `${user === null ? "anonymous" : visible(user)}, listener ${listener}`;
+  return element("li", "", name, " ", element("span", "note", where));
+}
