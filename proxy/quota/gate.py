@@ -19,7 +19,7 @@ from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
 ROUND_MS = 2000.0
 """Of the bound: what all Fetches that are under way or wait may bring together."""
 
-GRANT_MS = 500.0
+GRANT_MS = 250.0
 """Of the bound: what a single Fetch may bring."""
 
 USEFUL_GRANT_BYTES = 64 * 1024
@@ -31,6 +31,10 @@ LONGEST_ROUND_MS = 8000.0
 
 LEAST_GRANT_BYTES = 1024
 """No Fetch is limited to less. A broker sends one record batch at least, whatever the limit."""
+
+UNDER_WAY_MS = 250.0
+"""Of the bound: what may be under way for a client that is not held, so that it is not far above
+its bound when that shows. One Fetch may always be."""
 
 EXPECTED_MS = 250.0
 """For how long a Fetch counts that has no response yet: a broker that has data answers by then, one
@@ -168,13 +172,15 @@ class Gate:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
         self._expire(now_ms)
         pacer = self._pacer
-        bytes_per_ms = pacer.bound / MS_PER_SECOND
-        if pacer.due_ms - now_ms > LARGE_DEBT_MS:
-            bytes_per_ms *= REPAYING_SHARE
         connections = self._under_way + len(self._waiting) + 1
         part_ms = min(GRANT_MS, ROUND_MS / connections)
-        useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
-        most = max(bytes_per_ms * part_ms, useful_bytes, LEAST_GRANT_BYTES)
+        bytes_per_ms = pacer.bound / MS_PER_SECOND
+        if pacer.due_ms - now_ms > LARGE_DEBT_MS:
+            most = bytes_per_ms * REPAYING_SHARE * part_ms
+        else:
+            useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
+            most = max(bytes_per_ms * part_ms, useful_bytes)
+        most = max(most, LEAST_GRANT_BYTES)
         return min(asked_bytes, int(most))
 
     def expect(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> Expected:
@@ -217,11 +223,9 @@ class Gate:
         pacer = self._pacer
         if self._expected:
             self._expire(now_ms)
-        if pacer.is_pacing:
-            free_ms, saved_ms = pacer.next_ms, pacer.burst_ms
-        else:  # what the formula lets pass at once
-            free_ms, saved_ms = pacer.due_ms - pacer.memory_ms, pacer.memory_ms
+        expected_ms = self._expected_size / pacer.bound * MS_PER_SECOND
+        if not pacer.is_pacing:
+            return now_ms if expected_ms <= UNDER_WAY_MS or not self._under_way else math.inf
         if self._under_way:
-            expected_ms = self._expected_size / pacer.bound * MS_PER_SECOND
-            free_ms = max(free_ms, now_ms - saved_ms) + expected_ms
-        return free_ms - ahead_ms
+            return max(pacer.next_ms, now_ms - pacer.burst_ms) + expected_ms - ahead_ms
+        return pacer.next_ms - ahead_ms

@@ -100,7 +100,7 @@ class Meter:
         self.metric: Metric = sensor.add(
             MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
         )
-        self.pacer = Pacer(rule.bounds[kind], 0.0, 0.0)
+        self.pacer = Pacer(rule.bounds[kind], 0.0)
         self.gate = Gate(self.pacer)
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
@@ -109,7 +109,6 @@ class Meter:
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
-        self.pacer.memory_ms = settings.memory_ms
         self.pacer.burst_ms = settings.burst_ms
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)

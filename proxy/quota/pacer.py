@@ -8,7 +8,7 @@ LARGE_DEBT_MS = 2000.0
 """A client that owes more is not stopped for as long: it goes on slowly until it owes less, so that
 its heartbeats, which wait behind what is held, still arrive."""
 
-REPAYING_SHARE = 0.1
+REPAYING_SHARE = 0.05
 """Of the bound: what such a client still gets. The rest of it works the debt off."""
 
 
@@ -27,16 +27,14 @@ class Pacer:
 
     Args:
         bound: per second; above 0.
-        memory_ms: the time that the sensor looks back on; 0 or more.
         burst_ms: how much of its bound a client may save up; 0 or more.
 
     """
 
-    __slots__ = ("bound", "burst_ms", "due_ms", "is_pacing", "memory_ms", "next_ms")
+    __slots__ = ("bound", "burst_ms", "due_ms", "is_pacing", "next_ms")
 
-    def __init__(self, bound: float, memory_ms: float, burst_ms: float) -> None:
+    def __init__(self, bound: float, burst_ms: float) -> None:
         self.bound = bound
-        self.memory_ms = memory_ms
         self.burst_ms = burst_ms
         self.due_ms = -math.inf
         """When all that was charged has flowed at the bound; what is owed is this less the time."""

@@ -39,11 +39,6 @@ class QuotaSettings:
         MetricConfig(samples=self.samples, window_ms=self.window_ms)
 
     @property
-    def memory_ms(self) -> float:
-        """The time that a rate certainly looks back on."""
-        return (self.samples - 1) * self.window_ms
-
-    @property
     def ahead_ms(self) -> float:
         """How much of a bound may be owed when a request is sent on whose response can be held."""
         return min(self.window_ms, LONGEST_AHEAD_MS)

@@ -33,7 +33,8 @@ class World:
     now_ms: float = 0.0
     delivered: list[tuple[float, int]] = field(default_factory=list)
     """(time, bytes), when the client has them, or for Produce when the broker has."""
-    holds_ms: list[float] = field(default_factory=list)
+    holds: list[tuple[float, float]] = field(default_factory=list)
+    """(since when, for how long) of every response, in milliseconds; 0 if it was not held."""
     latencies_ms: list[float] = field(default_factory=list)
     under_way: dict[int, float] = field(default_factory=dict)
     """Requests without answer: connection -> since when."""
@@ -126,7 +127,7 @@ class Consumer:
         self.last_bytes = size
         charge = world.client.charge(CONSUMER, size, world.now_ms)
         due_ms = charge.due_ms if charge is not None else world.now_ms
-        world.holds_ms.append(due_ms - world.now_ms)
+        world.holds.append((world.now_ms, due_ms - world.now_ms))
         if self.mutes:
             self._delivered(size)
             world.at(due_ms + self.think_ms, self.ask)
@@ -168,7 +169,7 @@ class Producer:
             charge = client.charge(PRODUCER, self.size, world.now_ms)
             world.delivered.append((world.now_ms, self.size))
             due_ms = charge.due_ms if charge is not None and self.reads else world.now_ms
-            world.holds_ms.append(due_ms - world.now_ms)
+            world.holds.append((world.now_ms, due_ms - world.now_ms))
             world.at(max(due_ms, world.now_ms + BROKER_MS), self.ask)
 
 

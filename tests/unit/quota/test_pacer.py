@@ -11,12 +11,11 @@ from proxy.quota.control import MAX_CARRY_MS, throttle_time_ms
 from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
 
 MB = 1_000_000.0
-MEMORY_MS = 10_000.0
 BURST_MS = 500.0
 
 
 def fresh(bound: float = 1 * MB) -> Pacer:
-    return Pacer(bound, MEMORY_MS, BURST_MS)
+    return Pacer(bound, BURST_MS)
 
 
 def pacing(owed_ms: float) -> Pacer:
@@ -52,8 +51,9 @@ def test_then_each_response_takes_its_time_at_the_bound():
 def test_who_owes_much_goes_on_slowly():
     pacer = pacing(100.0)
     pacer.due_ms = 8000.0
-    assert pacer.charge(10_000, 0, 100.0) == 10 / REPAYING_SHARE
-    assert pacer.charge(10_000, 0, 200.0) == 10 / REPAYING_SHARE
+    slowly_ms = 10 / REPAYING_SHARE
+    assert pacer.charge(10_000, 0, 100.0) == slowly_ms
+    assert pacer.charge(10_000, 0, 100.0 + slowly_ms) == slowly_ms
     assert pacer.due_ms == 8020.0
     now_ms = 8020.0 - LARGE_DEBT_MS
     assert pacer.charge(10_000, 0, now_ms + 10) == LARGE_DEBT_MS
