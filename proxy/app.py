@@ -18,9 +18,10 @@ from proxy.config import AdaptiveBound, Config, Listener, parse_size
 from proxy.login import Credentials, Login
 from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
-from proxy.quota.manager import QuotaManager, QuotaSettings
+from proxy.quota.manager import QuotaManager
 from proxy.quota.rulebook import RuleBook
 from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.settings import QuotaSettings
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings

@@ -3,9 +3,10 @@
 Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of sockets.
 """
 
+from .client import Charge, ClientQuotas, largest
 from .delay_queue import Delayed, DelayQueue, Reaper, TimerHandle
 from .entities import ClientIdentity, QuotaKind
-from .manager import Charge, ClientQuotas, OnState, QuotaManager, Reading, largest
+from .manager import OnState, QuotaManager, Reading
 from .meter import QuotaRow
 from .rulebook import RuleBook, RuleEntry, RuleSource
 from .rules import DEFAULT, OTHER, Considered, Match, Rule, RuleTable

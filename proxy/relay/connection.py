@@ -18,16 +18,14 @@ from structlog import get_logger
 
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import Waiter
-from proxy.quota.manager import Charge
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import MS_PER_SECOND, Services, ThrottleMode, clock_ms
+from proxy.relay.services import Services, clock_ms
+from proxy.relay.turn import Turn
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import FETCH
 from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -112,9 +110,7 @@ class Connection:
         self._sasl: SaslExchange | None = None
         self._pauses = Pause.NONE
         self._muted: Delayed | None = None
-        self._waiter = Waiter(self._wake_at)
-        self._turn: Delayed | None = None
-        self._gated_api = FETCH
+        self._turn = Turn(services, lambda: self._unpause(Pause.GATED))
         self._linger: asyncio.TimerHandle | None = None
         self._requests = RequestFlow(self)
         self._responses = ResponseFlow(self)
@@ -139,7 +135,7 @@ class Connection:
         if self.state is State.OPEN:
             self._pause(Pause.DRAINING)
             self._unpause(_HELD_BACK)
-            self._leave_gate()
+            self._turn.give_up()
             self._finish_if_drained()
         elif self.state is not State.LINGERING:
             self.close("drained")
@@ -182,7 +178,7 @@ class Connection:
         self._responses.close()
         if self._muted is not None:
             self._muted.cancel()
-        self._leave_gate()
+        self._turn.give_up()
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
@@ -320,41 +316,14 @@ class Connection:
 
     def admits(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
         """Say whether quotas let a request be sent on; if not, read it again later."""
-        quotas, waiter, now_ms = session.quotas, self._waiter, clock_ms()
-        if self.in_flight and quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE):
-            waiter.leave(now_ms)  # others need not wait for its answer
+        if self.in_flight and session.quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE):
+            self._turn.give_up()  # others need not wait for its answer
             self._pause(Pause.SERIAL)
             return False
-        holds = self.services.mode is ThrottleMode.DELAY
-        if not quotas.admit(kinds, waiter, now_ms, holds=holds):
-            self._gated_api = api_key
+        has_come = self._turn.has_come(session, kinds, api_key)
+        if not has_come:
             self._pause(Pause.GATED)
-            return False
-        since_ms, waiter.since_ms = waiter.since_ms, None
-        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
-            waited_ms = now_ms - since_ms
-            charge = Charge(now_ms, round(waited_ms), waiter.kind, waiter.entity)
-            self.services.count_throttled(charge, waited_ms / MS_PER_SECOND)
-            if api_key == FETCH and session.watch is not None:
-                session.watch.held(since_ms, now_ms)
-        return True
-
-    def _wake_at(self, at_ms: float) -> None:
-        """Ask again whether quotas let the next request be sent on, at a time or at once."""
-        if self._turn is not None:
-            self._turn.cancel()
-        reaper = self.services.reapers.for_api(self._gated_api)
-        self._turn = reaper.add(max(at_ms, clock_ms()), self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._turn = None
-        self._unpause(Pause.GATED)
-
-    def _leave_gate(self) -> None:
-        self._waiter.leave(clock_ms())
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        return has_come
 
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""

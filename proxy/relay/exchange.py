@@ -5,9 +5,9 @@ from functools import lru_cache
 
 from prometheus_client import Counter
 
+from proxy.quota.client import Charge, ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Expected
-from proxy.quota.manager import Charge, ClientQuotas
 from proxy.relay.following import Asked, Watch
 from proxy.relay.services import Services, clock_ms
 from proxy.wire.apis import (

@@ -1,9 +1,9 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
 from proxy.quota.busy import BusyTime
+from proxy.quota.client import Charge, largest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.quota.manager import Charge, largest
 from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.pair import Pair

@@ -13,9 +13,10 @@ from prometheus_client import Counter
 
 from metrics.instruments import OTHER, Instruments
 from metrics.sensor import DEFAULT_EXPIRY_MS
+from proxy.quota.client import Charge
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.manager import Charge, QuotaManager
+from proxy.quota.manager import QuotaManager
 from proxy.relay.following import Following
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known

@@ -1,0 +1,63 @@
+"""The wait of a connection's next request for its turn at the gates of its client's quotas."""
+
+from collections.abc import Callable
+
+from proxy.quota.client import Charge
+from proxy.quota.delay_queue import Delayed
+from proxy.quota.entities import QuotaKind
+from proxy.quota.gate import Waiter
+from proxy.relay.exchange import ClientSession
+from proxy.relay.services import MS_PER_SECOND, Services, ThrottleMode, clock_ms
+from proxy.wire.apis import FETCH
+
+
+class Turn:
+    """Asks the gates, and asks again when they say so.
+
+    Args:
+        services: of the proxy.
+        ask_again: is called when the request that waits is to be read again.
+
+    """
+
+    __slots__ = ("_api_key", "_ask_again", "_delayed", "_services", "_waiter")
+
+    def __init__(self, services: Services, ask_again: Callable[[], None]) -> None:
+        self._services = services
+        self._ask_again = ask_again
+        self._waiter = Waiter(self._wake_at)
+        self._delayed: Delayed | None = None
+        self._api_key = FETCH
+
+    def has_come(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
+        """Say whether a request may be sent on now; if not, it waits until `ask_again`."""
+        waiter, now_ms = self._waiter, clock_ms()
+        holds = self._services.mode is ThrottleMode.DELAY
+        self._api_key = api_key
+        if not session.quotas.admit(kinds, waiter, now_ms, holds=holds):
+            return False
+        since_ms, waiter.since_ms = waiter.since_ms, None
+        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
+            waited_ms = now_ms - since_ms
+            charge = Charge(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            self._services.count_throttled(charge, waited_ms / MS_PER_SECOND)
+            if api_key == FETCH and session.watch is not None:
+                session.watch.held(since_ms, now_ms)
+        return True
+
+    def give_up(self) -> None:
+        """Wait no longer, so that others come sooner."""
+        self._waiter.leave(clock_ms())
+        if self._delayed is not None:
+            self._delayed.cancel()
+            self._delayed = None
+
+    def _wake_at(self, at_ms: float) -> None:
+        if self._delayed is not None:
+            self._delayed.cancel()
+        reaper = self._services.reapers.for_api(self._api_key)
+        self._delayed = reaper.add(max(at_ms, clock_ms()), self._woken)
+
+    def _woken(self) -> None:
+        self._delayed = None
+        self._ask_again()
