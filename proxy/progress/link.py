@@ -80,7 +80,8 @@ class Link:
         self._access = access
         self._open: dict[Address, AIOKafkaConnection] = {}
         self._opening: defaultdict[Address, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._next_bootstrap = 0
+        self._servers = list(access.bootstrap_servers)
+        """The one that answered last comes first."""
 
     @property
     def connections(self) -> int:
@@ -98,16 +99,16 @@ class Link:
         """
         if address is not None:
             return await self._ask_at(address, request)
-        servers = self._access.bootstrap_servers
-        for attempt in range(len(servers)):
-            server = servers[self._next_bootstrap % len(servers)]
+        for server in self._servers.copy():  # each caller tries all, whatever others do meanwhile
             try:
-                return await self._ask_at(server, request)
-            except LinkError:
-                self._next_bootstrap += 1
-                if attempt == len(servers) - 1:
-                    raise
-        raise AssertionError("a cluster has at least one bootstrap server")
+                response = await self._ask_at(server, request)
+            except LinkError as error:
+                failure = error
+            else:
+                self._servers.remove(server)
+                self._servers.insert(0, server)
+                return response
+        raise failure
 
     async def drop(self, address: Address | None = None) -> None:
         """Close the connection to a broker; None: all."""

@@ -1,11 +1,13 @@
 """The ends of followed logs are known, whatever happens to topics and brokers."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from structlog.testing import capture_logs
@@ -16,7 +18,7 @@ from support.waiting import at_work, eventually
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
-from proxy.progress.link import ClusterAccess, LinkError
+from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
 
 Partition = tuple[str, int]
@@ -161,3 +163,18 @@ def _one_topic_per_broker(cluster: EmbeddedCluster) -> dict[int, str]:
     for made in admin.create_topics(new).values():
         made.result(30)
     return names
+
+
+async def test_who_asks_together_is_answered_though_one_bootstrap_server_is_dead(
+    kafka: EmbeddedBroker,
+) -> None:
+    """Each tries all servers by itself: what another one meets does not count for it."""
+    with socket.create_server((HOST, 0)) as taken:
+        dead = taken.getsockname()[:2]
+    link = Link(ClusterAccess((dead, (HOST, kafka.port)), None, "kafka-quota-proxy"))
+    try:
+        request = MetadataRequest(topics=[])
+        answers = await asyncio.gather(*(link.ask(request) for _ in range(5)))
+    finally:
+        await link.drop()
+    assert all(answer.brokers for answer in answers)
