@@ -154,7 +154,7 @@ class Instruments:
         )
         self.throttled_responses_total = self._bounded_counter(
             "throttled_responses_total",
-            "Responses held back to keep a quota.",
+            "Responses held back, and requests kept waiting, to keep a quota.",
             ("quota_entity", "quota"),
             open_labels=("quota_entity",),
         )
@@ -193,7 +193,7 @@ class Instruments:
         )
         self.throttle_seconds = Histogram(
             PREFIX + "throttle_seconds",
-            "Time for which a response was held back.",
+            "Time for which a response was held back or a request kept waiting.",
             ["quota"],
             buckets=THROTTLE_BUCKETS_S,
             registry=registry,

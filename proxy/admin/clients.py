@@ -218,6 +218,7 @@ def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Docume
         "hold_ends_in_s": (
             round((ends_ms - now_ms) / MS_PER_SECOND, 3) if _is_held(row, now_ms) else None
         ),
+        "waiting": row.waiting,
         "rule": _rule(row.rule, in_force),
         "client_count": row.client_count,
         "clients": _clients(row.clients),

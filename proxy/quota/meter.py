@@ -42,6 +42,8 @@ class QuotaRow:
     """For how long they were held, added up; those of several connections overlap."""
     hold_until_ms: float | None
     """When the last response that is held now leaves; None when none is held."""
+    waiting: int
+    """How many connections are not read from, since their clients owe too much."""
     throttled: bool
     """Whether `on_state` was told that throttling began and not yet that it ended."""
     clients: tuple[ClientIdentity, ...]
@@ -156,6 +158,7 @@ class Meter:
             holds=holds.count(now_ms) if holds else 0,
             held_ms=holds.total_ms(now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
+            waiting=self.gate.waiting,
             throttled=holds is not None and holds.throttled,
             clients=tuple(clients[:SHOWN_CLIENTS]),
             client_count=len(clients),

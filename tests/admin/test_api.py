@@ -45,6 +45,7 @@ async def test_clients_say_rate_bound_window_and_rule(world: World, ask: Ask):
         "holds": 0,
         "held_s": 0.0,
         "hold_ends_in_s": None,
+        "waiting": 0,
         "rule": {
             "selector": "client-id=etl-orders",
             "title": "rule 0 (quota-proxy.yaml:12)",

@@ -23,6 +23,7 @@ def row(entity: str, rate: float, bound: float = 100.0) -> QuotaRow:
         bound=bound,
         window_ms=11_000.0,
         owed_ms=0.0,
+        waiting=0,
         holds=0,
         held_ms=0.0,
         hold_until_ms=None,
