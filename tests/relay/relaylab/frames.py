@@ -44,10 +44,11 @@ def fetch_request(
     version: int = 11,
     client_id: str = "test",
     max_bytes: int = LEAST_GRANT_BYTES,
+    max_wait_ms: int = 0,
 ) -> bytes:
     """Of a Fetch only the header, the wait and the limit matter, which no quota lowers here."""
     node = pack(">i", -1) if version < FIRST_VERSION_WITHOUT_NODE else b""
-    body = node + pack(">iii", 0, 1, max_bytes)
+    body = node + pack(">iii", max_wait_ms, 1, max_bytes)
     return request(FETCH, version, correlation_id, body, client_id)
 
 
