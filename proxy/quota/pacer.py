@@ -28,14 +28,16 @@ class Pacer:
     Args:
         bound: per second; above 0.
         burst_ms: how much of its bound a client may save up; 0 or more.
+        carry_ms: what is owed beyond that is forgotten; above 0.
 
     """
 
-    __slots__ = ("bound", "burst_ms", "due_ms", "is_pacing", "next_ms")
+    __slots__ = ("bound", "burst_ms", "carry_ms", "due_ms", "is_pacing", "next_ms")
 
-    def __init__(self, bound: float, burst_ms: float) -> None:
+    def __init__(self, bound: float, burst_ms: float, carry_ms: float = MAX_CARRY_MS) -> None:
         self.bound = bound
         self.burst_ms = burst_ms
+        self.carry_ms = carry_ms
         self.due_ms = -math.inf
         """When all that was charged has flowed at the bound; what is owed is this less the time."""
         self.next_ms = -math.inf
@@ -57,7 +59,7 @@ class Pacer:
         if self.due_ms < earliest_ms:
             self.due_ms = earliest_ms
             self.is_pacing &= throttle_ms > 0
-        self.due_ms = min(self.due_ms + size_ms, now_ms + MAX_CARRY_MS)
+        self.due_ms = min(self.due_ms + size_ms, now_ms + self.carry_ms)
         if self.is_pacing:
             if self.due_ms - now_ms > LARGE_DEBT_MS:
                 slowly_ms = max(self.next_ms, now_ms) + size_ms / REPAYING_SHARE
@@ -66,7 +68,7 @@ class Pacer:
                 self.next_ms = self.due_ms
         elif throttle_ms > 0:
             self.is_pacing = True
-            self.next_ms = now_ms + min(throttle_ms, MAX_CARRY_MS)
+            self.next_ms = now_ms + min(throttle_ms, self.carry_ms)
             self.due_ms = max(self.due_ms, self.next_ms)
         else:
             return 0.0

@@ -314,16 +314,18 @@ class Connection:
         self._session = ClientSession(self.services, identity, self._node_id)
         return self._session
 
-    def admits(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
+    def admits(self, exchange: Exchange) -> bool:
         """Say whether quotas let a request be sent on; if not, read it again later."""
-        if self.in_flight and session.quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE):
+        plan, session = exchange.plan, exchange.session
+        is_used_up = plan.costs_time and session.quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE)
+        if is_used_up and self.in_flight:
             self._turn.give_up()  # others need not wait for its answer
             self._pause(Pause.SERIAL)
             return False
-        has_come = self._turn.has_come(session, kinds, api_key)
-        if not has_come:
-            self._pause(Pause.GATED)
-        return has_come
+        if not plan.kinds or self._turn.has_come(session, plan.kinds, exchange.api_key):
+            return True
+        self._pause(Pause.GATED)
+        return False
 
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""

@@ -105,7 +105,7 @@ class Plan:
     costs_time: bool
     """Its service time counts for `request_percentage`."""
     kinds: tuple[QuotaKind, ...]
-    """Quotas that may keep its request waiting."""
+    """Quotas at whose gates its request waits."""
 
 
 @lru_cache(maxsize=1024)
@@ -122,7 +122,7 @@ def plan_of(api_key: int, version: int) -> Plan:
         body_offset=response_body_offset(api_key, version),
         throttle_offset=0 if takes_whole else throttle_offset(api_key, version) or 0,
         costs_time=costs_time,
-        kinds=_BYTE_RATES.get(api_key, ()) + (QuotaKind.REQUEST_PERCENTAGE,) * costs_time,
+        kinds=_BYTE_RATES.get(api_key, ()),
     )
 
 

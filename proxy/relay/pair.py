@@ -3,7 +3,6 @@
 from collections import deque
 from typing import Protocol
 
-from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.services import Services
 from proxy.wire.frames import RequestHead
@@ -31,7 +30,7 @@ class Pair(Protocol):
     def session(self, client_id: str | None) -> ClientSession:
         """Return the client's session; `client_id` is what the request carries."""
 
-    def admits(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
+    def admits(self, exchange: Exchange) -> bool:
         """Say whether quotas let a request be sent on; if not, it is read again later."""
 
     def asked(self, exchange: Exchange) -> None:

@@ -139,8 +139,7 @@ class RequestFlow(Flow):
                 self._need_more(view)
                 return False
             session.quotas.joined(timeout_ms)
-        kinds = exchange.plan.kinds
-        if kinds and not self._conn.admits(session, kinds, api_key):
+        if not self._conn.admits(exchange):
             return False
         if asked is not None:
             granted_bytes, exchange.expected = session.quotas.grant(

@@ -7,7 +7,6 @@ from closed_loop import World, make_manager
 
 from proxy.quota import QuotaKind, QuotaSettings, Rule
 from proxy.quota.busy import BusyTime
-from proxy.quota.gate import Waiter
 
 REQUEST = QuotaKind.REQUEST_PERCENTAGE
 SERVICE_MS = 4.0
@@ -44,7 +43,6 @@ class Client:
     def __init__(self, world: World, depth: int) -> None:
         self.world, self.depth = world, depth
         self.busy = BusyTime()
-        self.waiter = Waiter(lambda at_ms: world.at(at_ms, self.ask))
         self.in_flight: deque[float] = deque()
         self.ready: deque[float] = deque()
         self.broker_free_ms = 0.0
@@ -57,9 +55,6 @@ class Client:
         while len(self.in_flight) < self.depth:
             if self.in_flight and client.is_paced(REQUEST):
                 return
-            if not client.admit((REQUEST,), self.waiter, world.now_ms):
-                return
-            self.waiter.since_ms = None
             self.in_flight.append(world.now_ms)
             self.broker_free_ms = max(self.broker_free_ms, world.now_ms) + SERVICE_MS
             world.at(self.broker_free_ms, self.arrived)
