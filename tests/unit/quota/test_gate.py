@@ -1,0 +1,136 @@
+"""Who may send on a request, and when who waits is told to ask again."""
+
+import math
+
+import pytest
+
+from proxy.quota.gate import (
+    EXPECTED_MS,
+    GRANT_MS,
+    LEAST_GRANT_BYTES,
+    ROUND_MS,
+    USEFUL_GRANT_BYTES,
+    Gate,
+    Waiter,
+)
+from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
+
+BOUND = 1_000_000.0
+BYTES_PER_MS = BOUND / 1000
+ASKED = 50_000_000
+AHEAD_MS = 1000.0
+
+
+class World:
+    """A gate whose client owes so many milliseconds at time 0."""
+
+    def __init__(self, owed_ms: float = 0.0, bound: float = BOUND) -> None:
+        self.pacer = Pacer(bound, 0.0)
+        if owed_ms:
+            self.pacer.charge(0, owed_ms, 0.0)
+        self.gate = Gate(self.pacer)
+        self.woken: list[tuple[str, float]] = []
+
+    def waiter(self, name: str) -> Waiter:
+        return Waiter(lambda at_ms: self.woken.append((name, at_ms)))
+
+    def waits(self, waiter: Waiter, now_ms: float, ahead_ms: float = AHEAD_MS) -> bool:
+        if self.gate.lets(waiter, ahead_ms, now_ms):
+            waiter.leave(now_ms)
+            return False
+        self.gate.join(waiter, ahead_ms, now_ms)
+        return True
+
+
+def test_who_owes_little_is_let_through():
+    world = World(owed_ms=AHEAD_MS)
+    assert not world.waits(world.waiter("a"), 0.0)
+    assert world.waits(world.waiter("b"), 0.0, ahead_ms=0.0)
+
+
+def test_they_are_let_through_in_turn():
+    world = World(owed_ms=3000.0)
+    a, b, c = (world.waiter(name) for name in "abc")
+    for waiter in (a, b, c):
+        assert world.waits(waiter, 0.0)
+    assert world.woken == [("a", 2000.0)]
+    assert world.waits(b, 2000.0), "it is the turn of a"
+    assert not world.waits(a, 2000.0)
+    assert world.woken[1:] == [("b", 2000.0)]
+    b.leave(2000.0)
+    assert world.woken[2:] == [("c", 2000.0)]
+    assert world.gate.waiting == 1
+
+
+def test_since_when_it_waits_is_kept_until_the_owner_sets_it_back():
+    world = World(owed_ms=3000.0)
+    waiter = world.waiter("a")
+    world.waits(waiter, 10.0)
+    world.waits(waiter, 500.0)
+    world.gate.open()
+    world.waits(waiter, 700.0)
+    assert waiter.since_ms == 10.0
+
+
+def test_all_ask_again_when_the_bound_changes():
+    world = World(owed_ms=3000.0)
+    for name in "abc":
+        world.waits(world.waiter(name), 0.0)
+    world.woken.clear()
+    world.gate.open()
+    assert world.woken == [(name, -math.inf) for name in "abc"]
+    assert world.gate.waiting == 0
+
+
+def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes():
+    world = World(owed_ms=500.0)
+    expected = world.gate.expect(0, int(BYTES_PER_MS * 600), 0.0)
+    waiter = world.waiter("a")
+    assert world.waits(waiter, 0.0)
+    assert world.woken == [("a", 100.0)]
+    expected.met(0)
+    assert not world.waits(waiter, 1.0)
+
+
+def test_one_that_takes_long_counts_no_more():
+    world = World(owed_ms=500.0)
+    world.gate.expect(0, int(BYTES_PER_MS * 9000), 0.0)
+    waiter = world.waiter("a")
+    assert world.waits(waiter, 0.0)
+    assert world.woken == [("a", EXPECTED_MS)]
+    assert not world.waits(waiter, EXPECTED_MS)
+
+
+def test_who_is_not_held_has_one_large_fetch_under_way_at_first():
+    world = World()
+    a, b = world.waiter("a"), world.waiter("b")
+    assert not world.waits(a, 0.0)
+    expected = world.gate.expect(1000, None, 0.0)
+    assert world.waits(b, 0.0)
+    expected.met(16_000)
+    assert not world.waits(b, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("bound", "under_way", "owed_ms", "granted"),
+    [
+        pytest.param(BOUND, 0, 0, GRANT_MS * BYTES_PER_MS, id="one connection"),
+        pytest.param(10 * BOUND, 99, 0, ROUND_MS / 100 * 10 * BYTES_PER_MS, id="100: a part each"),
+        pytest.param(BOUND, 31, 0, USEFUL_GRANT_BYTES, id="32: no less than is of use"),
+        pytest.param(BOUND, 199, 0, 40_000, id="200: a round takes eight seconds"),
+        pytest.param(
+            BOUND,
+            0,
+            LARGE_DEBT_MS + 1,
+            GRANT_MS * BYTES_PER_MS * REPAYING_SHARE,
+            id="while much is owed",
+        ),
+        pytest.param(1000.0, 99, 0, LEAST_GRANT_BYTES, id="never less than that"),
+    ],
+)
+def test_what_a_fetch_is_granted(bound, under_way, owed_ms, granted):
+    world = World(owed_ms, bound)
+    for _ in range(under_way):
+        world.gate.expect(0, 1, 0.0)
+    assert world.gate.grant(ASKED, 0.0) == granted
+    assert world.gate.grant(100, 0.0) == 100
