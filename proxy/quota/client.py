@@ -144,7 +144,7 @@ class ClientQuotas:
         if meter is None:
             return asked_bytes, None
         granted_bytes = meter.gate.grant(asked_bytes, now_ms)
-        return granted_bytes, meter.gate.expect(granted_bytes, last_bytes, now_ms)
+        return granted_bytes, meter.gate.expect(last_bytes, now_ms)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how many milliseconds a response is held that comes now; 0 or more."""

@@ -33,15 +33,15 @@ LEAST_GRANT_BYTES = 1024
 """No Fetch is limited to less. A broker sends one record batch at least, whatever the limit."""
 
 UNDER_WAY_MS = 250.0
-"""Of the bound: what may be under way for a client that is not held, so that it is not far above
-its bound when that shows. One Fetch may always be."""
+"""Of the bound: what may be under way for a client that is not held, beyond what the formula lets
+pass, so that it is not far above its bound when that shows. One Fetch may always be."""
 
 EXPECTED_MS = 250.0
 """For how long a Fetch counts that has no response yet: a broker that has data answers by then, one
 that has none may wait for much longer."""
 
-UNKNOWN_RESPONSE_BYTES = 1 << 20
-"""Expected of a sensor's first Fetch: a record batch as large as Kafka allows by default."""
+UNKNOWN_RESPONSE_BYTES = 64 * 1024
+"""Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
 
 LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
@@ -98,12 +98,22 @@ class Expected:
 
 
 class Gate:
-    """The requests of one sensor's clients, in the order in which they came."""
+    """The requests of one sensor's clients, in the order in which they came.
 
-    __slots__ = ("_expected", "_expected_size", "_largest", "_pacer", "_under_way", "_waiting")
+    Args:
+        pacer: of the sensor.
+        allowance_ms: returns for a time how much of the bound the formula still lets pass at once.
 
-    def __init__(self, pacer: Pacer) -> None:
+    """
+
+    __slots__ = (
+        *("_allowance_ms", "_expected", "_expected_size", "_largest", "_pacer", "_under_way"),
+        "_waiting",
+    )
+
+    def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
         self._pacer = pacer
+        self._allowance_ms = allowance_ms
         self._waiting: OrderedDict[Waiter, float] = OrderedDict()
         """With how far each may go ahead of the schedule."""
         self._expected: deque[Expected] = deque()
@@ -183,18 +193,16 @@ class Gate:
         most = max(most, LEAST_GRANT_BYTES)
         return min(asked_bytes, int(most))
 
-    def expect(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> Expected:
+    def expect(self, last_bytes: int | None, now_ms: float) -> Expected:
         """Count a Fetch that is sent on, until its response is met or cancelled.
 
         Args:
-            granted_bytes: from `grant`.
             last_bytes: of the last Fetch response on its connection; None if there was none.
             now_ms: the time.
 
         """
         if last_bytes is None:
-            largest = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest
-            last_bytes = max(granted_bytes, largest)
+            last_bytes = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest
         expected = Expected(self, last_bytes, now_ms + EXPECTED_MS)
         self._expected.append(expected)
         self._expected_size += last_bytes
@@ -225,7 +233,12 @@ class Gate:
             self._expire(now_ms)
         expected_ms = self._expected_size / pacer.bound * MS_PER_SECOND
         if not pacer.is_pacing:
-            return now_ms if expected_ms <= UNDER_WAY_MS or not self._under_way else math.inf
+            may_open = (
+                not self._under_way
+                or expected_ms <= UNDER_WAY_MS
+                or expected_ms <= self._allowance_ms(now_ms)
+            )
+            return now_ms if may_open else math.inf
         if self._under_way:
             return max(pacer.next_ms, now_ms - pacer.burst_ms) + expected_ms - ahead_ms
         return pacer.next_ms - ahead_ms

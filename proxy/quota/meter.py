@@ -103,7 +103,7 @@ class Meter:
             MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
         )
         self.pacer = Pacer(rule.bounds[kind], 0.0)
-        self.gate = Gate(self.pacer)
+        self.gate = Gate(self.pacer, self._allowance_ms)
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
         """Take over the bound and the windows of these settings; the history stays."""
@@ -177,6 +177,11 @@ class Meter:
         """Return for how long a response that came now would be held for what went before it."""
         braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
         return max(self.pacer.owed_ms(now_ms), braked_ms)
+
+    def _allowance_ms(self, now_ms: float) -> float:
+        """Return how much of the bound may pass at once before the formula finds it exceeded."""
+        window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
+        return (1.0 - self.metric.measure(now_ms) / self.pacer.bound) * window_ms
 
     @property
     def _is_adaptive(self) -> bool:

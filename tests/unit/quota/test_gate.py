@@ -24,11 +24,13 @@ AHEAD_MS = 1000.0
 class World:
     """A gate whose client owes so many milliseconds at time 0."""
 
-    def __init__(self, owed_ms: float = 0.0, bound: float = BOUND) -> None:
+    def __init__(
+        self, owed_ms: float = 0.0, bound: float = BOUND, allowance_ms: float = 0.0
+    ) -> None:
         self.pacer = Pacer(bound, 0.0)
         if owed_ms:
             self.pacer.charge(0, owed_ms, 0.0)
-        self.gate = Gate(self.pacer)
+        self.gate = Gate(self.pacer, lambda _: allowance_ms)
         self.woken: list[tuple[str, float]] = []
 
     def waiter(self, name: str) -> Waiter:
@@ -84,7 +86,7 @@ def test_all_ask_again_when_the_bound_changes():
 
 def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes():
     world = World(owed_ms=500.0)
-    expected = world.gate.expect(0, int(BYTES_PER_MS * 600), 0.0)
+    expected = world.gate.expect(int(BYTES_PER_MS * 600), 0.0)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", 100.0)]
@@ -94,18 +96,26 @@ def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes
 
 def test_one_that_takes_long_counts_no_more():
     world = World(owed_ms=500.0)
-    world.gate.expect(0, int(BYTES_PER_MS * 9000), 0.0)
+    world.gate.expect(int(BYTES_PER_MS * 9000), 0.0)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", EXPECTED_MS)]
     assert not world.waits(waiter, EXPECTED_MS)
 
 
-def test_who_is_not_held_has_one_large_fetch_under_way_at_first():
-    world = World()
+def test_what_the_formula_lets_pass_may_be_under_way():
+    world = World(bound=BOUND / 10, allowance_ms=1000.0)
+    world.gate.expect(None, 0.0)
+    assert not world.waits(world.waiter("a"), 0.0)
+    world.gate.expect(None, 0.0)
+    assert world.waits(world.waiter("b"), 0.0)
+
+
+def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
+    world = World(bound=BOUND / 10)
     a, b = world.waiter("a"), world.waiter("b")
     assert not world.waits(a, 0.0)
-    expected = world.gate.expect(1000, None, 0.0)
+    expected = world.gate.expect(None, 0.0)
     assert world.waits(b, 0.0)
     expected.met(16_000)
     assert not world.waits(b, 1.0)
@@ -131,6 +141,6 @@ def test_who_is_not_held_has_one_large_fetch_under_way_at_first():
 def test_what_a_fetch_is_granted(bound, under_way, owed_ms, granted):
     world = World(owed_ms, bound)
     for _ in range(under_way):
-        world.gate.expect(0, 1, 0.0)
+        world.gate.expect(1, 0.0)
     assert world.gate.grant(ASKED, 0.0) == granted
     assert world.gate.grant(100, 0.0) == 100
