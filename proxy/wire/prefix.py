@@ -86,9 +86,9 @@ def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
     """
     wait_at, bytes_at = _fetch_offsets(head.api_version)
     end = head.header_end + max(wait_at, bytes_at or 0) + _INT.size
-    if len(frame) < end or head.frame_bytes < end:
-        if len(frame) >= head.frame_bytes or head.frame_bytes < end:
-            raise MalformedFrame("bad_body", "the request ends before its limits")
+    if head.frame_bytes < end:
+        raise MalformedFrame("bad_body", "the request ends before its limits")
+    if len(frame) < end:
         return None
     (max_wait_ms,) = _INT.unpack_from(frame, head.header_end + wait_at)
     if bytes_at is None:
