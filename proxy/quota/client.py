@@ -67,16 +67,12 @@ class ClientQuotas:
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
-        if self.generation != self._manager.generation:
-            self.resolve()
-        return kind in self.matches
+        return kind in self._matches_in_force()
 
     @property
     def is_bounded(self) -> bool:
         """Whether a rule bounds any of the client's traffic."""
-        if self.generation != self._manager.generation:
-            self.resolve()
-        return bool(self.matches)
+        return bool(self._matches_in_force())
 
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> Charge | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
@@ -163,15 +159,19 @@ class ClientQuotas:
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
         """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""
-        if self.generation != self._manager.generation:
-            self.resolve()
-        match = self.matches.get(kind)
+        match = self._matches_in_force().get(kind)
         if match is None:
             return None
         meter = self.meters.get(kind)
         if meter is None or meter.sensor.retired:
             meter = self.meters[kind] = self._manager.meter(kind, match, now_ms)
         return meter
+
+    def _matches_in_force(self) -> dict[QuotaKind, Match]:
+        """Return the matches, looked up again if the rules have changed."""
+        if self.generation != self._manager.generation:
+            self.resolve()
+        return self.matches
 
     def close(self) -> None:
         """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
