@@ -169,7 +169,11 @@ class Clamp:
         answers = latest
         offsets: int | None = None
         why = why_not or ""
-        if why_not is None and self.rate is not None:
+        if why_not is None and self.rate == 0:
+            _, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
+            answers = self._clamped(position, latest, bases, dict.fromkeys(bases, 0))
+            why, offsets = "no batch may begin now", 0
+        elif why_not is None and self.rate is not None:
             per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
             fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
             lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)

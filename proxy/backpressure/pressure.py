@@ -121,11 +121,11 @@ class QueryPressure:
     def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Let the query have no more than so many records per second; None: what it can take.
 
-        For flow control between queries: it may be below the rule's min_rate. Raises ValueError
-        when it is not above 0.
+        For flow control between queries: it may be below the rule's min_rate, and 0 lets no batch
+        begin. Raises ValueError when it is negative or no number.
         """
-        if ceiling is not None and not ceiling > 0:
-            raise ValueError(f"the ceiling of {self.entity} must be above 0, not {ceiling!r}")
+        if ceiling is not None and not ceiling >= 0:
+            raise ValueError(f"the ceiling of {self.entity} must be 0 or more, not {ceiling!r}")
         self._ceiling, self._ceiling_why = ceiling, why
         self._enforce(now_ms)
 
@@ -310,7 +310,7 @@ class QueryPressure:
                 bound = replace(bound, reason=f"{bound.reason}, at most {self.rate:,.0f}")
         elif self.rate is not None:
             bound = Bound(None, f"{self._why}; the size of a record is not known yet")
-        if self._ceiling is not None and size is not None:
+        if self._ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
             lower = self._ceiling * size
             if bound.bytes_per_s is None or lower < bound.bytes_per_s:
                 bound = Bound(lower, self._ceiling_why)

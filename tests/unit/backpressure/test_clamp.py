@@ -154,6 +154,13 @@ SCRIPTS = {
     .batch(1050)
     .limit(None)
     .looks(5000, 1050 + PER_BATCH),
+    "a ceiling of 0 lets no batch begin": running()
+    .limit(0.0)
+    .looks(5000, END)
+    .after(INTERVAL_MS)
+    .looks(6000, END)
+    .limit(None)
+    .looks(6000, END + PER_BATCH),
     "any rate is a number of offsets": fresh(proportional=1e300, batch_interval_ms=1e10)
     .starts()
     .looks(2000)
