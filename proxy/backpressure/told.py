@@ -1,7 +1,7 @@
 """What the drivers of a query know of the ends of the log, because they were told it here."""
 
 import math
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,10 +87,10 @@ class ToldEnds:
         if done is None:
             self.starts.clear()
 
-    def idle(self, event_ms: float) -> None:
-        """Take note that all that was told by then is done."""
-        for told in self._told.values():
-            if told.told_ms < event_ms:
+    def idle(self, event_ms: float, unread: Collection[TopicPartition]) -> None:
+        """Record that all that was told by then is done, but of partitions in `unread`."""
+        for key, told in self._told.items():
+            if told.told_ms < event_ms and key not in unread:
                 told.idle_at = told.offset
 
     def remember(

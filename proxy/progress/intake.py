@@ -167,7 +167,7 @@ class Intake:
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
-        query.last_report_ms = now_ms
+        query.last_report_ms = query.last_heard_ms = now_ms
         began_ms = now_ms - report.age_ms
         new_query = query.query_id not in (None, report.query_id)
         new_run = new_query or query.run_id != report.run_id

@@ -94,6 +94,12 @@ class QueryProgress:
         self.run_began_ms: float | None = None
         self.last_report_ms: float | None = None
         """When the last report of whatever event was accepted."""
+        self.last_heard_ms: float | None = None
+        """When the run last gave a sign of life: a report of whatever event, or a greeting."""
+        self.trigger_kind: str | None = None
+        """Of the run: `processing_time`, `available_now`, `once`, `continuous`; None if unknown."""
+        self.trigger_interval_ms: float | None = None
+        """Of the run's trigger; None if unknown."""
         self.touched_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.ended = False

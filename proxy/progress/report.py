@@ -170,7 +170,7 @@ class Report(_Part):
     """Of the listener."""
     number: Annotated[int, Field(ge=1, le=MAX_INT64)]
     """Counts the sender's events."""
-    event: Literal["started", "progress", "idle", "terminated"]
+    event: Literal["started", "progress", "idle", "terminated", "running"]
     query_id: Uuid
     """Of the checkpoint."""
     run_id: Uuid

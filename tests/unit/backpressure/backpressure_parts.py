@@ -215,8 +215,11 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def ask(partitions, timestamp=LATEST, isolation=0, topic="t") -> OffsetsAsk:
-    return OffsetsAsk(isolation, {(topic, index): timestamp for index in partitions})
+def ask(
+    partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
+) -> OffsetsAsk:
+    keys = [(topic, index) for index in partitions]
+    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
@@ -244,7 +247,8 @@ def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) ->
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
     topic = how.get("topic", "t")
-    asked = ask(latest, isolation=isolation, topic=topic)
+    number = how.pop("correlation_id", 0)
+    asked = ask(latest, isolation=isolation, topic=topic, correlation_id=number)
     frame = lookups.answered(asked, VERSION, answer(latest, **how), world.now_ms)
     return {key[1]: found.offset for key, found in read(frame).items()}
 
