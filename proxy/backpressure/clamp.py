@@ -185,12 +185,19 @@ class Clamp:
     def _offer_more(
         self, position: Position, lookups: Lookups, latest: Mapping[TopicPartition, int]
     ) -> None:
-        """See whether the driver planned no batch of what it was told last, and offer more then."""
-        refused = [key for key in latest if position.is_refused(key, lookups)]
+        """See whether the driver planned no batch of what it was told last, and offer more then.
+
+        The first time it has to ask twice: it may have planned one of records that were read ahead,
+        and its report be late.
+        """
+        refused = {key for key in latest if position.is_refused(key, lookups)}
         is_planned = any(
-            position.is_unreported(key, lookups) and key not in refused for key in latest
+            position.is_unreported(key, lookups) for key in latest if key not in refused
         )
         if not refused or is_planned:
+            return
+        repeats = max(told.repeats for key in refused if (told := self.told.get(key)))
+        if not repeats and not self.least_offsets:
             return
         offered = sum(position.offered(key) for key in self.told)
         self.least_offsets = max(self.least_offsets, min(offered * REFUSED_GROWTH, MAX_OFFSETS))

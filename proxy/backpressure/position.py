@@ -69,7 +69,7 @@ class Position:
     def is_unread(self, key: TopicPartition) -> bool:
         """Return whether nothing was read of the query since the driver was told more of this.
 
-        Then no batch was planned up to there, but one whose records were all read ahead.
+        Then no batch was planned up to there, or one whose records were all read ahead.
         """
         told = self.told.get(key)
         if told is None or not self.offered(key) or self._last_read_ms >= told.raised_ms:

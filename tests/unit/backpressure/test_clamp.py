@@ -73,8 +73,8 @@ def other_checkpoint(world: World) -> None:
 
 RATE_MAKES = "100 records/s make 200 offsets for one batch"
 REFUSED = running().looks(5000).after(INTERVAL_MS).waits(REPORT_WAIT_MS).after(REPORT_WAIT_MS)
-"""It was told of a batch and asks again, with nothing read meanwhile."""
-REFUSED = REFUSED.waits(0)
+"""It was told of a batch and asks again, twice, with nothing read meanwhile."""
+REFUSED = REFUSED.waits(0).looks(5000, END + PER_BATCH).after(INTERVAL_MS).waits(0)
 
 INITIAL = fresh(initial_rate=RATE / 2)
 AGAIN_FREE = running().sends("terminated")
