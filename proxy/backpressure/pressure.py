@@ -139,8 +139,9 @@ class QueryPressure:
     def reported(self, accepted: Accepted, now_ms: float) -> None:
         """Take in a report that the book has accepted."""
         report, query = accepted.report, accepted.query
-        if report.run_id != query.run_id:
-            return  # what comes late from a run before this one
+        is_greeting = report.event == "running"
+        if report.run_id != query.run_id or (is_greeting and query.ended):
+            return  # what comes late from a run before this one, or that is over
         self.used_ms = now_ms
         if query.name != self._label:
             self._forget_gauge()
@@ -149,7 +150,7 @@ class QueryPressure:
             self._begin_run(query, report.run_id, now_ms)
         self._alive_ms = now_ms
         self._follow_interval(query, report.batch)
-        if report.event == "running":
+        if is_greeting:
             self.clamp.trust.greeted(now_ms)
             self._enforce(now_ms)
             return

@@ -186,6 +186,8 @@ class Pipelines:
             if stage is None:
                 continue
             line.flow.alive(stage.name, now_ms)
+            if report.event == "running":
+                continue
             if report.batch is not None:
                 self._add_batch(line, stage, accepted, ends, now_ms)
             elif report.event == "idle":

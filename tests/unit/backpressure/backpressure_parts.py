@@ -133,7 +133,7 @@ class World:
     def send(self, event: str, *, age_ms: float = 0.0, error=None, batch=None) -> None:
         report = {
             "sender": str(UUID(int=99)),
-            "number": next(self.numbers),
+            "number": None if event == "running" else next(self.numbers),
             "event": event,
             "query_id": str(UUID(int=self.checkpoint)),
             "run_id": self.run_id,
