@@ -130,7 +130,9 @@ class World:
     def lookups(self) -> DriverLookups:
         return DriverLookups(self.query, self.pressure, self.now_ms)
 
-    def send(self, event: str, *, age_ms: float = 0.0, error=None, batch=None) -> None:
+    def send(
+        self, event: str, *, age_ms: float = 0.0, error=None, batch=None, trigger=None
+    ) -> None:
         report = {
             "sender": str(UUID(int=99)),
             "number": None if event == "running" else next(self.numbers),
@@ -141,6 +143,7 @@ class World:
             "age_ms": float(age_ms),
             "batch": batch,
             "error": error,
+            "trigger": trigger,
         }
         self.take(parse_report(json.dumps(report).encode()))
 
@@ -149,10 +152,10 @@ class World:
         accepted = self.book.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
         self.backpressure.reported(accepted, self.now_ms)
 
-    def start(self, *, age_ms: float = 0.0) -> None:
+    def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
         """A new run."""
         self.run += 1
-        self.send("started", age_ms=age_ms)
+        self.send("started", age_ms=age_ms, trigger=trigger)
 
     def batch(
         self,

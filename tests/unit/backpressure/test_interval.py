@@ -3,6 +3,8 @@
 import pytest
 from backpressure_parts import World, rule
 
+EVERY_750_MS = {"kind": "processing_time", "interval_ms": 750.0}
+
 BATCHES = {
     "batches that fit": ([300, 900, 200, 450], [1000, 1000, 1000, 1000], 1000.0),
     "some take longer and are followed at once": (
@@ -33,8 +35,7 @@ def test_it_is_learnt(took, gaps, learnt):
 def test_what_the_listener_says_counts_and_outlives_the_process():
     world = World(rule(batch_interval_ms=None))
     assert world.pressure.batch_interval_ms is None
-    world.query.trigger_interval_ms = 750.0
-    world.start()
+    world.start(trigger=EVERY_750_MS)
     assert world.pressure.batch_interval_ms == 750.0
     world.crash()
     assert world.pressure.batch_interval_ms == 750.0
@@ -42,6 +43,5 @@ def test_what_the_listener_says_counts_and_outlives_the_process():
 
 def test_what_the_rule_says_counts_more():
     world = World(rule(batch_interval_ms=3000.0))
-    world.query.trigger_interval_ms = 750.0
-    world.start()
+    world.start(trigger=EVERY_750_MS)
     assert world.pressure.batch_interval_ms == 3000.0
