@@ -12,14 +12,15 @@ MAX_INSTANCES = 8
 """Of one query: it has one for each of its sources."""
 
 MAX_STEP = 1000
-"""By how much the numbers may have gone on meanwhile. While nobody answers, a client sends one
-request for each connection that is accepted, every 50 ms to 1 s (reconnect.backoff.ms)."""
+"""By how much the numbers may have gone on meanwhile. While the broker is away and the proxy is
+there, a client sends a request on each connection that it makes, one in a second or so."""
 
 MAX_BACK = 8
 """By how much a number may be below the last one: several brokers are asked at the same time."""
 
-MIN_KNOWN = 32
-"""Lower numbers say nothing: each client begins with them."""
+MIN_KNOWN = 16
+"""Lower numbers say nothing: the first look-up of Spark's admin client is its request number 6,
+each further one 4 more."""
 
 
 class Instances:
@@ -40,8 +41,8 @@ class Instances:
 
     def has(self, correlation_id: int) -> bool:
         """Return whether a request with that number, on a new connection, is of one of them."""
-        return any(
-            latest >= MIN_KNOWN and _is_near(latest, correlation_id) for latest in self._latest
+        return correlation_id >= MIN_KNOWN and any(
+            _is_near(latest, correlation_id) for latest in self._latest
         )
 
     def forget(self) -> None:

@@ -12,7 +12,8 @@ CASES = {
     "too far ahead, such as an executor's": (KNOWN, KNOWN + MAX_STEP + 1, False),
     "of two brokers asked at once the first": (KNOWN, KNOWN - 1, True),
     "a client that has just begun": (KNOWN, 3, False),
-    "numbers that any client has": (MIN_KNOWN - 1, MIN_KNOWN, False),
+    "numbers that any client has": (MIN_KNOWN - 5, MIN_KNOWN - 1, False),
+    "soon after": (MIN_KNOWN - 1, MIN_KNOWN, True),
 }
 
 
