@@ -7,6 +7,7 @@ computing time they take turns, round by round, on topics of their own. Lag is t
 end offsets less what the query has completed, by its own progress events.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from bench.backpressure_judge import (
     COMPLETION_FLOOR_S,
     FIRST_BATCHES,
     LAG_FLOOR,
+    LEAST_BATCHES,
     LEAST_SHARE,
     LONGEST_TRIGGERS,
     MOST_RATIO,
@@ -44,7 +46,7 @@ CEILING = "50MiB"
 """Of every rule; no job comes near it."""
 ROUNDS = 2
 """Of a job whose ways take turns; one in a quick run."""
-WARM_UP = replace(JOBS["record-40"], phases=(Phase(5),))
+WARM_UP = replace(JOBS["record-40"], phases=(Phase(20),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ def measure(
     names = jobs or (QUICK_JOBS if quick else tuple(JOBS))
     chosen = [_shorter(JOBS[name]) if quick else JOBS[name] for name in names]
     rounds = 1 if quick else ROUNDS
-    rows, results = [], []
+    rows: list[Row] = []
+    results: list[_Result] = []
+    loads: list[float] = []
     with open_lab() as lab:
         broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
         host, _, port = broker.bootstrap.rpartition(":")
@@ -133,6 +137,7 @@ def measure(
         bench = _Bench(lab, broker.bootstrap, proxy, Driver(lab, proxy))
         bench.warm_up()
         for job in chosen:
+            loads.append(os.getloadavg()[0])
             try:
                 results.append(bench.measure(job, rounds))
                 rows += _rows(results[-1])
@@ -150,7 +155,7 @@ def measure(
         ],
         picture,
     )
-    return rows + _notes(picture)
+    return rows + _notes(picture, max(loads))
 
 
 def _shorter(job: Job) -> Job:
@@ -220,6 +225,8 @@ def _rows(result: _Result) -> list[Row]:
         keeps = not fits or found.share >= LEAST_SHARE
         is_complete = found.complete or not none.complete
         verdict = Verdict.of(ratio.hold() and is_complete and keeps)
+        if none.batches < LEAST_BATCHES:
+            verdict = Verdict.NOT_MEASURED
         target = f"{MOST_RATIO}x" + (", batches" if fits else "")
         rows.append(Row(FIGURE, "", target, measured, verdict, _samples(result, way, found)))
     return rows
@@ -263,7 +270,7 @@ def _samples(result: _Result, way: str, figures: Figures) -> dict[str, object]:
     }
 
 
-def _notes(picture: Path) -> list[Row]:
+def _notes(picture: Path, load: float) -> list[Row]:
     notes = {
         "lag": "records, mean and most; that of `none` until it was through",
         "complete": "from the last record fed until all was processed",
@@ -271,6 +278,8 @@ def _notes(picture: Path) -> list[Row]:
         "or less counts as 1.00x",
         "batches": f"rows in the median; within {LONGEST_TRIGGERS} triggers of {TRIGGER_S:g} s, at "
         f"least {LEAST_SHARE:.0%}, without the first {FIRST_BATCHES}; the longest in triggers",
+        "machine": f"load average {load:.0f} at the most, {os.cpu_count()} cores: where more wants "
+        "to run than there are cores, batches wait for them",
         "plot": str(picture),
     }
     return [Row(FIGURE, f"  {what}", "", text, Verdict.INFO) for what, text in notes.items()]

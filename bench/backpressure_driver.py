@@ -32,6 +32,9 @@ KEYS = 1000
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
+JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""The optimising compiler would take the cores from what is measured, and a run is short."""
+
 _say_lock = threading.Lock()
 
 
@@ -93,6 +96,7 @@ class _Batches(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types
 def _session(jars: str, work_dir: Path) -> SparkSession:
     settings = {
         "spark.jars": jars,
+        "spark.driver.extraJavaOptions": JVM_OPTIONS,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
@@ -100,6 +104,8 @@ def _session(jars: str, work_dir: Path) -> SparkSession:
         "spark.scheduler.mode": "FAIR",
         "spark.local.dir": str(work_dir / "spark"),
         "spark.sql.shuffle.partitions": str(PARTITIONS),
+        # Plans are small and new in each batch: compiling them costs more than it saves.
+        "spark.sql.codegen.wholeStage": "false",
         # Else a stateful query has batches when there is nothing to read.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }

@@ -18,6 +18,8 @@ LEAST_SHARE = 0.95
 """Of the batches that have to end within `LONGEST_TRIGGERS`."""
 FIRST_BATCHES = 2
 """Nothing is known of the query yet: their length is not judged."""
+LEAST_BATCHES = 5
+"""Of the way without adaptive: with fewer, the machine was too busy for the job to say a thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def figures_of(watch: Watch, query: str, until_s: float) -> Figures:
         completion_s=max(0.0, (ended_s or watch.over_s) - watch.fed_s),
         complete=ended_s is not None,
         longest=max(settled, default=0.0),
-        share=statistics.fmean(each <= LONGEST_TRIGGERS for each in settled) if settled else 1.0,
+        share=statistics.fmean(each <= LONGEST_TRIGGERS for each in settled) if settled else 0.0,
         rows=statistics.median(batch.rows for batch in batches) if batches else 0.0,
         batches=len(batches),
     )
