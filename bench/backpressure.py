@@ -29,7 +29,7 @@ from bench.backpressure_judge import (
     ratios,
     worst,
 )
-from bench.backpressure_plot import draw
+from bench.backpressure_plot import Drawn, draw
 from bench.backpressure_run import Driver, Plan, Watch, run
 from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
@@ -68,6 +68,13 @@ class _Result:
         """Join the figures of a way's queries and rounds."""
         pairs = zip(self.rounds[way], self.rounds[NONE], strict=True)
         return over_rounds([_figures(runs, none) for runs, none in pairs])
+
+    def drawn(self) -> Drawn:
+        """Give what the plot shows: of several rounds the first."""
+        return {
+            way: [(run.watch, run.query) for run in rounds[0]]
+            for way, rounds in self.rounds.items()
+        }
 
     def drain_s(self) -> float:
         """How long the way without adaptive took at most when feeding had ended, so far."""
@@ -140,21 +147,16 @@ def measure(
             loads.append(os.getloadavg()[0])
             try:
                 results.append(bench.measure(job, rounds))
-                rows += _rows(results[-1])
+                found = _rows(results[-1])
             except BenchError as error:
-                rows.append(Row(FIGURE, job.name, "", str(error), Verdict.FAILED))
+                found = [Row(FIGURE, job.name, "", str(error), Verdict.FAILED)]
                 bench.restart()
-    # Of several rounds the first is drawn.
-    draw(
-        [
-            (
-                each.job,
-                {way: [(run.watch, run.query) for run in each.rounds[way][0]] for way in WAYS},
-            )
-            for each in results
-        ],
-        picture,
-    )
+            # All of them take long: show how far it is.
+            for row in found:
+                print(f"  {job.name}: {row.measured}", flush=True)
+            rows += found
+    if results:
+        draw([(each.job, each.drawn()) for each in results], picture)
     return rows + _notes(picture, max(loads))
 
 
