@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.functions import col, count, expr, lit, udf, window
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, count, count_if, expr, window
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery, StreamingQueryListener
 
 from bench.backpressure_jobs import JOBS, PARTITIONS, TRIGGER_S, Job, Kind
@@ -25,6 +25,8 @@ from proxy.spark import QuotaListener, client_options
 SLOTS = 48
 """Tasks at a time: more than all queries of a job have partitions. Sleeping needs no core."""
 CLOSE_TIMEOUT_S = 5.0
+STEP_S = 0.05
+"""Of a sleep, after which it is seen whether the job is slow now."""
 NEAR = "2 seconds"
 WATERMARK = "2 seconds"
 WINDOW = "5 seconds"
@@ -121,13 +123,14 @@ def _start_all(
     spark.conf.unset(STATE_STORE)
     if job.kind is Kind.COUNT:
         spark.conf.set(STATE_STORE, ROCKSDB)
-    work = _work(job, time.time())
+    started_s = time.time()
     queries = []
     for name, number in wanted["queries"].items():
         # A pool of its own: the tasks of one query do not wait for those of another.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
+        row_s = job.row_costs_s[number]
         source = _Source(spark, options.bootstrap, name)
-        writer = _writer(source, job, job.row_costs_s[number], wanted["topics"], work)
+        writer = _writer(source, job, wanted["topics"], _process(job, row_s, started_s))
         queries.append(
             writer.queryName(name)
             .option("checkpointLocation", f"{options.work_dir}/checkpoints/{name}")
@@ -156,11 +159,11 @@ class _Source:
 
 
 def _writer(
-    source: _Source, job: Job, row_s: float, topics: Sequence[str], work: Callable[..., Column]
+    source: _Source, job: Job, topics: Sequence[str], process: Callable[[DataFrame, int], None]
 ) -> DataStreamWriter:
     first, last = source.read(topics[0]), topics[-1]
     if job.kind is Kind.WORK:
-        return first.writeStream.foreachBatch(_process(job, row_s, work))
+        return first.writeStream.foreachBatch(process)
     if job.kind is Kind.COUNT:
         keys = (col("key").cast("string").cast("long") % KEYS).alias("number")
         counted = (
@@ -182,33 +185,28 @@ def _named(records: DataFrame, side: str) -> DataFrame:
     ).withWatermark(f"{side}_time", WATERMARK)
 
 
-def _process(
-    job: Job, row_s: float, work: Callable[..., Column]
-) -> Callable[[DataFrame, int], None]:
+def _process(job: Job, row_s: float, started_s: float) -> Callable[[DataFrame, int], None]:
+    """Return the work on a batch: it reads the records, and sleeps for as long as they cost.
+
+    That is the time of the partition with most records, as if each had a core of its own. It is
+    spent here and not in Python workers of the tasks, which need more of a core than they sleep.
+    """
+    slow_from_s, slow_until_s = (started_s + at_s for at_s in job.slow or (0.0, 0.0))
+    of_partition = [count_if(col("partition") == number) for number in range(PARTITIONS)]
+
     def process(batch: DataFrame, number: int) -> None:
-        factor = job.slow_factor if number < job.slow_batches else 1.0
-        worked = batch.select(work(col("offset"), lit(row_s * factor))) if row_s else batch
-        worked.write.format("noop").mode("overwrite").save()
-        pause_s = 0.0
-        if job.pause_every and number % job.pause_every == job.pause_every - 1:
-            pause_s = job.pause_s
-        time.sleep(job.fixed_s + pause_s)
+        (rows,) = batch.agg(*of_partition).collect()
+        left_s = max(rows) * row_s * (job.slow_factor if number < job.slow_batches else 1.0)
+        while left_s > 0:
+            is_slow = slow_from_s <= time.time() < slow_until_s
+            factor = job.slow_factor if is_slow else 1.0
+            step_s = min(STEP_S, left_s * factor)
+            time.sleep(step_s)
+            left_s -= step_s / factor
+        is_paused = job.pause_every and number % job.pause_every == job.pause_every - 1
+        time.sleep(job.fixed_s + (job.pause_s if is_paused else 0.0))
 
     return process
-
-
-def _work(job: Job, started_s: float) -> Callable[..., Column]:
-    """Return the work on a record: it sleeps, for longer in the job's slow time."""
-    slow_from_s, slow_until_s = (started_s + at_s for at_s in job.slow or (0.0, 0.0))
-    slow_factor = job.slow_factor
-
-    def work(offset: int, row_s: float) -> int:
-        is_slow = slow_from_s <= time.time() < slow_until_s
-        time.sleep(row_s * (slow_factor if is_slow else 1.0))
-        return offset
-
-    made: Callable[..., Column] = udf(work, "long")
-    return made
 
 
 def _say(**figures: object) -> None:

@@ -1,8 +1,7 @@
 """The jobs of the figure `backpressure`: what is fed to each, and what its work costs.
 
-Costs are sleeps, so that two cores are enough for several queries at once: the fixed one in the
-driver, that of each record in its task. The jobs with joins and state cost what Spark needs for
-them; their ways run one after the other.
+Costs are sleeps in the driver, so that two cores are enough for several queries at once. The jobs
+with joins and state cost what Spark needs for them; their ways run one after the other.
 """
 
 from collections.abc import Sequence
@@ -61,7 +60,7 @@ class Job:
         shares: of the partitions, which of them gets how many of the records.
         kind: what its queries do.
         fixed_s: cost of a batch, whatever its size.
-        row_s: cost of a record, in the task of its partition.
+        row_s: cost of a record; those of different partitions cost it at the same time.
         slow: when each record costs `slow_factor` times as much, in seconds after the start.
         slow_batches: as many first batches cost `slow_factor` times as much per record.
         slow_factor: see there.
