@@ -69,9 +69,7 @@ class Driver:
             self.world.crash(self.chance.uniform(1000, 25_000))
             back_ms = self.world.now_ms
             self.greets_ms = back_ms + self.chance.uniform(0, FIRST_GREETING_MS)
-            self.reports = [
-                (max(due_ms, self.greets_ms), *rest) for due_ms, *rest in self.reports
-            ]
+            self.reports = [(max(due_ms, self.greets_ms), *rest) for due_ms, *rest in self.reports]
         self.pass_ms(self.chance.uniform(0, 1200))
         if self.chance.random() < 0.2:  # Spark makes a new client
             self.number = 6
