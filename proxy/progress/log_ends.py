@@ -1,9 +1,10 @@
 """Asks the cluster where the logs of followed partitions begin and end.
 
-So lag stays true while a query that would be told the ends through the proxy is down.
+So lag stays true while nothing passes that says so: a query that is down, or busy with a batch.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Protocol
 
@@ -15,9 +16,22 @@ from proxy.progress.link import Address, ClusterAccess, Link, LinkError, Partiti
 from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 LOG_END_INTERVAL_S = 10.0
+"""Between two questions about all partitions that are followed."""
 
-POLL_TIMEOUT_S = 30.0
-"""For all questions of one poll."""
+STALE_END_INTERVAL_S = 0.2
+"""Between two questions about those whose end is known, but was not learned lately."""
+
+RETRY_PAUSE_S = 1.0
+"""Besides, when somebody could not be asked."""
+
+MAX_OFFSETS_PER_S = 2500
+"""So many offsets are asked for in a second, of all brokers together; what is due then comes later.
+Each takes some 10 µs of the event loop's time."""
+
+SLICE = 250
+"""Partitions in one question: the event loop does other work between two."""
+
+MS_PER_SECOND = 1000.0
 
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
@@ -30,6 +44,9 @@ class LogBook(Protocol):
 
     def partitions(self) -> Iterable[Partition]:
         """Return the partitions that are followed."""
+
+    def stale(self, now_ms: float) -> Iterable[Partition]:
+        """Return those of them whose end should be known better."""
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Learn the offset that the next record will have (read_uncommitted)."""
@@ -57,6 +74,7 @@ class LogEnds:
         self._link = Link(access)
         self._leaders: dict[Partition, Address] = {}
         self._absent: frozenset[Partition] = frozenset()
+        self._all_due_ms = -math.inf
         self._problem: str | None = None
         """What was logged last; None when all is well."""
 
@@ -70,32 +88,41 @@ class LogEnds:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(POLL_TIMEOUT_S):
-                        await self.poll()
-                except TimeoutError:
-                    self._say(f"not done in {POLL_TIMEOUT_S:g} s")
+                    await self.poll()
                 except LinkError as error:
                     self._say(str(error))
+                    await asyncio.sleep(RETRY_PAUSE_S)
                 else:
                     self._say(None)
-                await asyncio.sleep(LOG_END_INTERVAL_S)
+                await asyncio.sleep(STALE_END_INTERVAL_S)
         finally:
             await self._link.drop()
 
     async def poll(self) -> None:
-        """Ask once, all leaders at the same time.
+        """Ask for what is due once, all leaders at the same time.
 
         Raises LinkError, after all others were heard, when somebody could not be asked.
         """
-        followed = frozenset(self._book.partitions())
-        self._leaders = {part: at for part, at in self._leaders.items() if part in followed}
+        now_ms = self._clock_ms()
         failures: list[LinkError | None] = []
-        if unknown := followed - self._leaders.keys():
+        timestamps: tuple[int, ...]
+        if now_ms >= self._all_due_ms:
+            self._all_due_ms = now_ms + LOG_END_INTERVAL_S * MS_PER_SECOND
+            due, timestamps = frozenset(self._book.partitions()), (EARLIEST, LATEST)
+            self._leaders = {part: at for part, at in self._leaders.items() if part in due}
+            absent: frozenset[Partition] = frozenset()
+        else:
+            due, timestamps = frozenset(self._book.stale(now_ms)), (LATEST,)
+            absent = self._absent
+        if unknown := due - self._leaders.keys() - absent:
             failures.append(await self._find_leaders(unknown))
         if not any(failures):
-            self._say_absent(followed - self._leaders.keys())
-        by_leader = self._by_leader(followed)
-        failures += await asyncio.gather(*(self._ask(*each) for each in by_leader.items()))
+            self._say_absent(absent | (unknown - self._leaders.keys()))
+        by_leader = self._by_leader(due)
+        share = 1 / len(by_leader) if by_leader else 1.0
+        failures += await asyncio.gather(
+            *(self._ask(*each, timestamps, share) for each in by_leader.items())
+        )
         for failure in filter(None, failures):
             raise failure
 
@@ -136,17 +163,22 @@ class LogEnds:
                 by_leader.setdefault(self._leaders[partition], []).append(partition)
         return by_leader
 
-    async def _ask(self, leader: Address, partitions: list[Partition]) -> LinkError | None:
-        """Ask a leader; return why that was not possible."""
-        try:
-            async for partition, offset in self._offsets(leader, partitions, EARLIEST):
-                self._book.log_start(*partition, offset, self._clock_ms())
-            async for partition, offset in self._offsets(leader, partitions, LATEST):
-                self._book.log_end(*partition, offset, self._clock_ms())
-        except LinkError as error:
-            for partition in partitions:
-                self._leaders.pop(partition, None)
-            return error
+    async def _ask(
+        self, leader: Address, partitions: list[Partition], timestamps: Iterable[int], share: float
+    ) -> LinkError | None:
+        """Ask a leader, at its share of what is asked for in a second; return why that failed."""
+        for start in range(0, len(partitions), SLICE):
+            some = partitions[start : start + SLICE]
+            try:
+                for timestamp in timestamps:
+                    tell = self._book.log_end if timestamp == LATEST else self._book.log_start
+                    async for partition, offset in self._offsets(leader, some, timestamp):
+                        tell(*partition, offset, self._clock_ms())
+                    await asyncio.sleep(len(some) / (MAX_OFFSETS_PER_S * share))
+            except LinkError as error:
+                for partition in partitions:
+                    self._leaders.pop(partition, None)
+                return error
         return None
 
     async def _offsets(
