@@ -518,7 +518,9 @@ def test_a_query_that_has_ended_or_was_never_seen_has_no_stale_ends(world, drive
 
 def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
     world.known.add("other")
-    other = world.driver(name="other", query_id=FOREIGN, run_id=uuid("run-2"))
+    other = world.driver(
+        name="other", query_id=FOREIGN, run_id=uuid("run-2"), sender=uuid("another")
+    )
     driver.batch(10, 20)
     other.batch(10, 20)
     for end, ask in enumerate((world.book.partitions, lambda: world.book.stale(world.now_ms)), 30):
