@@ -43,7 +43,8 @@ class ProgressBook:
         self._commits = Commits()
         self._roster = Roster(self, self._journal)
         self._intake = Intake(self._roster, knows_client)
-        self._sought: dict[PartitionKey, list[PartitionProgress]] = {}
+        self._readers: dict[PartitionKey, set[PartitionProgress]] = {}
+        """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.update(settings)
 
     @property
@@ -133,6 +134,7 @@ class ProgressBook:
 
     def partitions(self) -> set[PartitionKey]:
         """Return the partitions whose log ends are worth asking for."""
+        self._readers = {}
         return self._seek(kept for query in self._roster for kept in query.partitions.values())
 
     def stale(self, now_ms: float) -> set[PartitionKey]:
@@ -209,18 +211,19 @@ class ProgressBook:
         self._commits.removed(query, partition)
 
     def _seek(self, partitions: Iterable[PartitionProgress]) -> set[PartitionKey]:
-        """Return their keys; remember them, so that what is learned finds them without a search."""
-        self._sought = {}
+        """Return their keys; keep who reads them, so that what is learned finds them at once."""
+        keys: set[PartitionKey] = set()
         for kept in partitions:
-            self._sought.setdefault(kept.key, []).append(kept)
-        return set(self._sought)
+            keys.add(kept.key)
+            self._readers.setdefault(kept.key, set()).add(kept)
+        return keys
 
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
         key = (topic, partition)
-        sought = self._sought.get(key)
-        if sought is None:
+        readers = self._readers.get(key)
+        if readers is None:
             return [query.partitions[key] for query in self._roster if key in query.partitions]
-        return [kept for kept in sought if not kept.gone]
+        return [kept for kept in readers if not kept.gone]
 
     def _of_group(self, group: str) -> list[QueryProgress]:
         return [query for query in self._roster if query.commit_group == group]
