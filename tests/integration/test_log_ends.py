@@ -18,8 +18,11 @@ from support.waiting import at_work, eventually
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
+from proxy.progress.book import ProgressBook
 from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
+from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.relay.services import clock_ms
 
 Partition = tuple[str, int]
 
@@ -103,6 +106,27 @@ async def test_stale_ends_are_asked_for_between_and_nothing_else_is(
         await eventually(lambda: sorted(book.ends.values()) == [0, 11, 11, 11], "all are told")
     assert book.starts == {}
     assert book.asked == 1
+
+
+async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 3600.0)
+    name = topic()
+    fill(name, 3, 20)
+    query = QuerySettings(name="orders", client_id="orders")
+    book = ProgressBook(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
+    orders = book.query_of("orders")
+    assert orders is not None
+    orders.reader().fetch_asked(name, 0, None, 1, clock_ms())
+    ends = LogEnds(book, ClusterAccess(((HOST, kafka.port),), None, "quota-proxy"), clock_ms)
+    async with at_work(ends.run()):
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
+        fill(name, 5, 20)
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked again")
 
 
 async def test_without_anything_followed_nothing_is_opened(
