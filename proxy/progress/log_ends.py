@@ -25,7 +25,7 @@ RETRY_PAUSE_S = 1.0
 
 MAX_OFFSETS_PER_S = 2500
 """So many are asked for in a second, of all brokers together, by each of these two; the others come
-later. Each takes some 10 µs of the event loop's time."""
+later. Each takes some 15 µs of the event loop's time."""
 
 SLICE = 250
 """Partitions in one question: the event loop does other work between two."""
