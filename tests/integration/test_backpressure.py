@@ -216,15 +216,19 @@ def test_available_now_reads_to_the_true_end(
     stream: MakeStream,
     topic: MakeTopic,
 ) -> None:
-    """Whether the query is new, or its run before was bounded and has just been stopped."""
-    running = proxy(rules=[steady("new"), steady("bounded")])
+    """Whether the query is new, its rule bounds first batches, or its run before was bounded and
+    has just been stopped.
+    """
+    rules = [steady("new"), steady("initial", initial_rate=RATE), steady("bounded")]
+    running = proxy(rules=rules)
     listen(running)
-    new = stream(running, "new", topic(2))
-    new.feed(1000, RECORD_BYTES)
-    new.start()
-    new.finish()
-    assert new.sizes() == {0: 2000}
-    new.check_all_read({0: 1000, 1: 1000})
+    for name in ("new", "initial"):
+        new = stream(running, name, topic(2))
+        new.feed(1000, RECORD_BYTES)
+        new.start()
+        new.finish()
+        assert new.sizes() == {0: 2000}
+        new.check_all_read({0: 1000, 1: 1000})
 
     query = stream(running, "bounded", topic(2))
     end = 0
