@@ -14,7 +14,8 @@ RESUME_WAIT_MS = 6_000.0
 earlier process knew: an old listener tries again after 5 s at the latest."""
 
 LIFE_WAIT_MS = 3_000.0
-"""The longest time between two signs of life of a run whose listener greets, with some room."""
+"""The longest time between two signs of life of a run, with some room: listeners greet every 2 s
+when there is nothing else to say."""
 
 
 class Lookups(Protocol):
@@ -49,7 +50,7 @@ class Trust:
     """
 
     __slots__ = (
-        *("_connections", "_greeted_ms", "_instances", "_trusts_all", "event_ms"),
+        *("_connections", "_instances", "_trusts_all", "event_ms"),
         *("goes_on", "heard_ms", "is_missed", "life_ms", "resumed_ms"),
     )
 
@@ -57,7 +58,6 @@ class Trust:
         self._connections: dict[Lookups, bool] = {}
         """With whether each is trusted whatever signs of life there are."""
         self._instances = Instances()
-        self._greeted_ms = -math.inf
         self._trusts_all = False
         self.life_ms = -math.inf
         """When the run gave its latest sign of life: when the driver saw an event, or greeted."""
@@ -86,7 +86,7 @@ class Trust:
     def begin_run(self) -> None:
         """Trust no connection before the run gives a sign of life, but those always trusted."""
         self._instances.forget()
-        self.life_ms = self._greeted_ms = self.event_ms = self.resumed_ms = -math.inf
+        self.life_ms = self.event_ms = self.resumed_ms = -math.inf
         self.is_missed = self.goes_on = self._trusts_all = False
 
     def reported(self, event_ms: float, now_ms: float) -> None:
@@ -98,7 +98,6 @@ class Trust:
 
     def greeted(self, now_ms: float) -> None:
         """Record a greeting of the run: it lives, and nothing new has happened."""
-        self._greeted_ms = now_ms
         self._lives(now_ms, now_ms)
 
     def _lives(self, at_ms: float, now_ms: float) -> None:
@@ -142,7 +141,7 @@ class Trust:
         """
         if self.is_missed:
             return self.resumed_ms + RESUME_WAIT_MS
-        if self._greeted_ms > lookups.opened_ms - LIFE_WAIT_MS:
+        if self.life_ms > lookups.opened_ms - LIFE_WAIT_MS:
             return lookups.opened_ms + LIFE_WAIT_MS
         return -math.inf
 

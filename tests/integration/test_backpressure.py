@@ -135,7 +135,7 @@ def test_batches_follow_the_rate_of_processing(
 
 @pytest.mark.usefixtures("no_data_loss")
 def test_bound_goes_when_reports_stop(
-    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic, spark: SparkSession
+    proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
 ) -> None:
     """The batches' at once when the last report is too old, that of the bytes in steps. Until then
     the driver is never told less of a partition than before, however the lags shift.
@@ -149,7 +149,7 @@ def test_bound_goes_when_reports_stop(
     query.feed(2000, RECORD_BYTES)
     query.until(lambda: clamped(query), "bounded batches")
     adapted = query.known()["adaptive"]["bound"]
-    spark.streams.removeListener(listener)
+    listener.close()
     last = max(query.batches)
     query.until(lambda: max(query.batches) > last, "a batch that is not reported")
     query.feed(4000, RECORD_BYTES, [1])
