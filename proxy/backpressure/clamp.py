@@ -174,7 +174,7 @@ class Clamp:
             answers = self._clamped(position, latest, bases, dict.fromkeys(bases, 0))
             why, offsets = "no batch may begin now", 0
         elif why_not is None and self.rate is not None:
-            per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
+            per_batch = self.rate * (self.settings.batch_interval_ms or 0.0) / MS_PER_SECOND
             fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
             lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
             answers = self._clamped(position, latest, bases, shares(fitting, lags))
@@ -260,7 +260,7 @@ class Clamp:
                 return "no batch of this run was reported yet"
         elif not (self._trusts_all or lookups.has_trust):
             return "the connection is newer than the latest report"
-        if self.rate is None:
+        if self.rate is None or self.settings.batch_interval_ms is None:
             return "no rate is known yet"
         return None
 

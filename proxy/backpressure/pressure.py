@@ -90,8 +90,8 @@ class QueryPressure:
         return self._figures.processing_rate
 
     @property
-    def batch_interval_ms(self) -> float:
-        """The query's trigger interval, as its rule says."""
+    def batch_interval_ms(self) -> float | None:
+        """The query's trigger interval, as its rule says; None when it does not."""
         return self._settings.batch_interval_ms
 
     @property
@@ -263,7 +263,8 @@ class QueryPressure:
 
     def _add_batch(self, batch: Batch, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
-        found = self._figures.add(batch, end_ms)
+        ends = {key: told.latest for key, told in self.clamp.told.items()}
+        found = self._figures.add(batch, end_ms, ends, self._static)
         if found is None:
             return
         rate, figures = found

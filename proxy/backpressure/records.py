@@ -48,6 +48,17 @@ def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
 Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_ratio)]
 
 
+Cost = tuple[
+    Amount,
+    Amount,
+    Amount,
+    Amount,
+    Annotated[float, Field(ge=-1, le=1)],
+    Positive,
+    Annotated[float, Field(gt=0, le=1)],
+]
+
+
 class Kept(BaseModel):
     """What a record says."""
 
@@ -65,7 +76,9 @@ class Kept(BaseModel):
     """See inputs.Reach; records per second."""
     waiting_ms: Amount
     estimator: tuple[Number, Positive, Number] | None
-    """See EstimatorState."""
+    """See pid.PidState; None with the other estimator."""
+    cost: Cost | None = None
+    """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     """See RatioState; so is the next."""
     offsets_per_record: Ratio

@@ -35,8 +35,10 @@ AMPLE = 100_000_000.0
 """A bound of the rule that no batch comes near, in bytes per second."""
 
 
-def run(load: Load, seconds: float = END_S, **settings) -> Simulation:
-    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, **settings}))
+def run(load: Load, seconds: float = END_S, estimator: str = "cost", **settings) -> Simulation:
+    simulation = Simulation(
+        load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, "estimator": estimator, **settings})
+    )
     simulation.run(seconds)
     return simulation
 
