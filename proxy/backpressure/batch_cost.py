@@ -25,15 +25,18 @@ MAX_DRIFT = 1 / 3
 """How uncertain drift alone can make a cost, as a part of it."""
 
 LEAST_SHARE = 0.1
-"""Each cost drifts as if it were this part of the time of the largest batch of late, at least: one
-that was taken for 0 would stay 0 otherwise."""
+"""Each cost drifts as if it were this part of a batch's time at least, that of a record by the
+largest batch of late: one that was taken for 0 would stay 0 otherwise."""
 
 WIDEST_KEPT = 0.99
 """What is left of that batch's size after one more batch."""
 
 OUTLIER = 3.0
 """A batch that is further from what was expected than so many standard deviations is believed only
-as far as that, unless the one before it was too, on the same side."""
+as far as that, unless the one before it was too, on the same side, or it is far larger than any."""
+
+FAR_WIDER = 2.0
+"""How many times as large."""
 
 FIRST_DOUBT = 0.5
 """How uncertain the fixed time is after one batch, as a part of it."""
@@ -141,16 +144,17 @@ class BatchCost:
 
     def after(self, records: float, took_ms: float) -> Self:
         """Return what is known after one more batch."""
-        now = self._doubted(DRIFT, MAX_DRIFT)
+        now = self._doubted(DRIFT, MAX_DRIFT, took_ms)
         expected_ms = now.time_ms(records) + MIN_NOISE_MS
         gap_ms = took_ms - now.time_ms(records)
         noise = now.noise * expected_ms**2
         far_ms = OUTLIER * math.sqrt(now.variance(records) + noise)
         surprise = 0 if abs(gap_ms) <= far_ms else 1 if gap_ms > 0 else -1
-        if surprise and surprise != self.surprise:
-            gap_ms = surprise * far_ms
+        if surprise and (surprise == self.surprise or records > FAR_WIDER * self.widest):
+            now = now._doubted(MAX_DRIFT, math.inf, took_ms)
+            noise = now.noise * min(expected_ms, took_ms) ** 2
         elif surprise:
-            now = now._doubted(MAX_DRIFT, math.inf)
+            gap_ms = surprise * far_ms
         # What is left of the gap afterwards, times the gap, is the noise on average.
         left = noise / (now.variance(records) + noise)
         seen = left * (gap_ms / expected_ms) ** 2
@@ -164,7 +168,8 @@ class BatchCost:
 
     def restarted(self) -> Self:
         """Return what is known when the query was started again."""
-        return replace(self._doubted(RESTART_DOUBT, RESTART_DOUBT), surprise=0)
+        widest_ms = self.time_ms(self.widest)
+        return replace(self._doubted(RESTART_DOUBT, RESTART_DOUBT, widest_ms), surprise=0)
 
     def time_ms(self, records: float) -> float:
         """Return how long a batch takes."""
@@ -189,9 +194,9 @@ class BatchCost:
         rest = short_ms**2 - doubt**2 * self.fixed_variance
         return max(0.0, (half + math.sqrt(max(0.0, half**2 - slope * rest))) / slope)
 
-    def _doubted(self, drift: float, most: float) -> Self:
+    def _doubted(self, drift: float, most: float, took_ms: float) -> Self:
         """Return the estimate with a drift more doubt, up to `most` or what there is already."""
-        fixed_size = max(self.fixed_ms, LEAST_SHARE * self.time_ms(self.widest))
+        fixed_size = max(self.fixed_ms, LEAST_SHARE * took_ms)
         each_size = max(self.each_ms, LEAST_SHARE * self.time_ms(self.widest) / self.widest)
         fixed = self.fixed_variance + (drift * fixed_size) ** 2
         each = self.each_variance + (drift * each_size) ** 2

@@ -91,7 +91,7 @@ class CostEstimator:
         self._allowed = self._fitting(cost, target_ms, doubt=1.0 if took_ms <= target_ms else 0.0)
         if was_bounded:
             growth = max(GROWTH, target_ms / took_ms)
-            if self._needs_probe(cost, records, took_ms):
+            if self._needs_probe(cost, records, took_ms) and PROBE * records >= self._least:
                 growth = PROBE
             self._allowed = min(self._allowed, max(growth * records, self._least))
         return self.rate

@@ -90,6 +90,7 @@ class Figures:
         batch: Batch,
         end_ms: float,
         log_ends: Mapping[TopicPartition, int],
+        log_ends_ms: float,
         static: float = math.inf,
     ) -> Finding | None:
         """Take a batch in; return None when it says nothing of the rate.
@@ -98,6 +99,7 @@ class Figures:
             batch: of which the driver has reported.
             end_ms: when it was done.
             log_ends: of the partitions that the query reads, as they were at its trigger.
+            log_ends_ms: when that was.
             static: what the rule lets it read, in bytes per second.
 
         """
@@ -119,7 +121,7 @@ class Figures:
         waited_ms = 0.0
         if interval_ms is not None:
             waited_ms = self.waiting.add(processing_ms, interval_ms)
-            self._arrivals.add(log_ends, start_ms, interval_ms)
+            self._arrivals.add(log_ends, log_ends_ms, interval_ms)
         if read.records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, read.records)

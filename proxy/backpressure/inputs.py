@@ -136,29 +136,33 @@ class Reach:
 
 
 class Arrivals:
-    """How fast the logs grow that a query reads, smoothed over ARRIVALS_INTERVALS."""
+    """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
 
-    __slots__ = ("_ends", "_seen_ms", "rate")
+    __slots__ = ("_elapsed_ms", "_ends", "_grown", "_seen_ms")
 
     def __init__(self) -> None:
         self._ends: Mapping[TopicPartition, int] = {}
         self._seen_ms = -math.inf
-        self.rate: float | None = None
-        """Offsets per second; None when not known."""
+        self._grown = self._elapsed_ms = 0.0
 
     def add(
-        self, ends: Mapping[TopicPartition, int], now_ms: float, batch_interval_ms: float
+        self, ends: Mapping[TopicPartition, int], seen_ms: float, batch_interval_ms: float
     ) -> None:
-        """Take in where the logs ended at a time; what was not known before has not grown."""
-        elapsed_ms = now_ms - self._seen_ms
-        if elapsed_ms <= 0:
+        """Take in where the logs ended at a time; one that was not known has not grown."""
+        elapsed_ms = seen_ms - self._seen_ms
+        if elapsed_ms <= 0 or not ends:
             return
-        grown = sum(max(0, end - self._ends.get(key, end)) for key, end in ends.items())
         if self._ends:
-            rate = grown / elapsed_ms * MS_PER_SECOND
+            grown = sum(max(0, end - self._ends.get(key, end)) for key, end in ends.items())
             kept = math.exp(-elapsed_ms / (ARRIVALS_INTERVALS * batch_interval_ms))
-            self.rate = rate if self.rate is None else rate + kept * (self.rate - rate)
-        self._ends, self._seen_ms = dict(ends), now_ms
+            self._grown = kept * self._grown + grown
+            self._elapsed_ms = kept * self._elapsed_ms + elapsed_ms
+        self._ends, self._seen_ms = dict(ends), seen_ms
+
+    @property
+    def rate(self) -> float | None:
+        """Offsets per second; None when not known."""
+        return self._grown / self._elapsed_ms * MS_PER_SECOND if self._elapsed_ms else None
 
 
 class RatioState(NamedTuple):

@@ -1,5 +1,6 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -264,7 +265,8 @@ class QueryPressure:
     def _add_batch(self, batch: Batch, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         ends = {key: told.latest for key, told in self.clamp.told.items()}
-        found = self._figures.add(batch, end_ms, ends, self._static)
+        ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
+        found = self._figures.add(batch, end_ms, ends, ends_ms, self._static)
         if found is None:
             return
         rate, figures = found
