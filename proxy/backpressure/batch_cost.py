@@ -21,7 +21,7 @@ DRIFT = 0.05
 """By how much of itself each cost may change from one batch to the next, as a standard deviation.
 As much as FIRST_NOISE: so a cost is about the mean of the last two batches."""
 
-MAX_DRIFT = 1 / 3
+MAX_DRIFT = 0.2
 """How uncertain drift alone can make a cost, as a part of it."""
 
 LEAST_SHARE = 0.1
@@ -201,8 +201,8 @@ class BatchCost:
         fixed = self.fixed_variance + (drift * fixed_size) ** 2
         each = self.each_variance + (drift * each_size) ** 2
         # Scaled together, so that what is certain of both costs together stays so.
-        less_fixed = min(1.0, max(self.fixed_variance, (most * fixed_size) ** 2) / fixed)
-        less_each = min(1.0, max(self.each_variance, (most * each_size) ** 2) / each)
+        less_fixed = _part(max(self.fixed_variance, (most * fixed_size) ** 2), fixed)
+        less_each = _part(max(self.each_variance, (most * each_size) ** 2), each)
         return replace(
             self,
             fixed_variance=fixed * less_fixed,
@@ -236,3 +236,7 @@ class BatchCost:
             each_variance=each_variance,
             covariance=covariance,
         )
+
+
+def _part(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 1.0

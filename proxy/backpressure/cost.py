@@ -74,7 +74,7 @@ class CostEstimator:
     def compute(self, batch: Observed) -> float | None:
         """See RateEstimator: None when any size will do and the rule's own bound is not known."""
         records, took_ms = batch.records, batch.processing_ms
-        if not (0 < records < math.inf and 0 < took_ms < math.inf):
+        if not (1 <= records < math.inf and 0 < took_ms < math.inf):
             return None
         try:
             if self._cost is None:
@@ -99,7 +99,7 @@ class CostEstimator:
     @property
     def rate(self) -> float | None:
         """See RateEstimator."""
-        if self._cost is None or not math.isfinite(self._allowed):
+        if not 0 < self._allowed < math.inf:
             return None
         return self._allowed / self._interval_ms * MS_PER_SECOND
 
@@ -107,7 +107,11 @@ class CostEstimator:
         """See RateEstimator."""
         self._behind, self._patience = 0, FIRST_PROBE
         if self._cost is not None:
-            self._cost = cost = self._cost.restarted()
+            cost = self._cost.restarted()
+            if not cost.is_sound:
+                self._cost, self._allowed = None, 0.0
+                return
+            self._cost = cost
             self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
 
     def follow(self, settings: Adaptive) -> None:

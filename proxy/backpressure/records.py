@@ -16,6 +16,7 @@ from proxy.state import Json, Record
 from proxy.state.form import quoted, read_form
 from proxy.wire.offsets import TopicPartition
 
+from .batch_cost import LEAST_NOISE, MOST_NOISE
 from .told import KeptEnd
 
 NAMESPACE = "pressure/"
@@ -54,8 +55,8 @@ Cost = tuple[
     Amount,
     Amount,
     Annotated[float, Field(ge=-1, le=1)],
-    Positive,
-    Annotated[float, Field(gt=0, le=1)],
+    Annotated[float, Field(ge=1, le=MAX_NUMBER)],
+    Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)],
 ]
 
 
