@@ -7,7 +7,7 @@ from proxy.quota.rules import Adaptive
 from .batch_cost import BatchCost, CostState
 from .estimator import MS_PER_SECOND, Observed
 
-LONGEST = 1.3
+LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:
 with what batches differ by, they stay within 1.5."""
 

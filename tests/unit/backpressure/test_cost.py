@@ -242,7 +242,8 @@ def test_no_input_whatever_makes_a_rate_that_is_no_number(batches, restarts):
             assert all(map(math.isfinite, kept))
             assert min(kept.fixed_ms, kept.each_ms, kept.fixed_doubt_ms, kept.each_doubt_ms) >= 0
             assert abs(kept.correlation) <= 1
-            assert kept.widest >= 1 and LEAST_NOISE <= kept.noise <= MOST_NOISE
+            assert kept.widest >= 1
+            assert LEAST_NOISE <= kept.noise <= MOST_NOISE
 
 
 STATES = st.builds(
