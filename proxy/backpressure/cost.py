@@ -54,7 +54,7 @@ class CostEstimator:
     per-record cost.
 
     Args:
-        settings: of the rule; the batch interval is known.
+        settings: of the rule; the batch interval is known before the first batch is taken in.
 
     """
 
@@ -108,15 +108,14 @@ class CostEstimator:
         self._behind, self._patience = 0, FIRST_PROBE
         if self._cost is not None:
             cost = self._cost.restarted()
-            if not cost.is_sound:
-                self._cost, self._allowed = None, 0.0
-                return
-            self._cost = cost
-            self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
+            self._cost = cost if cost.is_sound else None
+        self._plan_anew()
 
     def follow(self, settings: Adaptive) -> None:
-        """See RateEstimator."""
-        self._settings = settings
+        """See RateEstimator: what is known of the costs stays."""
+        before, self._settings = self._settings, settings
+        if settings.batch_interval_ms != before.batch_interval_ms:
+            self._plan_anew()
 
     def kept(self) -> CostState | None:
         """Return what `restore` needs to go on in a later process; None before the first batch."""
@@ -125,6 +124,14 @@ class CostEstimator:
     def restore(self, state: CostState) -> None:
         """Go on from there."""
         self._cost = BatchCost.of(state)
+
+    def _plan_anew(self) -> None:
+        """Size the next batch by what is known without a batch before it."""
+        cost = self._cost
+        if cost is None or self._settings.batch_interval_ms is None:
+            self._allowed = 0.0
+        else:
+            self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
 
     @property
     def _interval_ms(self) -> float:

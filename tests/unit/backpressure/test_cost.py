@@ -189,6 +189,20 @@ def test_a_later_process_goes_on():
     assert other.next_intervals == pytest.approx(LONGEST, rel=0.2)
 
 
+def test_the_interval_may_be_known_later_than_the_costs():
+    """As after a restart, when it is learnt from the reports."""
+    kept = Query(0.1).runs(SMALL, LARGE, *BACKLOG).estimator.kept()
+    query = Query(0.1)
+    query.estimator = made(batch_interval_ms=None)
+    query.estimator.restore(kept)
+    query.estimator.begin_run()
+    assert query.estimator.rate is None
+    query.estimator.follow(adaptive(min_rate=MIN_RATE))
+    assert query.next_intervals == pytest.approx(0.1 * WORTHWHILE, rel=0.1)
+    query.estimator.follow(adaptive(min_rate=MIN_RATE, batch_interval_ms=None))
+    assert query.estimator.rate is None
+
+
 def test_what_is_first_believed():
     """A short batch is mostly its fixed time; a long one has no more of it than an interval."""
     short = BatchCost.first(10.0, 0.1 * INTERVAL_MS, INTERVAL_MS)
