@@ -14,7 +14,7 @@ from metrics import Instruments, Registry, SensorCollector
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config import AdaptiveBound, Config, Listener, parse_size
+from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
 from proxy.login import Credentials, Login
 from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
@@ -380,15 +380,16 @@ def _limits(config: Config) -> Limits:
 
 
 def _adaptive(bound: AdaptiveBound) -> Adaptive:
+    interval = bound.batch_interval
+    gains = bound.model_dump(include=set(GAINS), exclude_none=True)
     return Adaptive(
-        batch_interval_ms=bound.batch_interval * MS_PER_SECOND,
+        batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
+        estimator=bound.estimator,
         min_rate=bound.min_rate,
         max_rate=bound.max_rate,
-        proportional=bound.proportional,
-        integral=bound.integral,
-        derivative=bound.derivative,
         initial_rate=bound.initial_rate,
         hold_ms=bound.hold * MS_PER_SECOND,
+        **gains,
     )
 
 

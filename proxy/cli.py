@@ -240,10 +240,12 @@ def _check(options: argparse.Namespace) -> int:
 
 def _adaptive(adaptive: Adaptive) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
-    interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
+    interval = "the interval that they show"
+    if adaptive.batch_interval_ms is not None:
+        interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
     return (
-        f"adaptive: that at most; follows the query's batches of {interval}, "
-        f"{adaptive.min_rate:g}{most} records per second"
+        f"adaptive: that at most; follows the query's batches of {interval} by their "
+        f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"
     )
 
 

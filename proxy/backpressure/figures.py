@@ -1,14 +1,19 @@
 """What the batches of a query say: how many records it can take, and what a record costs."""
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from proxy.progress.report import Batch
 from proxy.quota.rules import Adaptive
 from proxy.state import Json
+from proxy.wire.offsets import TopicPartition
 
-from .estimator import MS_PER_SECOND, EstimatorState, PidEstimator, RateEstimator
-from .inputs import HeldTime, PerRecord, RatioState, Reach, WaitingTime, reading
+from .batch_cost import CostState
+from .cost import CostEstimator
+from .estimator import MS_PER_SECOND, Observed
+from .inputs import Arrivals, HeldTime, PerRecord, RatioState, Reach, WaitingTime, reading
+from .pid import PidEstimator, PidState
 from .records import Kept
 
 MIN_PROCESSING_MS = 1.0
@@ -19,7 +24,7 @@ class Finding(NamedTuple):
     """What came of a batch."""
 
     rate: float | None
-    """Records per second for those to come; None: the first of a run, or not to be used."""
+    """Records per second for those to come; None: nothing new."""
     figures: str
     """Of the batch, for people."""
 
@@ -46,19 +51,29 @@ class Figures:
         """When it was taken up from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
-        self.begin_run()
+        self._estimator = _estimator(settings)
+        self._arrivals = Arrivals()
+        self.waiting = WaitingTime()
+        self.reach = Reach()
+
+    @property
+    def rate(self) -> float | None:
+        """Records per second that batches planned now should have, by the runs before too."""
+        return self._estimator.rate
 
     def begin_run(self) -> None:
-        """Forget how fast the run before was."""
-        self._estimator: RateEstimator = PidEstimator(self._settings)
+        """Forget how fast the run before was, as far as the estimator does."""
+        self._estimator.begin_run()
         self.waiting = WaitingTime()
         self.reach = Reach()
 
     def follow(self, settings: Adaptive) -> None:
         """Go on under other settings."""
         before, self._settings = self._settings, settings
-        if _of_estimator(settings) != _of_estimator(before):
-            self._estimator = PidEstimator(settings)
+        if settings.estimator == before.estimator:
+            self._estimator.follow(settings)
+        else:
+            self._estimator = _estimator(settings)
 
     def read(self, count: int) -> None:
         """Take note of a Fetch response of so many bytes."""
@@ -70,15 +85,31 @@ class Figures:
         self._reading_held.add(start_ms, due_ms)
         self.held.add(start_ms, due_ms)
 
-    def add(self, batch: Batch, end_ms: float) -> Finding | None:
-        """Take a batch in that was done at `end_ms`; None when it says nothing of the rate."""
+    def add(
+        self,
+        batch: Batch,
+        end_ms: float,
+        log_ends: Mapping[TopicPartition, int],
+        log_ends_ms: float,
+        static: float = math.inf,
+    ) -> Finding | None:
+        """Take a batch in; return None when it says nothing of the rate.
+
+        Args:
+            batch: of which the driver has reported.
+            end_ms: when it was done.
+            log_ends: of the partitions that the query reads, as they were at its trigger.
+            log_ends_ms: when that was.
+            static: what the rule lets it read, in bytes per second.
+
+        """
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         if start_ms < self._resumed_ms:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None
-        read = reading(batch)
+        read = reading(batch, log_ends)
         held_ms = self.held.within(start_ms, end_ms)
         reading_held_ms = self._reading_held.within(start_ms, end_ms)
         self.held.forget(start_ms)
@@ -86,7 +117,11 @@ class Figures:
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
-        waited_ms = self.waiting.add(processing_ms, self._settings.batch_interval_ms)
+        interval_ms = self._settings.batch_interval_ms
+        waited_ms = 0.0
+        if interval_ms is not None:
+            waited_ms = self.waiting.add(processing_ms, interval_ms)
+            self._arrivals.add(log_ends, log_ends_ms, interval_ms)
         if read.records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, read.records)
@@ -97,9 +132,21 @@ class Figures:
             return None
         self.reach.add(read.records, execution_ms, reading_held_ms)
         self.processing_rate = read.records / processing_ms * MS_PER_SECOND
-        rate = self._estimator.compute(
-            batch.timestamp_ms + execution_ms, read.records, processing_ms, waited_ms
-        )
+        rate = None
+        if interval_ms is not None:
+            arrivals, size = self._arrivals.rate, self.bytes_per_record.value
+            per_offset = 1 / (self.offsets_per_record.value or 1.0)
+            rate = self._estimator.compute(
+                Observed(
+                    time_ms=batch.timestamp_ms + execution_ms,
+                    records=read.records,
+                    processing_ms=processing_ms,
+                    waited_ms=waited_ms,
+                    left=None if read.left is None else read.left * per_offset,
+                    arrivals=None if arrivals is None else arrivals * per_offset,
+                    most=math.inf if size is None else static / size,
+                )
+            )
         figures = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             figures += f" (held {held_ms:,.0f} ms left out)"
@@ -107,10 +154,12 @@ class Figures:
 
     def kept(self) -> dict[str, Json]:
         """Return what a record says of it; see `Kept`."""
+        estimator = self._estimator
         return {
             "reach": self.reach.rate,
             "waiting_ms": self.waiting.ms,
-            "estimator": self._estimator.kept(),
+            "estimator": estimator.kept() if isinstance(estimator, PidEstimator) else None,
+            "cost": estimator.kept() if isinstance(estimator, CostEstimator) else None,
             "bytes_per_record": self.bytes_per_record.kept(),
             "offsets_per_record": self.offsets_per_record.kept(),
         }
@@ -120,12 +169,13 @@ class Figures:
         self._resumed_ms = now_ms
         self.reach.rate = kept.reach
         self.waiting.ms = kept.waiting_ms
-        if kept.estimator is not None:
-            self._estimator.restore(EstimatorState(*kept.estimator))
+        if isinstance(self._estimator, PidEstimator) and kept.estimator is not None:
+            self._estimator.restore(PidState(*kept.estimator))
+        elif isinstance(self._estimator, CostEstimator) and kept.cost is not None:
+            self._estimator.restore(CostState(*kept.cost))
         self.bytes_per_record.restore(RatioState(*kept.bytes_per_record))
         self.offsets_per_record.restore(RatioState(*kept.offsets_per_record))
 
 
-def _of_estimator(settings: Adaptive) -> tuple[float, ...]:
-    gains = (settings.proportional, settings.integral, settings.derivative)
-    return (settings.batch_interval_ms, settings.min_rate, *gains)
+def _estimator(settings: Adaptive) -> CostEstimator | PidEstimator:
+    return PidEstimator(settings) if settings.estimator == "pid" else CostEstimator(settings)

@@ -1,10 +1,13 @@
 """What an estimator needs to know of a batch, from what the proxy saw and the driver reported."""
 
+import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.progress.report import Batch
+from proxy.wire.offsets import TopicPartition
 
 from .estimator import MS_PER_SECOND
 
@@ -21,6 +24,9 @@ HELD_SHARE = 0.1
 
 REACH_GROWTH = 1.5
 """From one batch that is not held back to the next."""
+
+ARRIVALS_INTERVALS = 5.0
+"""What came in so many batch intervals ago counts for 1/e of what comes in now."""
 
 DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
@@ -129,6 +135,36 @@ class Reach:
         return max(self.rate, min_rate)
 
 
+class Arrivals:
+    """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
+
+    __slots__ = ("_elapsed_ms", "_ends", "_grown", "_seen_ms")
+
+    def __init__(self) -> None:
+        self._ends: Mapping[TopicPartition, int] = {}
+        self._seen_ms = -math.inf
+        self._grown = self._elapsed_ms = 0.0
+
+    def add(
+        self, ends: Mapping[TopicPartition, int], seen_ms: float, batch_interval_ms: float
+    ) -> None:
+        """Take in where the logs ended at a time; one that was not known has not grown."""
+        elapsed_ms = seen_ms - self._seen_ms
+        if elapsed_ms <= 0 or not ends:
+            return
+        if self._ends:
+            grown = sum(max(0, end - self._ends.get(key, end)) for key, end in ends.items())
+            kept = math.exp(-elapsed_ms / (ARRIVALS_INTERVALS * batch_interval_ms))
+            self._grown = kept * self._grown + grown
+            self._elapsed_ms = kept * self._elapsed_ms + elapsed_ms
+        self._ends, self._seen_ms = dict(ends), seen_ms
+
+    @property
+    def rate(self) -> float | None:
+        """Offsets per second; None when not known."""
+        return self._grown / self._elapsed_ms * MS_PER_SECOND if self._elapsed_ms else None
+
+
 class RatioState(NamedTuple):
     """What a PerRecord keeps."""
 
@@ -186,11 +222,14 @@ class Reading:
     offsets: int | None
     """How far it went on, over all partitions; None when it does not say where it began in each:
     in a first batch, and where a partition is new."""
+    left: int | None
+    """Offsets between its end and that of the logs; None when these are not known."""
 
 
-def reading(batch: Batch) -> Reading:
+def reading(batch: Batch, log_ends: Mapping[TopicPartition, int]) -> Reading:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
+    left = _left(batch, log_ends)
     spans: dict[tuple[str, int], tuple[int, int]] = {}
     for source in batch.sources:
         for topic, ends in source.end.items():
@@ -198,7 +237,16 @@ def reading(batch: Batch) -> Reading:
             for partition, end in ends.items():
                 start = starts.get(partition)
                 if start is None:
-                    return Reading(records, None)
+                    return Reading(records, None, left)
                 low, high = spans.get((topic, partition), (start, end))
                 spans[topic, partition] = min(low, start), max(high, end)
-    return Reading(records, sum(high - low for low, high in spans.values()))
+    return Reading(records, sum(high - low for low, high in spans.values()), left)
+
+
+def _left(batch: Batch, log_ends: Mapping[TopicPartition, int]) -> int | None:
+    ends: dict[TopicPartition, int] = {}
+    for source in batch.sources:
+        for topic, of_topic in source.end.items():
+            ends |= {(topic, partition): end for partition, end in of_topic.items()}
+    known = ends.keys() & log_ends.keys()
+    return sum(max(0, log_ends[key] - ends[key]) for key in known) if known else None

@@ -1,5 +1,6 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -160,7 +161,7 @@ class QueryPressure:
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
-            self.clamp.done(reading(report.batch).offsets)
+            self.clamp.done(reading(report.batch, {}).offsets)
             self._add_batch(report.batch, event_ms)
         elif report.event == "idle":
             self._figures.waiting.ms = 0.0
@@ -307,7 +308,9 @@ class QueryPressure:
         """Take a batch in that was done at `end_ms`."""
         if self.batch_interval_ms is None:
             return
-        found = self._figures.add(batch, end_ms)
+        ends = {key: told.latest for key, told in self.clamp.told.items()}
+        ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
+        found = self._figures.add(batch, end_ms, ends, ends_ms, self._static)
         if found is None:
             return
         rate, figures = found
@@ -352,11 +355,11 @@ class QueryPressure:
     def _first_rate(self) -> float | None:
         """Return the rate for the batches of a run before it has one; None: no bound is known.
 
-        The rule's `initial_rate`, else what the run before could take, else what the rule lets be
+        The rule's `initial_rate`, else what is known of the runs before, else what the rule lets be
         read.
         """
         settings, size = self._settings, self.bytes_per_record
-        rate = settings.initial_rate or self._last_rate
+        rate = settings.initial_rate or self._figures.rate or self._last_rate
         if rate is None and size is not None:
             rate = self._static / size
         if rate is None:

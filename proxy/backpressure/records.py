@@ -16,6 +16,7 @@ from proxy.state import Json, Record
 from proxy.state.form import quoted, read_form
 from proxy.wire.offsets import TopicPartition
 
+from .batch_cost import LEAST_NOISE, MOST_NOISE
 from .told import KeptEnd
 
 NAMESPACE = "pressure/"
@@ -48,6 +49,17 @@ def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
 Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_ratio)]
 
 
+Cost = tuple[
+    Amount,
+    Amount,
+    Amount,
+    Amount,
+    Annotated[float, Field(ge=-1, le=1)],
+    Annotated[float, Field(ge=1, le=MAX_NUMBER)],
+    Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)],
+]
+
+
 class Kept(BaseModel):
     """What a record says."""
 
@@ -75,7 +87,9 @@ class Kept(BaseModel):
     """See inputs.Reach; records per second."""
     waiting_ms: Amount
     estimator: tuple[Number, Positive, Number] | None
-    """See EstimatorState."""
+    """See pid.PidState; None with the other estimator."""
+    cost: Cost | None = None
+    """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
     """See RatioState; so is the next."""
     offsets_per_record: Ratio

@@ -19,11 +19,12 @@ from proxy.config.models import (
     Throttle,
 )
 from proxy.config.pipelines import Pipeline
-from proxy.config.queries import AdaptiveBound, Query
+from proxy.config.queries import GAINS, AdaptiveBound, Query
 from proxy.config.units import Seconds, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "DEFAULT",
+    "GAINS",
     "NODE_ID",
     "AdaptiveBound",
     "Admin",

@@ -1,8 +1,8 @@
 """What the file says of Structured Streaming queries: who they are, and their backpressure."""
 
-from typing import Final
+from typing import Annotated, Final, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from proxy.config.errors import BadValueError
 from proxy.config.fields import (
@@ -13,6 +13,7 @@ from proxy.config.fields import (
     RecordRate,
     Section,
     Text,
+    one_of,
 )
 from proxy.config.units import Seconds, format_duration, format_number
 
@@ -23,22 +24,32 @@ HOLD_INTERVALS: Final = 2
 may take longer than its interval."""
 
 
+GAINS: Final = ("proportional", "integral", "derivative")
+"""Keys that only the estimator pid has."""
+
+Estimator = Literal["cost", "pid"]
+
+
 class AdaptiveBound(Section):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
-    Rates are records per second; None is no limit. The gains `proportional`, `integral` and
-    `derivative` are those of Spark Streaming's PIDRateEstimator, with its defaults.
-    `batch_interval` is the query's trigger interval. With `initial_rate` a query's batches are
-    bounded before its first report. `hold`: for how long a bound stays when reports stop; by
-    default 30 s, or two batch intervals where that is longer. Durations are seconds.
+    Rates are records per second; None is no limit. `estimator` is `cost`, or `pid` where a gain is
+    given: `proportional`, `integral` and `derivative` are those of Spark Streaming's
+    PIDRateEstimator; None is its default. `batch_interval` is the query's trigger interval; None:
+    it is learnt. With `initial_rate` a query's batches are bounded before its first report. `hold`:
+    for how long a bound stays when reports stop; by default 30 s, or two batch intervals where that
+    is longer. Durations are seconds.
     """
 
     min_rate: RecordRate = 100.0
     max_rate: RecordRate | None = None
-    proportional: Gain = 1.0
-    integral: Gain = 0.2
-    derivative: Gain = 0.0
-    batch_interval: BatchInterval = Field(examples=["batch_interval: 2s"])
+    proportional: Gain | None = None
+    integral: Gain | None = None
+    derivative: Gain | None = None
+    estimator: Annotated[Estimator, BeforeValidator(one_of(*get_args(Estimator)))] = Field(
+        default=None, validate_default=True
+    )
+    batch_interval: BatchInterval | None = None
     initial_rate: RecordRate | None = None
     hold: Duration = Field(default=None, validate_default=True)
 
@@ -60,18 +71,31 @@ class AdaptiveBound(Section):
             )
         return rate
 
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _by_gains(cls, estimator: object, info: ValidationInfo) -> object:
+        given = [name for name in GAINS if info.data.get(name) is not None]
+        if estimator == "cost" and given:
+            raise BadValueError(
+                f"cost has no {given[0]}: that is of pid",
+                f"write pid, or leave {' and '.join(given)} out",
+            )
+        if estimator is None:
+            return "pid" if given else "cost"
+        return estimator
+
     @field_validator("hold", mode="before")
     @classmethod
     def _by_default(cls, hold: object, info: ValidationInfo) -> object:
         if hold is None:
-            interval: Seconds = info.data.get("batch_interval", 0.0)
+            interval: Seconds = info.data.get("batch_interval") or 0.0
             return format_duration(max(DEFAULT_HOLD_S, HOLD_INTERVALS * interval))
         return hold
 
     @field_validator("hold")
     @classmethod
     def _outlasts_a_batch(cls, hold: Seconds, info: ValidationInfo) -> Seconds:
-        interval: Seconds = info.data.get("batch_interval", 0.0)
+        interval: Seconds = info.data.get("batch_interval") or 0.0
         if hold <= interval:
             enough = format_duration(HOLD_INTERVALS * interval)
             raise BadValueError(

@@ -208,7 +208,7 @@ class Meter:
             throttle_ms = throttle_time_ms(rate, kept, window_ms)
             self.pacer.change_bound(kept, rate, throttle_ms, now_ms)
             self.gate.poke(now_ms)
-        if adaptive is None or kept == bound:
+        if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None
         elif self.brake is None:
             self.brake = Brake(bound, adaptive.batch_interval_ms)

@@ -34,12 +34,15 @@ EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 class Adaptive:
     """How the bound of a Structured Streaming query follows what its batches can take.
 
-    The estimator is Spark Streaming's PIDRateEstimator. Raises ValueError for a number that is
-    NaN, infinite or out of its range, and for rates that contradict each other.
+    Raises ValueError for a number that is NaN, infinite or out of its range, and for rates that
+    contradict each other.
     """
 
-    batch_interval_ms: float
-    """The query's processing-time trigger; above 0."""
+    batch_interval_ms: float | None = None
+    """The query's processing-time trigger; above 0. None: it is learnt from the reports."""
+    estimator: Literal["cost", "pid"] = "cost"
+    """What makes a rate of batches: backpressure.cost.CostEstimator, or Spark Streaming's own, to
+    which alone the gains belong."""
     min_rate: float = 100.0
     """The rate never falls below this many records per second; above 0."""
     max_rate: float | None = None

@@ -285,13 +285,14 @@ def _adaptive_rule(adaptive: str) -> str:
 
 
 def test_defaults_of_an_adaptive_bound(load: Callable[[str | bytes], Config]) -> None:
-    assert _adaptive(load(_adaptive_rule("batch_interval: 2s"))).model_dump() == {
+    assert _adaptive(load(_adaptive_rule(""))).model_dump() == {
         "min_rate": 100.0,
         "max_rate": None,
-        "proportional": 1.0,
-        "integral": 0.2,
-        "derivative": 0.0,
-        "batch_interval": 2.0,
+        "proportional": None,
+        "integral": None,
+        "derivative": None,
+        "estimator": "cost",
+        "batch_interval": None,
         "initial_rate": None,
         "hold": 30.0,
     }
@@ -300,6 +301,8 @@ def test_defaults_of_an_adaptive_bound(load: Callable[[str | bytes], Config]) ->
 @pytest.mark.parametrize(
     ("durations", "hold_s"),
     [
+        ("", 30.0),
+        ("hold: 100ms", 0.1),
         ("batch_interval: 15s", 30.0),
         ("batch_interval: 1m", 120.0),
         ("batch_interval: 1m, hold: 61s", 61.0),
@@ -310,6 +313,19 @@ def test_a_bound_is_held_for_longer_than_a_batch_takes(
     durations: str, hold_s: float, load: Callable[[str | bytes], Config]
 ) -> None:
     assert _adaptive(load(_adaptive_rule(durations))).hold == hold_s
+
+
+@pytest.mark.parametrize(
+    ("keys", "estimator"),
+    [
+        ("estimator: cost", "cost"),
+        ("estimator: pid", "pid"),
+        ("integral: 0.1", "pid"),
+        ("derivative: 0, estimator: pid", "pid"),
+    ],
+)
+def test_gains_are_of_pid(keys: str, estimator: str, load: Callable[[str | bytes], Config]) -> None:
+    assert _adaptive(load(_adaptive_rule(keys))).estimator == estimator
 
 
 def test_numbers_with_an_exponent(load: Callable[[str | bytes], Config]) -> None:

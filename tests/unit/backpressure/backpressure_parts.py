@@ -34,7 +34,8 @@ EPOCH_S = 1_767_323_045.0
 
 
 def adaptive(**settings) -> Adaptive:
-    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, **settings})
+    """Settings with the estimator whose rate is simply that of the latest batch."""
+    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
 
 
 def rule(static=STATIC, number=0, **settings) -> Rule:

@@ -27,6 +27,8 @@ BYTES_PER_MS = 100_000.0
 """Of the network: 100 MB/s."""
 RECHECK_MS = 20.0
 """How often the relay asks whether an answer may leave."""
+LAG_MS = 100.0
+"""From one look at the lag to the next."""
 POLL_MS = 1.0
 """Between two looks of a task for what it waits for."""
 
@@ -73,6 +75,19 @@ class Load:
     """Whether a task fetches on while it processes."""
     clamps: bool = True
     """Whether the driver is told the clamped ends; it is not when it looks up by another way."""
+    burst: Callable[[float], float] = lambda _since_start_ms: 0
+    """Records that have come at a time beside those of `per_s`."""
+    until_ms: float = math.inf
+    """When the last of them comes."""
+    pause_ms: Callable[[int], float] = lambda _batch: 0.0
+    """What a batch takes longer, by its number."""
+    slowness: Callable[[int, float], float] = lambda _batch, _since_start_ms: 1.0
+    """How many times all that a batch costs, by its number and its start."""
+    skew: float = 1.0
+    """How many times the others' cost a record of the first partition has."""
+    rows_each: int = 1
+    """How often Spark counts a record: twice in a self-join."""
+    poll_ms: float = POLL_MS
 
 
 class Simulation:
@@ -87,6 +102,9 @@ class Simulation:
         self.completed = dict.fromkeys(range(load.partitions), 0)
         self.fetched = dict.fromkeys(range(load.partitions), 0)
         self.held_ms = 0.0
+        self.lags: list[int] = []
+        """One for each LAG_MS."""
+        self._slowness = 1.0
         self._fetching: set[int] = set()
         self._queue: list[tuple[float, int, Task]] = []
         self._order = count()
@@ -96,8 +114,9 @@ class Simulation:
     def run(self, seconds: float) -> None:
         self._spawn(self._driver())
         self._spawn(self._ticks())
+        self._spawn(self._looks())
         end_ms = self.start_ms + seconds * 1000
-        while self._queue and self._queue[0][0] <= end_ms:
+        while self._queue and self._queue[0][0] <= end_ms and not self.is_done:
             self.world.now_ms, _, task = heapq.heappop(self._queue)
             at_ms = next(task, None)
             if at_ms is not None:
@@ -106,14 +125,20 @@ class Simulation:
     def latest(self, p: int) -> int:
         """Return the real log end of a partition."""
         load = self.load
-        elapsed_ms = self.world.now_ms - self.start_ms
+        elapsed_ms = min(self.world.now_ms - self.start_ms, load.until_ms)
         if load.quiet_every_ms is None:
             busy = load.partitions
         elif p == load.partitions - 1:
             return int(elapsed_ms / load.quiet_every_ms)
         else:
             busy = load.partitions - 1
-        return int((load.backlog + load.per_s * elapsed_ms / 1000) / busy)
+        come = load.backlog + load.burst(elapsed_ms) + load.per_s * elapsed_ms / 1000
+        return int(come / busy)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that will ever come is completed."""
+        return self.world.now_ms - self.start_ms > self.load.until_ms and self.lag == 0
 
     @property
     def lag(self) -> int:
@@ -126,6 +151,11 @@ class Simulation:
         while True:
             self.world.backpressure.tick(self.world.now_ms)
             yield self.world.now_ms + 1000
+
+    def _looks(self) -> Task:
+        while True:
+            self.lags.append(self.lag)
+            yield self.world.now_ms + LAG_MS
 
     def _driver(self) -> Task:
         """As ProcessingTimeExecutor: at each multiple of the interval, or at once when late."""
@@ -156,11 +186,15 @@ class Simulation:
         world = self.world
         planned = world.document
         done = [False] * len(ends)
+        number = len(self.batches)
+        self._slowness = self.load.slowness(number, trigger_ms - self.start_ms)
+        overhead_ms = self.load.overhead_ms * self._slowness + self.load.pause_ms(number)
+        # Scheduling and commits come one after the other with the tasks.
+        yield world.now_ms + overhead_ms
         for p, end in ends.items():
             self._spawn(self._executor(p, end, done))
-        yield world.now_ms + self.load.overhead_ms
         while not all(done):
-            yield world.now_ms + POLL_MS
+            yield world.now_ms + self.load.poll_ms
         records = sum(end - self.completed[p] for p, end in ends.items())
         rate, bound = planned["rate"], planned["bound"]
         seen = BatchSeen(trigger_ms, world.now_ms, records, rate, bound, ends)
@@ -171,7 +205,8 @@ class Simulation:
     def _report(self, starts: dict[int, int], ends: dict[int, int], seen: BatchSeen) -> Task:
         yield seen.end_ms + self.load.report_ms
         age_ms = max(0.0, self.load.report_ms - TRANSIT_MS)
-        self.world.batch(ends, ms=seen.took_ms, age_ms=age_ms, starts=starts)
+        rows = seen.records * self.load.rows_each
+        self.world.batch(ends, rows=rows, ms=seen.took_ms, age_ms=age_ms, starts=starts)
 
     def _executor(self, p: int, end: int, done: list[bool]) -> Task:
         world, load = self.world, self.load
@@ -179,13 +214,14 @@ class Simulation:
         while at < end:
             if self.fetched[p] <= at:
                 self._fetch(p)
-                yield world.now_ms + POLL_MS
+                yield world.now_ms + load.poll_ms
                 continue
             upto = min(end, self.fetched[p])
             if load.overlaps and upto < end:
                 self._fetch(p)
             self.read_ranges[p].append((at, upto))
-            yield world.now_ms + (upto - at) * load.cost_ms(world.now_ms - self.start_ms)
+            cost_ms = load.cost_ms(world.now_ms - self.start_ms) * self._slowness
+            yield world.now_ms + (upto - at) * cost_ms * (load.skew if p == 0 else 1.0)
             at = upto
         done[p] = True
 

@@ -10,6 +10,7 @@ from proxy.backpressure.inputs import (
     MAX_HOLDS,
     MAX_WAITING_INTERVALS,
     REACH_GROWTH,
+    Arrivals,
     HeldTime,
     PerRecord,
     Reach,
@@ -191,5 +192,42 @@ READ = [
     ("sources", "records", "offsets"), [row[1:] for row in READ], ids=[row[0] for row in READ]
 )
 def test_what_a_batch_read(sources, records, offsets):
-    made = reading(batch(*sources))
-    assert (made.records, made.offsets) == (records, offsets)
+    made = reading(batch(*sources), {})
+    assert (made.records, made.offsets, made.left) == (records, offsets, None)
+
+
+@pytest.mark.parametrize(
+    ("log_ends", "left"),
+    [
+        ({("t", 0): 9, ("t", 1): 10}, 0),
+        ({("t", 0): 20, ("t", 1): 11}, 12),
+        ({("t", 0): 8, ("t", 1): 11, ("t", 2): 100, ("u", 0): 100}, 1),
+        ({("u", 0): 100}, None),
+    ],
+    ids=["nothing", "in two partitions", "only of those that it read", "not known"],
+)
+def test_what_a_batch_left(log_ends, left):
+    source = ({"t": {"0": 5, "1": 7}}, {"t": {"0": 9, "1": 10}}, 7)
+    assert reading(batch(source), log_ends).left == left
+
+
+GROWING = [
+    # (log ends, when), then offsets per second
+    ("seen once", [({0: 5}, 0)], None),
+    ("seen at one time", [({0: 5}, 0), ({0: 9}, 0)], None),
+    ("steady", [({0: 100 * n, 1: n}, 1000 * n) for n in range(5)], 101),
+    ("nothing comes", [({0: 7}, 1000 * n) for n in range(5)], 0),
+    ("a new partition has not grown", [({0: 0}, 0), ({0: 10, 1: 1000}, 1000)], 10),
+    ("nor has one that was made anew", [({0: 90, 1: 0}, 0), ({0: 0, 1: 10}, 1000)], 10),
+    ("long ago", [({0: 0}, 0), ({0: 10**6}, 1000), ({0: 10**6 + 10**4}, 1_001_000)], 10),
+]
+
+
+@pytest.mark.parametrize(
+    ("seen", "rate"), [row[1:] for row in GROWING], ids=[row[0] for row in GROWING]
+)
+def test_arrivals(seen, rate):
+    arrivals = Arrivals()
+    for ends, seen_ms in seen:
+        arrivals.add({("t", p): end for p, end in ends.items()}, seen_ms, 1000.0)
+    assert arrivals.rate == (None if rate is None else pytest.approx(rate))

@@ -54,6 +54,10 @@ DAMAGED = {
     "a reach below 0": (changed(reach=-1.0), "reach: "),
     "an estimator of two numbers": (changed(estimator=[1.0, 2.0]), "estimator"),
     "an estimator that is none": (changed(estimator=[1.0, float("nan"), 0.0]), "estimator"),
+    "a cost of less than 0": (changed(cost=[-1.0, 1, 1, 1, 0, 1, 0.1]), "cost.0"),
+    "a cost of six numbers": (changed(cost=[1.0, 1, 1, 1, 0, 1]), "cost"),
+    "costs that are more than tied": (changed(cost=[1.0, 1, 1, 1, 1.5, 1, 0.1]), "cost.4"),
+    "a cost without noise": (changed(cost=[1.0, 1, 1, 1, 0, 1, 0.0]), "cost.6"),
     "an endless wait": (changed(waiting_ms=float("inf")), "waiting_ms"),
     "bytes of no records": (changed(bytes_per_record=[5.0, 0.0, 0.0]), "5 does not go with 0"),
     "next to no bytes": (changed(bytes_per_record=[1e-300, 1.0, 0.0]), "does not go with"),
@@ -83,6 +87,15 @@ def test_newer_records_are_refused():
     world.state[KEY] = Record(KEY, record.text, FORM + 1)
     (refused,) = world.crash()
     assert f"has form {FORM + 1}" in refused
+
+
+def test_a_record_of_before_there_were_costs_is_read():
+    world, record = world_with_record()
+    value = json.loads(record.text)
+    assert value.pop("cost") is None
+    world.state[KEY] = Record(KEY, json.dumps(value), FORM)
+    assert world.crash() == []
+    assert world.pressure.rate == pytest.approx(100)
 
 
 def test_what_a_later_version_adds_is_passed_over():

@@ -35,8 +35,10 @@ AMPLE = 100_000_000.0
 """A bound of the rule that no batch comes near, in bytes per second."""
 
 
-def run(load: Load, seconds: float = END_S, **settings) -> Simulation:
-    simulation = Simulation(load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, **settings}))
+def run(load: Load, seconds: float = END_S, estimator: str = "cost", **settings) -> Simulation:
+    simulation = Simulation(
+        load, rule(**{"min_rate": MIN_RATE, "static": AMPLE, "estimator": estimator, **settings})
+    )
     simulation.run(seconds)
     return simulation
 
@@ -65,9 +67,11 @@ LOADS = {
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS.keys())
-def test_batches_follow_what_the_query_can_take(load):
+@pytest.mark.parametrize("estimator", ["cost", "pid"])
+def test_batches_follow_what_the_query_can_take(load, estimator):
     """Slower by four for a while: batches stay short, the rate does not collapse, it recovers."""
-    simulation = run(Load(**{"per_s": INPUT, "cost_ms": changing, **load}))
+    load = Load(**{"per_s": INPUT, "cost_ms": changing, **load})
+    simulation = run(load, estimator=estimator)
     slow = between(simulation, SLOW_FROM_MS, SLOW_TO_MS)
     assert slow[0].took_ms > LONG * INTERVAL_MS
     assert max(b.took_ms for b in slow[SETTLED:]) <= LONG * INTERVAL_MS
@@ -99,7 +103,7 @@ def test_without_the_clamp_batches_grow():
     """A bound that only holds makes a batch longer and the next one bigger."""
     simulation = run(Load(INPUT, changing, clamps=False))
     slow = between(simulation, SLOW_FROM_MS, SLOW_TO_MS)
-    assert max(b.took_ms for b in slow) > 10 * INTERVAL_MS
+    assert max(b.took_ms for b in slow) > 5 * INTERVAL_MS
     assert simulation.held_ms > 0
     assert_every_record_once(simulation)
 

@@ -72,7 +72,8 @@ class World:
 
 
 def test_defaults():
-    made = adaptive()
+    made = Adaptive()
+    assert (made.batch_interval_ms, made.estimator) == (None, "cost")
     assert (made.min_rate, made.max_rate, made.initial_rate) == (100.0, None, None)
     assert (made.proportional, made.integral, made.derivative) == (1.0, 0.2, 0.0)
     assert made.hold_ms == 30_000.0
@@ -137,6 +138,14 @@ def test_rules_for_many_clients_can(keys):
 
 
 # In force
+
+
+def test_without_an_interval_the_rule_has_no_brake():
+    """Batches are shaped where they are planned; how much one may read at once is not known."""
+    world = World(rule(interval_ms=None))
+    world.adapt(200.0 * KB, 0)
+    assert [world.read(0, STATIC) for _ in range(4)] == [None] * 4
+    assert world.row().bound == 200.0 * KB
 
 
 def test_the_lower_bound_is_in_force_at_once():

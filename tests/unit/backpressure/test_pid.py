@@ -7,7 +7,8 @@ from backpressure_parts import adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.estimator import PidEstimator
+from proxy.backpressure.estimator import Observed
+from proxy.backpressure.pid import PidEstimator
 
 
 class Transcription:
@@ -39,10 +40,19 @@ def estimator(**settings) -> PidEstimator:
     return PidEstimator(adaptive(**settings))
 
 
+def seen(time, elements, processing_delay, scheduling_delay) -> Observed:
+    return Observed(
+        time_ms=time,
+        records=elements,
+        processing_ms=processing_delay,
+        waited_ms=scheduling_delay,
+    )
+
+
 def test_the_first_batch_gives_no_rate_but_sets_the_latest_one():
     pid = estimator(proportional=0.0, integral=0.0)
-    assert pid.compute(1000, 4000, 2000, 0) is None
-    assert pid.compute(3000, 100, 2000, 0) == 2000.0
+    assert pid.compute(seen(1000, 4000, 2000, 0)) is None
+    assert pid.compute(seen(3000, 100, 2000, 0)) == 2000.0
 
 
 WORKED = [
@@ -86,7 +96,7 @@ WORKED = [
 )
 def test_worked_figures(gains, batches, rate):
     pid = estimator(**gains)
-    *_, last = [pid.compute(*batch) for batch in batches]
+    *_, last = [pid.compute(seen(*batch)) for batch in batches]
     assert last == pytest.approx(rate)
 
 
@@ -112,11 +122,11 @@ def test_worked_figures(gains, batches, rate):
 def test_what_is_skipped_leaves_no_trace(skipped):
     pid, untouched = estimator(), estimator()
     for each in (pid, untouched):
-        each.compute(0, 800, 400, 0)
-        each.compute(2000, 1000, 500, 100)
-    assert pid.compute(*skipped) is None
+        each.compute(seen(0, 800, 400, 0))
+        each.compute(seen(2000, 1000, 500, 100))
+    assert pid.compute(seen(*skipped)) is None
     after = (6000, 3000, 1500, 200)
-    assert pid.compute(*after) == untouched.compute(*after)
+    assert pid.compute(seen(*after)) == untouched.compute(seen(*after))
 
 
 GAIN = st.floats(0, 10)
@@ -140,7 +150,7 @@ def test_it_is_the_formula(interval, gains, min_rate, batches):
     )
     for batch in batches:
         expected = oracle.compute(*batch)
-        rate = pid.compute(*batch)
+        rate = pid.compute(seen(*batch))
         assert rate == (None if expected is None else pytest.approx(expected))
         assert rate is None or rate >= min_rate
 
@@ -158,5 +168,5 @@ def test_no_input_whatever_makes_a_rate_that_is_no_number(gains, min_rate, batch
     p, i, d = gains
     pid = estimator(proportional=p, integral=i, derivative=d, min_rate=min_rate)
     for batch in batches:
-        rate = pid.compute(*batch)
+        rate = pid.compute(seen(*batch))
         assert rate is None or (math.isfinite(rate) and rate >= min_rate)

@@ -1,0 +1,242 @@
+"""What a batch of a query costs: a fixed time, and a time for each record."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+FIRST_NOISE = 0.05
+"""Standard deviation of a batch's time around what it costs, as a part of it, until it is known."""
+
+LEAST_NOISE = 0.02
+MOST_NOISE = 0.3
+"""The least and the most that it is taken to be later."""
+
+NOISE_WEIGHT = 0.1
+"""Of the latest batch in it."""
+
+MIN_NOISE_MS = 1.0
+"""Spark counts in whole milliseconds."""
+
+DRIFT = 0.05
+"""By how much of itself each cost may change from one batch to the next, as a standard deviation.
+As much as FIRST_NOISE: so a cost is about the mean of the last two batches."""
+
+MAX_DRIFT = 0.2
+"""How uncertain drift alone can make a cost, as a part of it."""
+
+LEAST_SHARE = 0.1
+"""Each cost drifts as if it were this part of a batch's time at least, that of a record by the
+largest batch of late: one that was taken for 0 would stay 0 otherwise."""
+
+WIDEST_KEPT = 0.99
+"""What is left of that batch's size after one more batch."""
+
+OUTLIER = 3.0
+"""A batch that is further from what was expected than so many standard deviations is believed only
+as far as that, unless the one before it was too, on the same side, or it is far larger than any."""
+
+FAR_WIDER = 2.0
+"""How many times as large."""
+
+FIRST_DOUBT = 0.5
+"""How uncertain the fixed time is after one batch, as a part of it."""
+
+RESTART_DOUBT = 0.5
+"""How uncertain both costs are when a query was started again, as a part of them."""
+
+MIN_CERTAINTY = 0.1
+"""The cost of a record is as good as unknown when less than this part of its square is certain."""
+
+MAX_FIGURE = 1e15
+"""No real time or number of records is larger."""
+
+
+class CostState(NamedTuple):
+    """What is kept of a BatchCost."""
+
+    fixed_ms: float
+    fixed_doubt_ms: float
+    """Standard deviation; so is the next."""
+    each_ms: float
+    each_doubt_ms: float
+    correlation: float
+    """Of the two, from -1 to 1."""
+    widest: float
+    noise: float
+    """Standard deviation of a batch's time, as a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """`fixed_ms + each_ms * records`, both 0 or more, and how certain that is.
+
+    A Kalman filter whose state, the two costs, takes a random walk. That is recursive least squares
+    with forgetting (Ljung and Gunnarsson, "Adaptation and tracking in system identification", 1990)
+    in which a cost is forgotten in proportion to its size and no further than MAX_DRIFT, so that
+    what is known of a record's cost outlasts any number of batches without records to speak of
+    (Kulhavy's directional forgetting, 1987, has the same aim).
+    """
+
+    fixed_ms: float
+    each_ms: float
+    fixed_variance: float
+    each_variance: float
+    covariance: float
+    widest: float
+    """Records of the largest batch of late."""
+    noise: float = FIRST_NOISE**2
+    """Variance of a batch's time, as a part of its square."""
+    surprise: int = 0
+    """1 when the latest batch took far longer than expected, -1 when far less, else 0."""
+
+    @classmethod
+    def first(cls, records: float, took_ms: float, interval_ms: float) -> Self:
+        """Return what one batch says, with nothing known before.
+
+        A short batch is mostly its fixed time, and of a long one the fixed time is not much more
+        than the trigger interval: users choose triggers so.
+        """
+        fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
+        variance = (FIRST_DOUBT * fixed_ms) ** 2
+        noise = (FIRST_NOISE * took_ms) ** 2
+        return cls(
+            fixed_ms,
+            (took_ms - fixed_ms) / records,
+            variance,
+            (variance + noise) / records**2,
+            -variance / records,
+            records,
+        )
+
+    @classmethod
+    def of(cls, state: CostState) -> Self:
+        """Return what was kept."""
+        fixed_doubt_ms, each_doubt_ms = state.fixed_doubt_ms, state.each_doubt_ms
+        return cls(
+            state.fixed_ms,
+            state.each_ms,
+            fixed_doubt_ms**2,
+            each_doubt_ms**2,
+            state.correlation * fixed_doubt_ms * each_doubt_ms,
+            state.widest,
+            state.noise**2,
+        )
+
+    def kept(self) -> CostState:
+        """Return what `of` takes."""
+        fixed_doubt_ms, each_doubt_ms = map(math.sqrt, (self.fixed_variance, self.each_variance))
+        both = fixed_doubt_ms * each_doubt_ms
+        correlation = min(max(self.covariance / both, -1.0), 1.0) if both > 0 else 0.0
+        return CostState(
+            self.fixed_ms,
+            fixed_doubt_ms,
+            self.each_ms,
+            each_doubt_ms,
+            correlation,
+            self.widest,
+            math.sqrt(self.noise),
+        )
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether all figures are numbers: those of no real batch may be beyond measure."""
+        return all(abs(figure) <= MAX_FIGURE for figure in self.kept())
+
+    def after(self, records: float, took_ms: float) -> Self:
+        """Return what is known after one more batch."""
+        now = self._doubted(DRIFT, MAX_DRIFT, took_ms)
+        expected_ms = now.time_ms(records) + MIN_NOISE_MS
+        gap_ms = took_ms - now.time_ms(records)
+        noise = now.noise * expected_ms**2
+        far_ms = OUTLIER * math.sqrt(now.variance(records) + noise)
+        surprise = 0 if abs(gap_ms) <= far_ms else 1 if gap_ms > 0 else -1
+        if surprise and (surprise == self.surprise or records > FAR_WIDER * self.widest):
+            now = now._doubted(MAX_DRIFT, math.inf, took_ms)
+            noise = now.noise * min(expected_ms, took_ms) ** 2
+        elif surprise:
+            gap_ms = surprise * far_ms
+        # What is left of the gap afterwards, times the gap, is the noise on average.
+        left = noise / (now.variance(records) + noise)
+        seen = left * (gap_ms / expected_ms) ** 2
+        relative = now.noise + NOISE_WEIGHT * (seen - now.noise)
+        return replace(
+            now._moved(records, gap_ms, noise),
+            noise=min(max(relative, LEAST_NOISE**2), MOST_NOISE**2),
+            surprise=surprise,
+            widest=max(records, WIDEST_KEPT * self.widest),
+        )
+
+    def restarted(self) -> Self:
+        """Return what is known when the query was started again."""
+        widest_ms = self.time_ms(self.widest)
+        return replace(self._doubted(RESTART_DOUBT, RESTART_DOUBT, widest_ms), surprise=0)
+
+    def time_ms(self, records: float) -> float:
+        """Return how long a batch takes."""
+        return self.fixed_ms + self.each_ms * records
+
+    def variance(self, records: float) -> float:
+        """Return how uncertain that is."""
+        variance = self.fixed_variance + 2 * self.covariance * records
+        return max(0.0, variance + self.each_variance * records**2)
+
+    def largest(self, time_ms: float, *, doubt: float) -> float:
+        """Return how many records may fit into a time: infinite when that is as good as unknown.
+
+        The time that a batch takes is taken `doubt` standard deviations short. So what is not known
+        is tried out: nothing is added to batches of sizes that there were, much to far larger ones.
+        """
+        slope = self.each_ms**2 - doubt**2 * self.each_variance
+        if self.each_ms <= 0 or slope <= MIN_CERTAINTY * self.each_ms**2:
+            return math.inf
+        short_ms = time_ms - self.fixed_ms
+        half = self.each_ms * short_ms + doubt**2 * self.covariance
+        rest = short_ms**2 - doubt**2 * self.fixed_variance
+        return max(0.0, (half + math.sqrt(max(0.0, half**2 - slope * rest))) / slope)
+
+    def _doubted(self, drift: float, most: float, took_ms: float) -> Self:
+        """Return the estimate with a drift more doubt, up to `most` or what there is already."""
+        fixed_size = max(self.fixed_ms, LEAST_SHARE * took_ms)
+        each_size = max(self.each_ms, LEAST_SHARE * self.time_ms(self.widest) / self.widest)
+        fixed = self.fixed_variance + (drift * fixed_size) ** 2
+        each = self.each_variance + (drift * each_size) ** 2
+        # Scaled together, so that what is certain of both costs together stays so.
+        less_fixed = _part(max(self.fixed_variance, (most * fixed_size) ** 2), fixed)
+        less_each = _part(max(self.each_variance, (most * each_size) ** 2), each)
+        return replace(
+            self,
+            fixed_variance=fixed * less_fixed,
+            each_variance=each * less_each,
+            covariance=self.covariance * math.sqrt(less_fixed * less_each),
+        )
+
+    def _moved(self, records: float, gap_ms: float, noise: float) -> Self:
+        """Return the estimate moved by what a batch took longer than expected."""
+        to_fixed = self.fixed_variance + self.covariance * records
+        to_each = self.covariance + self.each_variance * records
+        total = max(to_fixed + to_each * records, 0.0) + noise
+        fixed_ms = self.fixed_ms + to_fixed / total * gap_ms
+        each_ms = self.each_ms + to_each / total * gap_ms
+        fixed_variance = max(0.0, self.fixed_variance - to_fixed**2 / total)
+        each_variance = max(0.0, self.each_variance - to_each**2 / total)
+        both = math.sqrt(fixed_variance * each_variance)
+        covariance = min(max(self.covariance - to_fixed * to_each / total, -both), both)
+        # A cost below 0 is one of 0; what is certain of the two together stays.
+        if each_ms < 0:
+            fixed_ms -= covariance / each_variance * each_ms if each_variance > 0 else 0.0
+            each_ms = 0.0
+        elif fixed_ms < 0:
+            each_ms -= covariance / fixed_variance * fixed_ms if fixed_variance > 0 else 0.0
+            fixed_ms = 0.0
+        return replace(
+            self,
+            fixed_ms=max(0.0, fixed_ms),
+            each_ms=max(0.0, each_ms),
+            fixed_variance=fixed_variance,
+            each_variance=each_variance,
+            covariance=covariance,
+        )
+
+
+def _part(part: float, whole: float) -> float:
+    return min(1.0, part / whole) if whole > 0 else 1.0

@@ -1,0 +1,181 @@
+"""Choose the size of batches from what a batch costs: a fixed time, and one for each record."""
+
+import math
+
+from proxy.quota.rules import Adaptive
+
+from .batch_cost import BatchCost, CostState
+from .estimator import MS_PER_SECOND, Observed
+
+LONGEST = 1.25
+"""Batch intervals that a batch is planned to take at most where one interval is enough for any:
+with what batches differ by, they stay within 1.5."""
+
+WORTHWHILE = 11.0
+"""A batch of so many times its fixed time loses an eleventh of its time to it; a longer one gains
+little."""
+
+USEFUL = 0.75
+"""Part of a multiple of the interval that the fixed time may take where it is more than one."""
+
+HEADROOM = 1.1
+"""A query keeps up when it can take so many times what comes in."""
+
+FULL = 0.9
+"""A batch of so much of what was allowed was bounded by it, if nobody knows what it left out."""
+
+GROWTH = 4.0
+"""How many times as large as a bounded batch the next may be, if time alone does not allow more."""
+
+PROBE = 0.5
+"""Part of a batch that is let in to see what is fixed of its time."""
+
+FIRST_PROBE, LAST_PROBE = 2, 32
+"""How many bounded batches fall behind before a probe: at first, and at most after further ones."""
+
+CERTAIN = 0.1
+"""There is no probe when the cost of a record is known up to this part of it."""
+
+
+class CostEstimator:
+    """Gives batches the size whose time fits the trigger interval, learnt by `BatchCost`.
+
+    A batch is to take one interval, or up to LONGEST where its fixed time is a tenth of it or more.
+    If less comes out of that than what comes in, it is to take `fixed / (1 - each * arrivals)`, the
+    time that batches of the query would have by themselves, with HEADROOM and no more than
+    WORTHWHILE times its fixed time. If not even that keeps up the query is overloaded, and batches
+    stay short. Where the fixed time alone is more than the interval, the least multiple of the
+    interval with room for records takes its place.
+
+    What is not known of the cost of a record makes batches larger, up to what the rule's own bound
+    carries in its time; one that was bounded is followed by one of GROWTH times its size or of
+    the target time, at most. After one that took too long, nothing is tried out. A query that falls
+    behind gets a smaller batch from time to time: only batches of different sizes tell fixed from
+    per-record cost.
+
+    Args:
+        settings: of the rule; the batch interval is known before the first batch is taken in.
+
+    """
+
+    __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
+
+    def __init__(self, settings: Adaptive) -> None:
+        self._settings = settings
+        self._cost: BatchCost | None = None
+        self._arrivals: float | None = None
+        self._most = math.inf
+        self._allowed = 0.0
+        """Records of the next batch; before the first one, nobody knows whether it was bounded."""
+        self._behind = 0
+        """Bounded batches, one after the other, that took less than came in."""
+        self._patience = FIRST_PROBE
+
+    def compute(self, batch: Observed) -> float | None:
+        """See RateEstimator: None when any size will do and the rule's own bound is not known."""
+        records, took_ms = batch.records, batch.processing_ms
+        if not (1 <= records < math.inf and 0 < took_ms < math.inf):
+            return None
+        try:
+            if self._cost is None:
+                cost = BatchCost.first(records, took_ms, self._interval_ms)
+            else:
+                cost = self._cost.after(records, took_ms)
+            if not cost.is_sound:
+                return None
+        except ArithmeticError:  # figures beyond measure
+            return None
+        was_bounded = records >= FULL * self._allowed if batch.left is None else batch.left > 0
+        self._cost, self._arrivals, self._most = cost, batch.arrivals, batch.most
+        target_ms = self._target_ms(cost)
+        self._allowed = self._fitting(cost, target_ms, doubt=1.0 if took_ms <= target_ms else 0.0)
+        if was_bounded:
+            growth = max(GROWTH, target_ms / took_ms)
+            if self._needs_probe(cost, records, took_ms) and PROBE * records >= self._least:
+                growth = PROBE
+            self._allowed = min(self._allowed, max(growth * records, self._least))
+        return self.rate
+
+    @property
+    def rate(self) -> float | None:
+        """See RateEstimator."""
+        if not 0 < self._allowed < math.inf:
+            return None
+        return self._allowed / self._interval_ms * MS_PER_SECOND
+
+    def begin_run(self) -> None:
+        """See RateEstimator."""
+        self._behind, self._patience = 0, FIRST_PROBE
+        if self._cost is not None:
+            cost = self._cost.restarted()
+            self._cost = cost if cost.is_sound else None
+        self._plan_anew()
+
+    def follow(self, settings: Adaptive) -> None:
+        """See RateEstimator: what is known of the costs stays."""
+        before, self._settings = self._settings, settings
+        if settings.batch_interval_ms != before.batch_interval_ms:
+            self._plan_anew()
+
+    def kept(self) -> CostState | None:
+        """Return what `restore` needs to go on in a later process; None before the first batch."""
+        return self._cost.kept() if self._cost is not None else None
+
+    def restore(self, state: CostState) -> None:
+        """Go on from there."""
+        self._cost = BatchCost.of(state)
+
+    def _plan_anew(self) -> None:
+        """Size the next batch by what is known without a batch before it."""
+        cost = self._cost
+        if cost is None or self._settings.batch_interval_ms is None:
+            self._allowed = 0.0
+        else:
+            self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
+
+    @property
+    def _interval_ms(self) -> float:
+        interval_ms = self._settings.batch_interval_ms
+        if interval_ms is None:
+            raise ValueError("the batch interval is not known")
+        return interval_ms
+
+    @property
+    def _least(self) -> float:
+        """The records of the smallest batch that the rule allows."""
+        return self._settings.min_rate * self._interval_ms / MS_PER_SECOND
+
+    def _target_ms(self, cost: BatchCost) -> float:
+        """Return how long a batch is to take."""
+        interval_ms, fixed_ms = self._interval_ms, cost.fixed_ms
+        worthwhile_ms = WORTHWHILE * fixed_ms
+        has_room = fixed_ms < interval_ms
+        if has_room:
+            target_ms = min(max(worthwhile_ms, interval_ms), LONGEST * interval_ms)
+        else:
+            target_ms = math.ceil(fixed_ms / (USEFUL * interval_ms)) * interval_ms
+        if self._arrivals is None:
+            return target_ms
+        load = cost.each_ms * self._arrivals / MS_PER_SECOND
+        if load <= 1 - 1 / WORTHWHILE:
+            free = 1 - load * HEADROOM
+            needed_ms = fixed_ms / free if free > 0 else math.inf
+            return max(target_ms, min(worthwhile_ms, needed_ms))
+        return target_ms if has_room else worthwhile_ms
+
+    def _fitting(self, cost: BatchCost, target_ms: float, *, doubt: float) -> float:
+        most = self._most * max(target_ms, self._interval_ms) / MS_PER_SECOND
+        fitting = min(cost.largest(target_ms, doubt=doubt), most)
+        return max(fitting, self._least)
+
+    def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:
+        """Say whether the query falls behind and nobody knows what is fixed of its time."""
+        taken = records / max(took_ms, self._interval_ms) * MS_PER_SECOND
+        if self._arrivals is None or taken >= self._arrivals:
+            self._behind, self._patience = 0, FIRST_PROBE
+            return False
+        self._behind += 1
+        if self._behind < self._patience or cost.each_variance <= (CERTAIN * cost.each_ms) ** 2:
+            return False
+        self._behind, self._patience = 0, min(2 * self._patience, LAST_PROBE)
+        return True
