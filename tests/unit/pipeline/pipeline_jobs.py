@@ -9,7 +9,7 @@ import heapq
 import math
 from collections.abc import Callable
 
-from pipeline_world import SECOND_MS, World
+from wired_world import SECOND_MS, World
 
 from proxy.backpressure.shares import shares
 
@@ -18,6 +18,8 @@ CLOCK_MS = 100.0
 
 TICK_MS = 500.0
 """Between two looks of the proxy."""
+
+RECORD_BYTES = 100
 
 LOG_END_MS = 10_000.0
 """Between two times that it asks the cluster for the ends of logs."""
@@ -156,6 +158,7 @@ class Job:
                 self.plant.world.pipelines.appended(
                     self.name, log.topic, part, start, end, self.plant.world.now_ms
                 )
+        self.plant.world.pressed(self.name).read(rows * RECORD_BYTES)
         self.done = ends
         batch = {
             "batch_id": self._number,

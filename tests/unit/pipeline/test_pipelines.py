@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from pipeline_world import HIGH, NORMAL, PRODUCER, SECOND_MS, STATIC, World, pipeline
+from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, STATIC, World, pipeline
 
 from proxy.pipelines.line import MAX_OUTPUTS
 from proxy.state import MemoryStore, StateError

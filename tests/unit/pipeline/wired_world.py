@@ -66,6 +66,7 @@ class World:
         self.store = store or MemoryStore()
         self.numbers, self.batches = count(1), Counter()
         self.done = Counter()
+        self.progress = {}  # records of it, by key
         self.ends = {}  # of logs, as the cluster says when it is asked
         self.config = self.configured(*pipelines)
         self.start()
@@ -97,8 +98,19 @@ class World:
         self.file.write_text(yaml.safe_dump(document))
         return load_config(self.file)
 
-    def start(self, progress=()):
-        """Begin, or begin again as another process that has the state, and records of progress."""
+    def restart(self):
+        """Begin again as another process that has all of the state."""
+        self.keep()
+        self.progress |= {record.key: record for record in self.book.changes()[0]}
+        pressed = [
+            pressed.record()
+            for client_id in self.backpressure.clients
+            for pressed in self.backpressure.of_client(client_id)
+        ]
+        self.start(self.progress.values(), [each for each in pressed if each is not None])
+
+    def start(self, progress=(), pressed=()):
+        """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.prometheus = CollectorRegistry()
         instruments = Instruments(self.prometheus, max_label_sets=100)
         made = quota_settings(self.config)
@@ -106,6 +118,7 @@ class World:
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
         self.book = ProgressBook(progress_settings(self.config), lambda _: True, lambda _: None)
         assert self.book.load(progress) == []
+        assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = Pipelines(
             self.config,
             self.book,
