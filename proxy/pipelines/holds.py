@@ -80,7 +80,8 @@ class Holds:
         """
         clients = self._members.clients_of(stage)
         for client_id in clients:
-            if client_id not in line.rooms or not self._rooms.ahead(client_id).batches:
+            is_new = line.rooms.get(client_id) is None
+            if is_new or not self._rooms.ahead(client_id).batches:
                 line.rooms[client_id] = self._rooms.room(line, stage, client_id, now_ms)
         self._limit(line, stage, clients, now_ms)
 

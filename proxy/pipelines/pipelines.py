@@ -147,7 +147,9 @@ class Pipelines:
         """Take note that a driver is about to be told the ends of partitions."""
         for line in self._lines.values():
             stage = self._members.stage_of(line, client_id)
-            if stage is not None and self._rooms.asks(client_id, partitions):
+            if stage is None or not self._rooms.is_bounded(line):
+                continue
+            if self._rooms.asks(client_id, partitions):
                 self._holds.press_plan(line, stage, client_id, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:

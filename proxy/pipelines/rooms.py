@@ -6,7 +6,7 @@ counts.
 
 from collections import defaultdict
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.pipeline.graph import StageSettings
@@ -51,6 +51,12 @@ class Rooms:
         self._planned: dict[str, Planned] = defaultdict(Planned)
         """By client id."""
 
+    def is_bounded(self, line: Line) -> bool:
+        """Say whether there is anything that a batch may have no room for."""
+        settings = line.graph.settings
+        bounds = (settings.max_lag, settings.max_pending_batches, settings.max_pending_bytes)
+        return any(bound is not None for bound in bounds)
+
     def asks(self, client_id: str, partitions: Set[PartitionKey]) -> bool:
         """Take note that a driver asks for ends; return whether it makes another plan."""
         told, _ = self._told(client_id)
@@ -79,7 +85,7 @@ class Rooms:
     def room(self, line: Line, stage: StageSettings, client_id: str, now_ms: float) -> Room | None:
         """Return the room for the next batch of a client of a stage; None: no bound."""
         if stage.name in line.graph.first and self._is_full(line, now_ms):
-            return Room(0, line.completion.holder(), ALL)
+            return Room(0, line.completion.holder() or stage.name, ALL)
         max_lag = line.graph.settings.max_lag
         if max_lag is None:
             return None
@@ -95,6 +101,7 @@ class Rooms:
         if pending.max_batches is None and pending.max_bytes is None:
             return False
         batches, size_bytes = 0, 0.0
+        # A query that is gone makes its batch again when it is back: as the first of a run.
         for name in line.graph.first:
             batches += line.completion.waiting(name)
             if line.flow.is_alive(name, now_ms):
@@ -114,16 +121,23 @@ class Rooms:
         now_ms: float,
     ) -> Room | None:
         """Return what a client of the stage `writing` may plan for the sake of one it feeds."""
-        lag = self._lag(line, stage, stage.consumes, now_ms)
+        # What sources bring is not kept back here: it takes no room from what stages write.
+        topics = [topic for topic in stage.consumes if line.graph.producer_of[topic] in line.stages]
+        lag = self._lag(line, stage, topics, now_ms)
         if lag is None:
             return Room(0, stage.name, f"how much waits for {stage.name} is not known yet")
+        clients = {
+            (name, client)
+            for name in line.graph.upstream_of(stage.name)
+            if name in line.stages and line.flow.is_alive(name, now_ms)
+            for client in self._members.clients_of(line.stages[name])
+        }
         writers = [
             self._writer(line, line.stages[name], client, stage, now_ms)
-            for name in line.graph.upstream_of(stage.name)
-            if name in line.stages and (name == writing.name or line.flow.is_alive(name, now_ms))
-            for client in self._members.clients_of(line.stages[name])
-            | ({client_id} if name == writing.name else set())
+            for name, client in clients - {(writing.name, client_id)}
         ]
+        asking = self._writer(line, writing, client_id, stage, now_ms)
+        writers.append(replace(asking, weight=writing.normal_rate))
         pressed = next(iter(self._backpressure.of_client(client_id)), None)
         partitions = sum(1 for _ in self._partitions(client_id, writing.consumes))
         least = max(1, round(partitions / _offsets_per_record(pressed)))

@@ -77,9 +77,9 @@ def pipeline(topics: list[str], *, second: Document | None = None, **more: Any) 
     return {"name": NAME, "sources": [source], "stages": stages, **more}
 
 
-def whole(bootstrap: str, *pipelines: Document, **parts: Any) -> Document:
+def whole(bootstrap: str, *pipelines: Document, min_rate: int = 1, **parts: Any) -> Document:
     """Make a configuration in which the stages may be held."""
-    adaptive = {"batch_interval": "1s", "min_rate": 1, "max_rate": 1_000_000}
+    adaptive = {"batch_interval": "1s", "min_rate": min_rate, "max_rate": 1_000_000}
     rules = [
         {"client-id": name, "consumer_byte_rate": HIGH_BOUND_BYTES, "adaptive": adaptive}
         for name in STAGES
@@ -456,8 +456,8 @@ class Line:
     def look(self) -> bool:
         """Look at what the bounds are on."""
         _, end = self._consumer.get_watermark_offsets(self._topic, timeout=WAIT_S)
-        (partition,) = self.last.known()["partitions"]
-        self.lag.append(end - (partition["completed_to"] or 0))
+        done = sum(each["completed_to"] or 0 for each in self.last.known()["partitions"])
+        self.lag.append(end - done)
         self.pending.append(int(pending(self._running)))
         return True
 
@@ -504,7 +504,8 @@ def test_bounds_are_kept_while_a_spark_query_stands(
     tmp_path: Path,
 ) -> None:
     topics = [topic(), topic()]
-    running = run(pipeline(topics, max_lag=MAX_LAG, max_pending={"batches": MAX_PENDING}))
+    bounds = {"max_lag": MAX_LAG, "max_pending": {"batches": MAX_PENDING}}
+    running = run(pipeline(topics, **bounds), min_rate=WAVE)  # so that nothing else bounds batches
     listen(running)
     last = stream(running, "second", topics[1])
     first = copying(spark, running, topics, tmp_path)
@@ -512,16 +513,20 @@ def test_bounds_are_kept_while_a_spark_query_stands(
         last.start("1 second")
         with Line(running, kafka.bootstrap, topics, last) as line:
 
-            def feed(count: int) -> bool:
+            def feed(count: int) -> None:
                 fill(topics[0], count, 20)
                 line.fed += count
-                return True
 
             feed(SMALL)  # the first batch of a run is not bounded
             last.until(line.has_read_all, "the first records are through")
             last.gate.clear()
-            full = lambda: feed(SMALL) and line.look() and line.pending[-1] == MAX_PENDING  # noqa: E731
-            last.until(full, "as much is in flight as may be")
+
+            def is_full() -> bool:
+                feed(SMALL)
+                line.look()
+                return line.pending[-1] == MAX_PENDING
+
+            last.until(is_full, "as much is in flight as may be")
             feed(SMALL)
             line.stands(STANDS_S)
             assert line.pending[-1] == MAX_PENDING
