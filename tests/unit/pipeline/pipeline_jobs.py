@@ -177,11 +177,13 @@ class Job:
             ],
         }
         self._number += 1
-        self.plant.later(self.late_ms, lambda: self._report(batch))
+        done_ms = self.plant.world.now_ms
+        self.plant.later(self.late_ms, lambda: self._report(batch, done_ms))
         self.plant.check()
 
-    def _report(self, batch: dict) -> None:
-        self.plant.world.report(self.name, batch=batch)
+    def _report(self, batch: dict, done_ms: float) -> None:
+        age_ms = self.plant.world.now_ms - done_ms
+        self.plant.world.report(self.name, batch=batch, age_ms=age_ms)
 
 
 class Plant:
