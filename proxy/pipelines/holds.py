@@ -101,7 +101,9 @@ class Holds:
                 ceiling = change.rate if change is not None else None
                 why, waits = change.reason if change is not None else "", None
                 if room is not None:
-                    by_room = room.records * MS_PER_SECOND / pressed.batch_interval_ms
+                    # While no interval is known the driver is told the truth whatever is said here.
+                    interval_ms = pressed.batch_interval_ms or MS_PER_SECOND
+                    by_room = room.records * MS_PER_SECOND / interval_ms
                     if ceiling is None or by_room < ceiling:
                         ceiling, why, waits = by_room, room.why, room
                 if pressed.ceiling != ceiling:

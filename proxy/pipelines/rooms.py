@@ -4,6 +4,7 @@ Read when its driver asks how far to read: right before the answer, so that what
 counts.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
@@ -140,7 +141,8 @@ class Rooms:
         writers.append(replace(asking, weight=writing.normal_rate))
         pressed = next(iter(self._backpressure.of_client(client_id)), None)
         partitions = sum(1 for _ in self._partitions(client_id, writing.consumes))
-        least = max(1, round(partitions / _offsets_per_record(pressed)))
+        offered = pressed.clamp.least_offsets if pressed is not None else 1
+        least = max(1, math.ceil(max(partitions, offered) / _offsets_per_record(pressed)))
         records = fitting(max_lag, lag, writers, client_id, least)
         if records is None:
             return None

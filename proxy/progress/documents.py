@@ -49,7 +49,9 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
         "state": str(query.state(times.now_ms)),
         "ended": query.ended,
         "error": query.error,
+        "trigger": _trigger(query),
         "last_report": times.at_s(query.last_report_ms),
+        "last_heard": times.at_s(query.last_heard_ms),
         "last_batch": query.last_batch_id,
         "batch": _batch(query.last_batch, times),
         "run_batches": query.run_batches,
@@ -65,6 +67,14 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
             _partition(query.partitions[key], times) for key in sorted(query.partitions)
         ],
     }
+
+
+def _trigger(query: QueryProgress) -> Document | None:
+    kind, interval_ms = query.trigger_kind, query.trigger_interval_ms
+    if kind is None:
+        return None
+    interval_s = interval_ms / _MS_PER_SECOND if interval_ms is not None else None
+    return {"kind": kind, "interval_s": interval_s}
 
 
 def _batch(batch: LastBatch | None, times: Times) -> Document | None:

@@ -49,7 +49,8 @@ class Intake:
         self._knows_client = knows_client
         self._senders = Senders()
         self.results: Counter[str] = Counter()
-        """Reports by what became of them: `accepted`, `lost`, or why they were refused."""
+        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Signs of
+        life that were accepted do not count."""
 
     def refused(self, error: ReportRefused) -> None:
         """Count a report that could not even be read."""
@@ -84,7 +85,8 @@ class Intake:
             self._check(report, client_id, query, spans, ends, now_ms)
         except ReportRefused as error:
             self.results[error.reason] += 1
-            self._senders.refused(report.sender, report.number)
+            if report.number is not None:
+                self._senders.refused(report.sender, report.number)
             if query is not None:
                 query.refused_reports[error.reason] += 1
             raise
@@ -93,7 +95,9 @@ class Intake:
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._roster.move(query, client_id)
-        return self._apply(report, query, spans, now_ms, now_s)
+        if report.number is None:
+            return self._greet(report, query, now_ms)
+        return self._apply(report, report.number, query, spans, now_ms, now_s)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
@@ -115,7 +119,7 @@ class Intake:
         ends: Mapping[PartitionKey, int],
         now_ms: float,
     ) -> None:
-        if self._senders.is_repeated(report.sender, report.number):
+        if report.number is not None and self._senders.is_repeated(report.sender, report.number):
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
         if query is None or query.client_id != client_id:
@@ -154,34 +158,59 @@ class Intake:
             return None
         return query
 
+    def _greet(self, report: Report, query: QueryProgress, now_ms: float) -> Accepted:
+        """Take note that a run lives. One that is not known began some time ago."""
+        if _is_past(report, query, now_ms):
+            return Accepted(report, query, new_run=False, lost_reports=0)
+        new_run = query.run_id != report.run_id
+        if new_run:
+            self._begin_run(report, query, None, now_ms)
+        self._heard(report, query, now_ms)
+        return Accepted(report, query, new_run, lost_reports=0)
+
+    def _begin_run(
+        self, report: Report, query: QueryProgress, began_ms: float | None, now_ms: float
+    ) -> None:
+        if query.query_id not in (None, report.query_id):
+            text = f"query {report.query_id} takes over from {query.query_id}"
+            query.note(NoteKind.TAKEN_OVER, None, text, now_ms)
+        query.begin_run(report.run_id, began_ms, now_ms)
+
+    def _heard(self, report: Report, query: QueryProgress, now_ms: float) -> None:
+        """Take note of what each report of the present run says."""
+        query.last_heard_ms = now_ms
+        query.query_id = report.query_id
+        if report.name is not None:
+            query.reported_name = report.name
+        if report.trigger is not None:
+            query.trigger_kind = report.trigger.kind
+            query.trigger_interval_ms = report.trigger.interval_ms
+        self._roster.relabel(query)
+
     def _apply(
         self,
         report: Report,
+        number: int,
         query: QueryProgress,
         spans: Mapping[PartitionKey, Span],
         now_ms: float,
         now_s: float,
     ) -> Accepted:
-        sender, lost = self._senders.accepted(report.sender, report.number)
+        sender, lost = self._senders.accepted(report.sender, number)
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
         query.last_report_ms = now_ms
         began_ms = now_ms - report.age_ms
-        new_query = query.query_id not in (None, report.query_id)
-        new_run = new_query or query.run_id != report.run_id
-        if new_query:
-            text = f"query {report.query_id} takes over from {query.query_id}"
-            query.note(NoteKind.TAKEN_OVER, None, text, now_ms)
+        # A run that is idle may have been going for long: it does not begin now.
+        known_ms = began_ms if report.event in ("started", "progress") else None
+        new_run = query.run_id != report.run_id
         if new_run:
-            query.begin_run(report.run_id, began_ms, now_ms)
+            self._begin_run(report, query, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
-            query.run_began_ms = began_ms
-        query.query_id = report.query_id
-        if report.name is not None:
-            query.reported_name = report.name
-        self._roster.relabel(query)
+            query.run_began_ms = known_ms
+        self._heard(report, query, now_ms)
         query.idle = report.event == "idle"
         if report.batch is not None:
             gap = _gap(query, report, sender.lost)
@@ -210,8 +239,21 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
     return SkipReason.UNEXPLAINED
 
 
+def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
+    """Say whether a sign of life is of a run that is known to be over, or of one that never was.
+
+    A driver that was killed with its end untold, or lives on without its queries, says that they
+    run; while another run of the query is heard that one is believed.
+    """
+    if report.run_id == query.run_id:
+        return query.ended
+    return report.run_id in query.former_runs or (
+        query.query_id == report.query_id and query.reports_are_fresh(now_ms)
+    )
+
+
 def _check_run(report: Report, query: QueryProgress, now_ms: float) -> None:
-    if report.run_id in query.former_runs:
+    if report.event != "running" and report.run_id in query.former_runs:
         text = f"run {report.run_id} is over: another one has begun"
         raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
     if query.query_id not in (None, report.query_id):
@@ -228,7 +270,7 @@ def _check_run(report: Report, query: QueryProgress, now_ms: float) -> None:
 def _check_same_run(report: Report, query: QueryProgress) -> None:
     if report.event == "started":
         raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
-    if query.ended:
+    if query.ended and report.event != "running":
         again = report.event == "terminated"
         reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
         raise ReportRefused(reason, "the run has ended before", _IN_ORDER)

@@ -236,10 +236,10 @@ class PartitionProgress:
         """Take what is in flight as to be delivered again: the run that read it has ended."""
         self.failed = self.delivered.copy()
 
-    def begin_run(self, began_ms: float, now_ms: float) -> None:
-        """Take note of a new run, which began then."""
+    def begin_run(self, began_ms: float | None, now_ms: float) -> None:
+        """Take note of a new run, which began then; None: that is not known."""
         self.told = False
-        if self.asked_from_ms < began_ms:
+        if began_ms is not None and self.asked_from_ms < began_ms:
             self.asked_from = None
         self.calm("a new run began", now_ms)
 

@@ -38,7 +38,7 @@ class RunState(StrEnum):
     ENDED = "ended"
     FAILED = "failed"
     SILENT = "silent"
-    """Neither ended nor heard of for LIVE_MS."""
+    """Neither ended nor heard of, nor reading, for LIVE_MS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,15 @@ class QueryProgress:
         self.last_batch: LastBatch | None = None
         """Of this run or one before."""
         self.run_began_ms: float | None = None
+        """None when it began before this process, and has reported no batch to it."""
+        self.trigger_kind: str | None = None
+        """Of this run: processing_time, available_now, once or continuous; None: not known."""
+        self.trigger_interval_ms: float | None = None
+        """Between the starts of two batches of this run; 0: as fast as it can."""
         self.last_report_ms: float | None = None
-        """When the last report of whatever event was accepted."""
+        """When the last report of an event was accepted."""
+        self.last_heard_ms: float | None = None
+        """When its listener last said anything of its run, if only that it lives."""
         self.touched_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.ended = False
@@ -122,7 +129,7 @@ class QueryProgress:
     @property
     def was_seen(self) -> bool:
         """Whether anything is known of it."""
-        return bool(self.partitions) or self.last_report_ms is not None
+        return bool(self.partitions) or self.last_heard_ms is not None
 
     @property
     def last_read_ms(self) -> float | None:
@@ -132,17 +139,17 @@ class QueryProgress:
 
     @property
     def last_seen_ms(self) -> float | None:
-        """When it last read or reported, or was taken up."""
-        times = (self.last_read_ms, self.last_report_ms, self.touched_ms)
+        """When it last read or was heard of, or was taken up."""
+        times = (self.last_read_ms, self.last_heard_ms, self.touched_ms)
         return max((time for time in times if time is not None), default=None)
 
     def reports_are_fresh(self, now_ms: float) -> bool:
-        """Say whether its run has not ended and was reported on lately."""
-        last_ms = self.last_report_ms
+        """Say whether its run has not ended and its listener was heard lately."""
+        last_ms = self.last_heard_ms
         return not self.ended and last_ms is not None and now_ms - last_ms < LIVE_MS
 
     def is_live(self, now_ms: float) -> bool:
-        """Say whether it reported lately, its run not having ended, or reads."""
+        """Say whether its listener was heard lately, its run not having ended, or it reads."""
         read_ms = self.last_read_ms
         reads = read_ms is not None and now_ms - read_ms < LIVE_MS
         return reads or self.reports_are_fresh(now_ms)
@@ -189,8 +196,11 @@ class QueryProgress:
         self.partitions[topic, partition] = kept
         return kept
 
-    def begin_run(self, run_id: str, began_ms: float, now_ms: float) -> None:
-        """Take over a new run, which began then. What was in flight will be delivered again."""
+    def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
+        """Take over a new run, which began then. What was in flight will be delivered again.
+
+        `began_ms`: None when the run has been going for a time that is not known.
+        """
         for partition in self.partitions.values():
             if self.run_id is not None:
                 partition.fail()
@@ -199,6 +209,7 @@ class QueryProgress:
             self.former_runs.append(self.run_id)
         self.run_id = run_id
         self.run_began_ms = began_ms
+        self.trigger_kind = self.trigger_interval_ms = None
         self.run_batches = 0
         self.last_batch_id = None
         self.ended = self.idle = False

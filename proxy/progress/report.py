@@ -40,6 +40,8 @@ MAX_INT32 = 2**31 - 1
 MAX_AGE_MS = 7 * 86_400_000.0
 """The oldest event that is reported: a week."""
 
+MAX_INTERVAL_MS = float(MAX_INT64)
+
 MAX_CHARS_SHOWN = 60
 
 _EXAMPLE = "send one report of proxy.spark.QuotaListener, in JSON"
@@ -163,14 +165,22 @@ class Batch(_Part):
         return self.durations_ms.get("triggerExecution")
 
 
+class Trigger(_Part):
+    """When a run plans its batches."""
+
+    kind: Literal["processing_time", "available_now", "once", "continuous"]
+    interval_ms: Annotated[float, Field(ge=0, le=MAX_INTERVAL_MS)] | None = None
+    """Between the starts of two batches, or between two checkpoints; 0: as fast as it can."""
+
+
 class Report(_Part):
-    """One event of a query; `parse_report` makes it."""
+    """One event of a query, or a sign that its run lives; `parse_report` makes it."""
 
     sender: Uuid
     """Of the listener."""
-    number: Annotated[int, Field(ge=1, le=MAX_INT64)]
-    """Counts the sender's events."""
-    event: Literal["started", "progress", "idle", "terminated"]
+    number: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
+    """Counts the sender's events; None with `running`, which is no event of Spark."""
+    event: Literal["started", "progress", "idle", "terminated", "running"]
     query_id: Uuid
     """Of the checkpoint."""
     run_id: Uuid
@@ -183,9 +193,17 @@ class Report(_Part):
     """With `progress` and never else."""
     error: Annotated[str, Field(max_length=MAX_ERROR_CHARS)] | None = None
     """With `terminated`, when the query failed."""
+    last_batch_id: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    """With `running`: of the last batch of the run that Spark told the listener of."""
+    under_way: bool | None = None
+    """With `running`: whether a batch is planned and not yet done; None when that is not known."""
+    trigger: Trigger | None = None
+    """With `started` and `running`, where Spark's own objects can be asked."""
 
     @model_validator(mode="after")
     def _check_event(self) -> Self:
+        if (self.event == "running") != (self.number is None):
+            raise ValueError("each event but running has a number")
         if (self.event == "progress") != (self.batch is not None):
             raise ValueError("a batch comes with the event progress and with no other")
         if self.error is not None and self.event != "terminated":

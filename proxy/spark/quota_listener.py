@@ -22,12 +22,14 @@ import ssl
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
 __all__ = ["QuotaListener", "client_options"]
@@ -37,10 +39,19 @@ DEFAULT_BOOTSTRAP = "localhost:19092"
 REPORT_PATH = "/v1/spark/batches"
 
 FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 1.0
 """Pauses between tries double from the first to the longest while the proxy is away."""
 
 MAX_DOUBLINGS = 10  # far beyond the longest, and no overflow
+
+HEARTBEAT_S = 2.0
+"""A run of which nothing was sent for so long is said to be running."""
+
+WATCH_S = 0.2
+"""Between two looks at the idle connection: whether the proxy has closed it."""
+
+LOOK_S = 0.5
+"""How long Spark may take to say what a run does; then it is not known."""
 
 LAST_EVENT_S = 1.0
 """How long the end of the driver may wait for Spark to tell of the end of its queries."""
@@ -63,10 +74,28 @@ _SENT_BELOW = 300
 _UNAUTHORIZED = 401
 _CONFLICT = 409
 _FAULT_FROM = 500
+_AWAY = frozenset({502, 503, 504})
+"""What something before the proxy answers while the proxy is away."""
 
 _SEPARATOR = re.compile(r"[\s,]")
 _KAFKA_OFFSETS = re.compile(r"""\{\s*["'][a-zA-Z0-9._-]+["']\s*:\s*\{""")
 _STACK_TRACE = "\n\tat "
+
+_TRIGGER = re.compile(r"(\w+)(?:\((\d+)\))?")
+_TRIGGER_KINDS = {
+    "ProcessingTimeTrigger": "processing_time",
+    "AvailableNowTrigger": "available_now",
+    "OneTimeTrigger": "once",
+    "ContinuousTrigger": "continuous",
+}
+_BETWEEN_BATCHES = ("Getting offsets from ", "Waiting for ")
+_IN_A_BATCH = (
+    "Writing offsets to log",
+    "Processing new data",
+    "No new data but cleaning up state",
+)
+"""How Spark's messages begin on what a query does."""
+
 _NAME_IT = "give it a name with queryName(), or put its id into clients"
 
 _log = logging.getLogger("quota_listener")
@@ -116,6 +145,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     Spark's thread only numbers an event and puts it into a bounded queue. A daemon thread sends the
     reports in order and tries again, with pauses that grow, while the proxy is away. What can't be
     sent is dropped, never waited for: the numbers count from 1, so the proxy sees what is missing.
+    The last report about a batch of each run stays until it is sent. A proxy that comes back is
+    told at once which runs live, and every HEARTBEAT_S of those that report nothing else.
     Faults go to the logger `quota_listener`, each kind once.
 
     Reported are queries that read Kafka and have a name; one without needs its id in `clients`.
@@ -125,9 +156,11 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         token: the text of the proxy's `admin.token_file`; None when it has none.
         clients: name of a query (id of one without a name) -> the Kafka client id that it reads
             with. A query that is not in it reads with its name.
-        queue_size: reports that may wait, from 1. One more drops the oldest one about a batch.
+        queue_size: reports that may wait, from 1. One more drops the oldest one about a batch,
+            while there is one with a later batch of its run.
         timeout_s: how long a connect, a send or an answer may take.
-        max_retries: how often a report is sent again, from 0; then it is dropped.
+        max_retries: how often a report is sent again, from 0; then it is dropped. While the proxy
+            is away only what a later report says again is dropped so.
         ca_file: who may sign the proxy's certificate; None takes the system's authorities.
 
     Raises:
@@ -165,11 +198,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
-        self._names: OrderedDict[str, str | None] = OrderedDict()  # by run id
+        self._runs: OrderedDict[str, _Run] = OrderedDict()  # by run id
         self._queue: deque[_Event] = deque()
         self._changed = Condition()
         self._number = 0
         self._failures = 0
+        self._breaks = 0  # how often the proxy was found to be away
+        self._aside = _Aside("quota-listener-look")
         self._logged: set[str] = set()
         self._deadline_s: float | None = None
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
@@ -209,7 +244,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     def _end(self) -> None:
         """Close at the end of the driver. Spark tells of a query's end after `stop()` returned."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._names, LAST_EVENT_S)
+            self._changed.wait_for(lambda: not self._runs, LAST_EVENT_S)
         self.close()
 
     def _take(self, kind: str, event: Any) -> None:
@@ -221,11 +256,11 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             with self._changed:
                 if self._deadline_s is not None or not self._follows(kind, about, run_id):
                     return
-                name = self._names.pop(run_id) if kind == "terminated" else self._names[run_id]
-                known = name is not None or query_id in self._clients
+                run = self._runs.pop(run_id) if kind == "terminated" else self._runs[run_id]
+                known = run.name is not None or query_id in self._clients
                 if known:
                     self._number += 1
-                    self._put(_Event(self._number, kind, query_id, run_id, name, about, seen_s))
+                    self._put(_Event(self._number, kind, run, about, seen_s))
                 self._changed.notify_all()
             if not known:
                 self._log_once("nameless", "a query without a name is not reported: %s", _NAME_IT)
@@ -233,74 +268,153 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             self._log_once("event", "an event of Spark is not reported", exc_info=True)
 
     def _follows(self, kind: str, about: Any, run_id: str) -> bool:
-        """Learn the names of runs, which not every event tells; say whether this one is of use."""
+        """Learn of runs, whose names not every event tells; say whether this one is of use."""
         if kind == "started" or (kind == "progress" and _reads_kafka(about)):
-            self._names[run_id] = about.name
-            if len(self._names) > MAX_RUNS:
-                self._names.popitem(last=False)
+            if run_id not in self._runs:
+                self._begin_run(_Run(str(about.id), run_id, about.name))
+            if kind == "progress":
+                self._runs[run_id].batch_id = about.batchId
         elif kind == "progress":
-            self._names.pop(run_id, None)
-        return run_id in self._names
+            self._runs.pop(run_id, None)
+        return run_id in self._runs
+
+    def _begin_run(self, run: _Run) -> None:
+        for other in self._runs.values():
+            # Spark tells the end of a run after the start of the next.
+            other.is_over |= other.query_id == run.query_id
+        self._runs[run.run_id] = run
+        if len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
 
     def _put(self, event: _Event) -> None:
+        if event.kind == "progress":
+            event.run.last_number = event.number
         if len(self._queue) == self._queue_size:
             self.dropped += 1
             # The end of a run matters more than a batch: the next batch says most of it again.
-            oldest = (i for i, waiting in enumerate(self._queue) if waiting.kind == "progress")
+            oldest = (i for i, waiting in enumerate(self._queue) if waiting.is_said_again)
             del self._queue[next(oldest, 0)]
         self._queue.append(event)
 
     def _send_all(self) -> None:
         """Send until the end; the own thread runs this."""
-        while (event := self._next()) is not None:
+        while True:
+            event = None
             try:
-                self._send(event)
+                event = self._next()
+                if event is not None:
+                    self._send(event)
+                elif self._is_closing:
+                    break
+                else:
+                    self._greet()
             except Exception:
-                self._drop(1)
+                self._drop(0 if event is None else 1)
                 self._log_once("report", "a report can't be sent", exc_info=True)
         self._channel.close()
 
+    @property
+    def _is_closing(self) -> bool:
+        return self._deadline_s is not None
+
     def _next(self) -> _Event | None:
-        """Wait for an event; None at the end."""
+        """Wait for an event; None when it is time to look whether a greeting is due, or the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._deadline_s is not None)
+            if not self._queue and not self._is_closing:
+                self._changed.wait(WATCH_S if self._runs else None)
             if self._queue and not self._late():
                 return self._queue.popleft()
-            self._drop(len(self._queue))
-            self._queue.clear()
+            if self._is_closing:
+                self._drop(len(self._queue))
+                self._queue.clear()
             return None
 
     def _send(self, event: _Event) -> None:
-        report = _report(event, self._sender, self._clients.get(event.name or event.query_id))
-        for attempt in range(self._max_retries + 1):
-            if attempt and not self._pause():
-                break
+        run = event.run
+        report = _report(event, self._sender, self._clients.get(run.name or run.query_id))
+        if event.kind == "started":
+            self._look_at(run)
+            report["trigger"] = run.trigger
+        tries = 0
+        while True:
             report["age_ms"] = round((time.monotonic() - event.seen_s) * 1000)
-            try:
-                answer = self._channel.post(json.dumps(report).encode())
-            except (OSError, HTTPException) as error:
-                self._missed(f"{type(error).__name__}: {error}")
+            answer = self._post(report)
+            tries += 1
+            if answer is not None and answer.status < _FAULT_FROM:
+                break
+            is_spare = answer is not None or event.is_said_again
+            if (is_spare and tries > self._max_retries) or not self._pause():
+                self._drop(1)
+                return
+        run.sent_s = time.monotonic()
+        if event.kind == "started":
+            run.told_in = self._breaks
+        # A repeat of what the proxy took although its answer was lost.
+        taken_before = tries > 1 and (answer.status, answer.reason) == (_CONFLICT, "repeated")
+        if answer.status < _SENT_BELOW or taken_before:
+            self.sent += 1
+        else:
+            self._log_refusal(answer)
+            self.refused += 1
+
+    def _greet(self) -> None:
+        """Say of each run that lives that it does, where nothing else has said so for a while."""
+        if self._channel.is_closed_by_proxy():
+            self._breaks += 1
+        with self._changed:
+            runs = [run for run in self._runs.values() if self._is_greeted(run)]
+        for run in runs:
+            is_due = run.told_in != self._breaks or _since(run.sent_s) >= HEARTBEAT_S
+            if not is_due or run.refused_in == self._breaks or not self._look_at(run):
                 continue
-            if answer.status >= _FAULT_FROM:
-                self._missed(f"HTTP {answer.status}")
-                continue
-            self._reached()
-            # A repeat of what the proxy took although its answer was lost.
-            taken_before = attempt and (answer.status, answer.reason) == (_CONFLICT, "repeated")
-            if answer.status < _SENT_BELOW or taken_before:
-                self.sent += 1
-            else:
-                self._log_refusal(answer)
-                self.refused += 1
-            return
-        self._drop(1)
+            with self._changed:
+                if self._queue or self._is_closing:
+                    return  # what waits says more
+                greeting = _greeting(run, self._sender, self._clients)
+            answer = self._post(greeting)
+            if answer is None or answer.status >= _FAULT_FROM:
+                self._pause()
+                return
+            run.sent_s, run.told_in = time.monotonic(), self._breaks
+            if answer.status >= _SENT_BELOW:  # a proxy that knows no greetings, for one
+                run.refused_in = self._breaks
+                if self._is_new(f"greeting {answer.status} {answer.reason}"):
+                    text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
+                    _log.info(text, self._url, answer.status, answer.text)
+
+    def _is_greeted(self, run: _Run) -> bool:
+        return not run.is_over and (run.name is not None or run.query_id in self._clients)
+
+    def _look_at(self, run: _Run) -> bool:
+        """Ask Spark what a run does, where it can be asked; say whether the run may be alive."""
+        look = self._aside.result(lambda: _look_at(run.query_id, run.run_id), LOOK_S)
+        run.under_way = look.under_way if look is not None else None
+        if look is not None and look.is_there:
+            run.was_seen, run.trigger = True, look.trigger
+        # Spark does not tell of the end of its queries when only spark.stop() is called.
+        return look is None or bool(look.is_there) or not run.was_seen
+
+    def _post(self, report: Mapping[str, Any]) -> _Answer | None:
+        """Send once; return what the proxy says, None while it is away."""
+        if self._channel.is_closed_by_proxy():
+            self._breaks += 1
+        try:
+            answer = self._channel.post(json.dumps(report).encode())
+        except (OSError, HTTPException) as error:
+            self._missed(f"{type(error).__name__}: {error}")
+            return None
+        if answer.status >= _FAULT_FROM:
+            self._missed(f"HTTP {answer.status}")
+            return None if answer.status in _AWAY else answer
+        self._reached()
+        return answer
 
     def _pause(self) -> bool:
         """Wait before the next try; say whether there may be one."""
         longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, MAX_DOUBLINGS), LONGEST_PAUSE_S)
         pause_s = longest_s * random.uniform(0.5, 1)  # so that not all drivers come at once
         with self._changed:
-            closing = self._changed.wait_for(lambda: self._deadline_s is not None, pause_s)
+            closing = self._changed.wait_for(lambda: self._is_closing, pause_s)
         if closing:  # there is little time left: the last tries come fast
             time.sleep(FIRST_PAUSE_S)
         return not self._late()
@@ -317,6 +431,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             text = "the quota proxy at %s does not answer (%s); queries go on, reports wait"
             _log.warning(text, self._url, _short(why))
         self._failures += 1
+        self._breaks += 1
 
     def _reached(self) -> None:
         if self._failures:
@@ -333,9 +448,41 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._log_once(f"{answer.status}{reason}", text, self._url, answer.status, reason, about)
 
     def _log_once(self, kind: str, text: str, *args: object, exc_info: bool = False) -> None:
-        if kind not in self._logged and len(self._logged) < MAX_REASONS:
-            self._logged.add(kind)
+        if self._is_new(kind):
             _log.warning(text, *args, exc_info=exc_info)
+
+    def _is_new(self, kind: str) -> bool:
+        """Say whether this is the first of its kind, while there is room to remember kinds."""
+        if kind in self._logged or len(self._logged) >= MAX_REASONS:
+            return False
+        self._logged.add(kind)
+        return True
+
+
+class _Run:
+    """One run of a query, from what Spark told of it until it told of its end."""
+
+    def __init__(self, query_id: str, run_id: str, name: str | None) -> None:
+        self.query_id = query_id
+        self.run_id = run_id
+        self.name = name
+        self.batch_id: int | None = None
+        """Of the last batch that Spark told of."""
+        self.last_number = 0
+        """Of the report about it."""
+        self.is_over = False
+        """Whether the query has begun another run."""
+        self.trigger: dict[str, Any] | None = None
+        self.under_way: bool | None = None
+        """Whether a batch was, at the last look."""
+        self.was_seen = False
+        """Whether Spark could be asked for it once."""
+        self.sent_s = 0.0
+        """When something was sent of it."""
+        self.told_in: int | None = None
+        """After which break of the connection the proxy was told that it lives."""
+        self.refused_in: int | None = None
+        """After which break the proxy did not want to hear that."""
 
 
 class _Event(NamedTuple):
@@ -343,12 +490,16 @@ class _Event(NamedTuple):
 
     number: int
     kind: str
-    query_id: str
-    run_id: str
-    name: str | None
+    run: _Run
     about: Any
     """Spark's event; for a batch its progress."""
     seen_s: float
+
+    @property
+    def is_said_again(self) -> bool:
+        """Whether little is lost with it: a later report says most of it, or it is repeated."""
+        is_last = self.kind == "progress" and self.number == self.run.last_number
+        return self.kind == "idle" or (self.kind == "progress" and not is_last)
 
 
 class _Answer(NamedTuple):
@@ -392,8 +543,6 @@ class _Channel:
 
     def post(self, body: bytes) -> _Answer:
         try:
-            if self._closed_by_proxy():
-                self._connection.close()
             self._connection.request("POST", self._path, body, self._headers)
             with self._connection.getresponse() as response:
                 content = response.read(MAX_ANSWER_BYTES)
@@ -407,13 +556,95 @@ class _Channel:
     def close(self) -> None:
         self._connection.close()
 
-    def _closed_by_proxy(self) -> bool:
-        """Say whether the idle connection has something to read, which can only be its end."""
+    def is_closed_by_proxy(self) -> bool:
+        """Say whether the idle connection has something to read, which can only be its end.
+
+        It is closed here too then: the next post opens another one.
+        """
         if self._connection.sock is None:
             return False
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection.sock, selectors.EVENT_READ)
-            return bool(selector.select(0))
+            is_closed = bool(selector.select(0))
+        if is_closed:
+            self._connection.close()
+        return is_closed
+
+
+class _Aside:
+    """Runs what may hang in a daemon thread of its own, made when it is wanted."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._works: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._is_busy = False
+
+    def result(self, work: Callable[[], _Look], patience_s: float) -> _Look | None:
+        """Return what `work`, which may not raise, gives; None when it takes too long."""
+        if self._is_busy:  # still, with what took too long before
+            return None
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        results: SimpleQueue[_Look] = SimpleQueue()
+        self._is_busy = True
+        self._works.put(lambda: results.put(work()))
+        try:
+            return results.get(timeout=patience_s)
+        except Empty:
+            return None
+
+    def _run(self) -> None:
+        while True:
+            work = self._works.get()
+            work()
+            self._is_busy = False
+
+
+class _Look(NamedTuple):
+    """What Spark knows of a run."""
+
+    is_there: bool | None = None
+    """None: Spark can't be asked, as with Spark Connect."""
+    trigger: dict[str, Any] | None = None
+    under_way: bool | None = None
+    """Whether a batch is planned and not yet done; None when that is not known."""
+
+
+def _look_at(query_id: str, run_id: str) -> _Look:
+    """Ask the JVM for a run. What is asked is Spark's own, not its public API: it may fail."""
+    try:
+        session = SparkSession._instantiatedSession
+        if session is None:
+            return _Look()
+        key = session._jvm.java.util.UUID.fromString(query_id)
+        query = session._jsparkSession.sharedState().activeStreamingQueries().get(key)
+        if query is None or query.runId().toString() != run_id or not query.isActive():
+            return _Look(is_there=False)
+        trigger = _trigger(query.trigger().toString())
+        status = query.status()
+        return _Look(True, trigger, _is_under_way(status.isTriggerActive(), status.message()))
+    except Exception:
+        return _Look()
+
+
+def _trigger(text: str) -> dict[str, Any] | None:
+    """Read Spark's text of a trigger, such as `ProcessingTimeTrigger(2000)`; None if unknown."""
+    match = _TRIGGER.fullmatch(text)
+    kind = _TRIGGER_KINDS.get(match[1]) if match else None
+    if match is None or kind is None:
+        return None
+    return {"kind": kind, "interval_ms": int(match[2]) if match[2] else None}
+
+
+def _is_under_way(is_trigger_active: bool, message: str) -> bool | None:
+    """Say whether a batch is under way. A trigger is active while the end of a log is asked for."""
+    if not is_trigger_active and message.startswith(_BETWEEN_BATCHES + _IN_A_BATCH):
+        return False
+    if message.startswith(_BETWEEN_BATCHES):
+        return False
+    return True if message in _IN_A_BATCH else None
 
 
 def _trust(ca_file: str | None) -> ssl.SSLContext:
@@ -446,6 +677,26 @@ def _ends_of(text: str) -> str:
     return text[:kept] + _LEFT_OUT + text[-kept:]
 
 
+def _since(at_s: float) -> float:
+    return time.monotonic() - at_s
+
+
+def _greeting(run: _Run, sender: str, clients: Mapping[str, str]) -> dict[str, Any]:
+    """Make the report that a run lives. It has no number: Spark told nothing."""
+    return {
+        "sender": sender,
+        "event": "running",
+        "query_id": run.query_id,
+        "run_id": run.run_id,
+        "name": run.name,
+        "client_id": clients.get(run.name or run.query_id),
+        "age_ms": 0,
+        "last_batch_id": run.batch_id,
+        "under_way": run.under_way,
+        "trigger": run.trigger,
+    }
+
+
 def _report(event: _Event, sender: str, client_id: str | None) -> dict[str, Any]:
     """Make the report of an event; `age_ms` is added when it is sent."""
     error = event.about.exception if event.kind == "terminated" else None
@@ -453,9 +704,9 @@ def _report(event: _Event, sender: str, client_id: str | None) -> dict[str, Any]
         "sender": sender,
         "number": event.number,
         "event": event.kind,
-        "query_id": event.query_id,
-        "run_id": event.run_id,
-        "name": event.name,
+        "query_id": event.run.query_id,
+        "run_id": event.run.run_id,
+        "name": event.run.name,
         "client_id": client_id,
         "batch": _batch(event.about) if event.kind == "progress" else None,
         "error": error and _ends_of(str(error).partition(_STACK_TRACE)[0]),

@@ -51,7 +51,7 @@ def test_every_event(receiver: Receiver, listen: Listen) -> None:
     assert len({report.pop("sender") for report in reports}) == 1
     assert all(report.pop("age_ms") >= 0 for report in reports)
     assert reports == [
-        {**common, "number": 1, "event": "started"},
+        {**common, "number": 1, "event": "started", "trigger": None},
         {**common, "number": 2, "event": "progress", "batch": batch},
         {**common, "number": 3, "event": "idle"},
         {**common, "number": 4, "event": "terminated", "error": "it broke"},

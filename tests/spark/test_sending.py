@@ -25,6 +25,7 @@ from listening.receiver import (
     hang_up,
     refuse,
     take,
+    unavailable,
 )
 
 from proxy.spark import QuotaListener
@@ -67,8 +68,7 @@ def test_idle_connection_that_the_proxy_closed_is_no_fault(
     listener = listen()
     listener.onQueryStarted(run.started())
     receiver.wait_for_numbers(1)
-    receiver.stop()
-    receiver.start()
+    receiver.hang_up()
     listener.onQueryIdle(run.idle())
     receiver.wait_for_numbers(1, 2)
     assert not caplog.records
@@ -143,7 +143,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_given_up_after_retries(receiver: Receiver, listen: Listen, run: Run) -> None:
     async def fail_second(request: web.Request, report: Report) -> web.StreamResponse:
-        return await (fail if report["number"] == 2 else take)(request, report)
+        return await (fail if report.get("number") == 2 else take)(request, report)
 
     receiver.behaviour = fail_second
     listener = listen(max_retries=2)
@@ -154,6 +154,29 @@ def test_given_up_after_retries(receiver: Receiver, listen: Listen, run: Run) ->
     assert [report["number"] for report in receiver.asked] == [1, 2, 2, 2, 3]
     assert listener.close(10)
     assert (listener.sent, listener.dropped) == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["no connection", "unavailable"])
+def test_what_each_run_told_last_outlives_every_outage(
+    receiver: Receiver, listen: Listen, run: Run, how: str
+) -> None:
+    receiver.behaviour = unavailable
+    if how == "no connection":
+        receiver.stop()
+    listener, other = listen(max_retries=0), Run("other")
+    listener.onQueryStarted(run.started())
+    for batch in range(3):
+        listener.onQueryProgress(run.batch(batch))  # 2 to 4
+    listener.onQueryIdle(run.idle())
+    listener.onQueryProgress(other.batch())
+    listener.onQueryTerminated(other.terminated())
+    until(lambda: listener._failures > 10)
+    assert listener.dropped == 0  # the first one stays, and the others behind it
+    receiver.behaviour = take
+    if how == "no connection":
+        receiver.start()
+    receiver.wait_for(lambda: 7 in receiver.numbers(), "the last report")
+    assert {1, 4, 6, 7} <= set(receiver.numbers())
 
 
 def test_full_queue_drops_the_oldest_batches(receiver: Receiver, listen: Listen, run: Run) -> None:
@@ -170,6 +193,20 @@ def test_full_queue_drops_the_oldest_batches(receiver: Receiver, listen: Listen,
     gate.open()
     receiver.wait_for_numbers(1, 5, 6, 7, 8)
     assert [report["event"] for report in receiver.taken[-2:]] == ["terminated", "started"]
+
+
+def test_full_queue_keeps_the_last_batch_of_each_run(
+    receiver: Receiver, listen: Listen, run: Run
+) -> None:
+    receiver.behaviour = gate = Gate()
+    listener, other = listen(queue_size=3), Run("other")
+    listener.onQueryStarted(run.started())
+    receiver.wait_for(lambda: receiver.asked, "the first report")
+    listener.onQueryProgress(run.batch())
+    for batch in range(3):
+        listener.onQueryProgress(other.batch(batch))  # 3 to 5
+    gate.open()
+    receiver.wait_for_numbers(1, 2, 4, 5)
 
 
 def test_full_queue_without_batches_drops_the_oldest(
@@ -274,8 +311,10 @@ def test_a_port_that_speaks_no_http(listen: Listen, run: Run) -> None:
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"\x00\x00\x00\x01not HTTP\r\n\r\n")
-            listener.close(10)
-    assert (listener.sent, listener.dropped) == (0, 1)
+            until(lambda: listener._failures > 0)
+            listener.close(0)
+    until(lambda: listener.dropped == 1)
+    assert listener.sent == 0
 
 
 def test_close_is_bounded_and_callbacks_never_wait(
@@ -341,8 +380,10 @@ def test_https(listen: Listen, run: Run, tmp_path: Path) -> None:
     try:
         stranger = listen(receiver.url, ca_file=str(tmp_path / "other"), max_retries=0)
         stranger.onQueryStarted(run.started())
-        stranger.close(10)
-        assert (stranger.sent, stranger.dropped) == (0, 1)
+        until(lambda: stranger._failures > 0)
+        assert not stranger.close(0)
+        until(lambda: stranger.dropped == 1)
+        assert stranger.sent == 0
         listener = listen(receiver.url, ca_file=str(tmp_path / "ours"))
         for _ in range(5):
             listener.onQueryStarted(run.started())

@@ -24,6 +24,11 @@ async def fail(_request: web.Request, _report: Report) -> web.Response:
     raise web.HTTPInternalServerError
 
 
+async def unavailable(_request: web.Request, _report: Report) -> web.Response:
+    """Answer as a balancer does that has no proxy behind it."""
+    raise web.HTTPServiceUnavailable
+
+
 async def hang(_request: web.Request, _report: Report) -> web.Response:
     await asyncio.Event().wait()
     raise AssertionError
@@ -47,13 +52,16 @@ def refuse(status: int, reason: str, error: str = "wrong", fix: str = "mend it")
 class Receiver:
     """Serves `POST /v1/spark/batches` the way its `behaviour` says; that may change at any time.
 
-    `asked` are all reports that came, `taken` those that were answered with success.
+    `asked` are all reports of events that came, `taken` those that were answered with success.
+    Greetings stand apart: how many come depends on the time.
     """
 
     def __init__(self, behaviour: Behaviour = take, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
         self.asked: list[Report] = []
         self.taken: list[Report] = []
+        self.greetings: list[Report] = []
+        """Reports that a run lives, all that came."""
         self.headers: list[dict[str, str]] = []
         self.connections: set[object] = set()
         """One object for each connection that a report came on."""
@@ -81,6 +89,10 @@ class Receiver:
             self._thread.join(WAIT_S)
             self._loop.close()
             self._loop = None
+
+    def hang_up(self) -> None:
+        """Close all connections, and go on serving."""
+        self._run(self._close_connections())
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> Any:
         """Return the condition's first true value; it is looked at whenever a report came."""
@@ -123,15 +135,22 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
+    async def _close_connections(self) -> None:
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            assert connection.transport is not None
+            connection.transport.close()
+
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         report = await request.json()
+        is_greeting = report["event"] == "running"
         with self._changed:
-            self.asked.append(report)
+            (self.greetings if is_greeting else self.asked).append(report)
             self.headers.append(dict(request.headers))
             self.connections.add(request.protocol)
             self._changed.notify_all()
         response = await self.behaviour(request, report)
-        if response.status == 200:
+        if response.status == 200 and not is_greeting:
             with self._changed:
                 self.taken.append(report)
                 self._changed.notify_all()

@@ -45,11 +45,12 @@ class Driver:
     number: int = 0
     batch_id: int = -1
 
-    def send(self, event, batch=None, error=None, number=None, age_ms=0.0):
-        self.number = self.number + 1 if number is None else number
+    def send(self, event, batch=None, error=None, number=None, age_ms=0.0, **more):
+        if event != "running":
+            self.number = self.number + 1 if number is None else number
         document = {
             "sender": self.sender,
-            "number": self.number,
+            "number": self.number if event != "running" else None,
             "event": event,
             "query_id": self.query_id,
             "run_id": self.run_id,
@@ -58,6 +59,7 @@ class Driver:
             "age_ms": age_ms,
             "batch": batch,
             "error": error,
+            **more,
         }
         report = parse_report(json.dumps(document).encode())
         return self.world.book.report(report, self.world.now_ms, self.world.now_s)

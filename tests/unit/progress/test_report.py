@@ -99,6 +99,41 @@ def test_events_without_a_batch(event):
     assert (report.event, report.batch) == (event, None)
 
 
+RUNNING = {
+    **{key: value for key, value in REPORT.items() if key not in ("number", "batch", "error")},
+    "event": "running",
+    "age_ms": 0,
+    "last_batch_id": 5,
+    "under_way": True,
+    "trigger": {"kind": "processing_time", "interval_ms": 2000},
+}
+
+
+def test_a_sign_of_life():
+    report = parse(RUNNING)
+    assert (report.number, report.last_batch_id, report.under_way) == (None, 5, True)
+    assert (report.trigger.kind, report.trigger.interval_ms) == ("processing_time", 2000.0)
+    least = {**RUNNING, "last_batch_id": None, "under_way": None, "trigger": None}
+    assert parse(least).trigger is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"number": 5}, id="a number, though it is no event"),
+        pytest.param({"event": "started"}, id="an event without a number"),
+        pytest.param({"batch": REPORT["batch"]}, id="a batch"),
+        pytest.param({"last_batch_id": -1}, id="no batch has this number"),
+        pytest.param({"under_way": 1}, id="neither true nor false"),
+        pytest.param({"trigger": {"kind": "sometimes"}}, id="an unknown trigger"),
+        pytest.param({"trigger": {"kind": "once", "interval_ms": -1}}, id="a negative interval"),
+        pytest.param({"trigger": "once"}, id="a trigger in words"),
+    ],
+)
+def test_malformed_signs_of_life(changes):
+    assert refusal({**RUNNING, **changes}).reason is Refusal.MALFORMED
+
+
 def test_optional_keys_may_be_left_out_and_unknown_ones_are():
     document = {**REPORT, "event": "terminated", "more": {"x": 1}}
     for key in ("name", "client_id", "batch", "error"):
