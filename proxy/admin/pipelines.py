@@ -43,11 +43,12 @@ class Pipelines:
 
 def _urgency(document: Document) -> tuple[bool, int]:
     nodes = (*document["sources"], *document["stages"])
-    return document["completion"]["pending"]["full"], sum(map(_is_held, nodes))
+    return document["completion"]["pending"]["full"], sum(map(is_held, nodes))
 
 
-def _is_held(node: Document) -> bool:
-    return bool(node["state"] == REDUCED)
+def is_held(node: Document) -> bool:
+    """Say whether a node is held to a rate, or waits for room."""
+    return bool(node["state"] == REDUCED or node.get("waits"))
 
 
 def _summary(document: Document) -> Document:
@@ -64,6 +65,7 @@ def _summary(document: Document) -> Document:
                 "received_rate": stage["received_rate"],
                 "processing_rate": stage["processing_rate"],
                 "lag": stage["lag"],
+                "waits": stage.get("waits"),
             }
             for stage in _chosen(document["stages"])
         ],
@@ -80,7 +82,7 @@ def _chosen(nodes: Sequence[Document]) -> Sequence[Document]:
     """Return at most MAX_NODES, in their order; held ones are left off last."""
     if len(nodes) <= MAX_NODES:
         return nodes
-    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: _is_held(nodes[number]))
+    numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
     return [nodes[number] for number in sorted(numbers)]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from proxy.admin.pipelines import REDUCED
+from proxy.admin.pipelines import REDUCED, is_held
 from proxy.admin.top_table import Column, Document, figure
 
 HEAD, HELD, CALM = "bold", "yellow", ""
@@ -28,7 +28,7 @@ def pipeline_rows(pipelines: Sequence[Document]) -> Iterator[tuple[tuple[str, ..
             state = f"source, {_held(source)}" if source["state"] == REDUCED else "source"
             yield _cells(source, state, source["measured_rate"], None, None), _style(source)
         for stage in pipeline["stages"]:
-            state = _held(stage) if stage["state"] == REDUCED else "not held"
+            state = _held(stage) if is_held(stage) else "not held"
             yield (
                 _cells(
                     stage,
@@ -44,17 +44,19 @@ def pipeline_rows(pipelines: Sequence[Document]) -> Iterator[tuple[tuple[str, ..
 def held_nodes(pipelines: Sequence[Document]) -> int:
     """Return how many stages and sources are held."""
     return sum(
-        node["state"] == REDUCED
+        is_held(node)
         for pipeline in pipelines
         for node in (*pipeline["sources"], *pipeline["stages"])
     )
 
 
 def _style(node: Document) -> str:
-    return HELD if node["state"] == REDUCED else CALM
+    return HELD if is_held(node) else CALM
 
 
 def _held(node: Document) -> str:
+    if node.get("waits"):
+        return f"waits for {node['waits']['for']}"
     return f"held by {', '.join(node['held_by'])}" if node["held_by"] else "being released"
 
 
@@ -92,5 +94,5 @@ def _cells(
         figure(received),
         figure(processed),
         figure(lag),
-        (node["state"] == REDUCED and node["reason"]) or "-",
+        (node["waits"]["reason"] if node.get("waits") else is_held(node) and node["reason"]) or "-",
     )

@@ -6,6 +6,8 @@ said otherwise. Rates are records per second.
 - `graph`: what a pipeline is, and what can be wrong with it.
 - `trigger`, `controller`, `coordinator`: a stage that is sent too much asks for less, the node
   before it slows down, and of several requests one is applied.
+- `room`, `planned`: how many records a batch may have so that no bound is passed, and what is
+  planned and not reported.
 - `shares`: how several nodes before a stage share what it processes.
 - `flow`: these joined for one pipeline.
 - `ledger`, on `buckets`: when everything made from a source batch is done.

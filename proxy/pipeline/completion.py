@@ -133,9 +133,14 @@ class Completion:
                 ends[topic, partition] = max(ends.get((topic, partition), 0), lane.known_to)
         return ends
 
-    def full(self) -> bool:
-        """Say whether so much is in flight that the first stages are to wait."""
-        return self.max_pending.full()
+    def waiting(self, stage: str) -> int:
+        """Return how many batches of a stage are reported and wait to be taken; see `early`."""
+        return self._early.waiting_of(stage)
+
+    def holder(self) -> str:
+        """Return the stage at which the oldest pending root waits; empty when there is none."""
+        oldest = next((root for root, entry in self.ledger.items() if entry.owner), None)
+        return "" if oldest is None else self.ledger.holder(oldest) or ""
 
     def update(self, stages: Sequence[StageSettings], timeout_ms: float, now_ms: float) -> None:
         """Follow a reload.

@@ -150,6 +150,10 @@ class EarlyBatches:
         """Return the batches that wait, by number."""
         return {early.number: early for queue in self._queues.values() for early in queue}
 
+    def waiting_of(self, stage: str) -> int:
+        """Return how many batches of a stage wait."""
+        return len(self._queues.get(stage, ()))
+
     def restore(self, early: Early) -> None:
         """Take up a batch as it was; those of a stage in the order of their numbers."""
         self._next = max(self._next, early.number + 1)

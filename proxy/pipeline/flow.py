@@ -139,6 +139,17 @@ class PipelineFlow:
         if state is not None:
             state.ended()
 
+    def is_alive(self, stage: str, now_ms: float) -> bool:
+        """Return whether a stage has a say. Raises KeyError when there is no such stage."""
+        return self._stages[stage].is_alive(now_ms)
+
+    def records_out(self, stage: str, topics: Iterable[str]) -> float:
+        """Return how many records a stage writes to topics for one that it reads; 1 until known.
+
+        Raises KeyError when there is no such stage.
+        """
+        return self._stages[stage].records_out(topics)
+
     def tick(self, now_ms: float) -> list[RateChange]:
         """End the periods that are due; return the rates to apply, each once."""
         self._measure()
@@ -316,6 +327,9 @@ class PipelineFlow:
         ]
         if verdict.direction is Direction.DECREASE:
             more, rates = "less", fair_rates(feeds, min(own_rate, processing_rate))
+            if verdict.is_of_lag:
+                # Stages are not let plan more than there is room for; sources cannot be stopped.
+                rates = {node: rate for node, rate in rates.items() if self._is_source(node)}
         else:
             more, rates = "more", room_for(feeds, own_rate, stage.trigger.holds)
         if not rates:
@@ -335,6 +349,9 @@ class PipelineFlow:
             "reason": verdict.reason,
             "asked": list(rates),
         }
+
+    def _is_source(self, node: str) -> bool:
+        return self._coordinator.controllers[node].node.is_source
 
     def _follow(self, decision: Decision, now_s: float) -> RateChange:
         """Tell the stages and the state what was decided."""

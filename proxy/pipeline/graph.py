@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 MIN_RATE = 1.0
-"""Records/s: no node is ever held below this, so that a hold never becomes a standstill."""
+"""Records/s: no request holds a node below this, so that a hold never becomes a standstill. Where
+a bound leaves no room nothing is planned."""
 
 Path = tuple[str | int, ...]
 """Where a value stands, from the pipeline down: `("stages", 2, "consumes", 0)`. Keys are the names
@@ -75,7 +76,8 @@ class PipelineSettings:
     hold_producers: bool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
     max_lag: int | None = None
-    """Records that may wait before a stage until it asks for less, whatever its band says."""
+    """Records that may wait before a stage; those before it plan no more, sources are asked for
+    less."""
     max_pending_batches: int | None = None
     max_pending_bytes: int | None = None
 

@@ -4,10 +4,9 @@
 class MaxPending:
     """Counts the source batches that are not finished, and their bytes, against two limits.
 
-    A batch counts from the report of the first stage until its root has ended, however it ended.
-    What the first stage is working on at the moment is not in it: that batch is not known yet, so
-    a limit may be passed by one batch of each first stage. There is no hysteresis: a batch ends as
-    a whole, so one that leaves makes room for about one that comes.
+    A batch counts from the report of the first stage until its root has ended, however it ended;
+    what is planned and not reported is said to `full`. There is no hysteresis: a batch ends as a
+    whole, so one that leaves makes room for about one that comes.
 
     Args:
         max_batches: so many make it full; None: no limit.
@@ -48,8 +47,14 @@ class MaxPending:
         self.batches -= 1
         self.size_bytes -= size_bytes
 
-    def full(self) -> bool:
-        """Say whether so much is in flight that the source is to wait."""
-        return (self.max_batches is not None and self.batches >= self.max_batches) or (
-            self.max_bytes is not None and self.size_bytes >= self.max_bytes
+    def full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
+        """Say whether so much is in flight that the source is to wait.
+
+        Args:
+            planned: batches of first stages that are planned and not known as roots yet.
+            planned_bytes: what they read.
+
+        """
+        return (self.max_batches is not None and self.batches + planned >= self.max_batches) or (
+            self.max_bytes is not None and self.size_bytes + planned_bytes >= self.max_bytes
         )

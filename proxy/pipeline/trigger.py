@@ -5,10 +5,11 @@ the samples were out of its band, it asks: to decrease when they were too high, 
 they were too low. Samples on both sides count together, the side with more of them decides, and a
 tie asks for less.
 
-A Kafka stage pulls: when it slows down it is not sent more, its topic fills. So the bound on lag
-asks as well, within the band too:
+A Kafka stage pulls: when it slows down it is not sent more, its topic fills. Stages before it plan
+no more than `max_lag` has room for, see `room`. A source is no query and plans nothing. So lag asks
+as well, within the band too:
 
-- lag above `max_lag` that is not falling asks to decrease;
+- lag above `max_lag` that is not falling asks sources to decrease;
 - lag above EASED_SHARE of it keeps the stage from asking to increase, and so does growing lag;
 - less lag than that, not growing, asks to increase while the stage holds somebody back.
 
@@ -96,6 +97,8 @@ class Verdict:
 
     direction: Direction
     reason: str
+    is_of_lag: bool = False
+    """Whether it is asked for lag above `max_lag` alone: of sources then."""
 
 
 class Trigger:
@@ -200,7 +203,7 @@ class Trigger:
         if lag is not None and max_lag is not None:
             if lag > max_lag and (lag_before is None or lag >= lag_before):
                 reason = f"{lag:,} records wait for it, above max_lag {max_lag:,}, and not fewer"
-                return Verdict(Direction.DECREASE, reason)
+                return Verdict(Direction.DECREASE, reason, is_of_lag=True)
             is_growing = lag_before is not None and lag > lag_before
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 from structlog import get_logger
 
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.pipeline.graph import MIN_RATE, StageSettings
+from proxy.backpressure.control import Backpressure
+from proxy.pipeline.graph import StageSettings
+from proxy.pipeline.walltime import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 
-from .line import Line
+from .line import Ceiling, Line
 from .members import Members
+from .rooms import Rooms
 
 SIZE_DECAY = 0.9
 """Weight of what a source sent before in the size of its records, for each request."""
@@ -45,11 +47,15 @@ class Holds:
         members: who belongs to a stage.
         backpressure: where stages are held.
         quotas: where producers are held.
+        rooms: say how many records a batch may have.
 
     """
 
-    def __init__(self, members: Members, backpressure: Backpressure, quotas: QuotaManager) -> None:
+    def __init__(
+        self, members: Members, backpressure: Backpressure, quotas: QuotaManager, rooms: Rooms
+    ) -> None:
         self._members = members
+        self._rooms = rooms
         self._backpressure = backpressure
         self._quotas = quotas
         self._sizes: dict[str, _Size] = defaultdict(_Size)
@@ -68,34 +74,58 @@ class Holds:
             self._press_source(line, client_id, now_ms)
 
     def press_stage(self, line: Line, stage: StageSettings, now_ms: float) -> None:
-        """Hold one stage to what is said of it now."""
+        """Hold one stage to what is said of it now.
+
+        While it has a batch under way that is read within the room that it was planned for.
+        """
+        clients = self._members.clients_of(stage)
+        for client_id in clients:
+            is_new = line.rooms.get(client_id) is None
+            if is_new or not self._rooms.ahead(client_id).batches:
+                line.rooms[client_id] = self._rooms.room(line, stage, client_id, now_ms)
+        self._limit(line, stage, clients, now_ms)
+
+    def press_plan(self, line: Line, stage: StageSettings, client_id: str, now_ms: float) -> None:
+        """Hold a client of a stage to what there is room for now: it plans a batch."""
+        line.rooms[client_id] = self._rooms.room(line, stage, client_id, now_ms)
+        self._limit(line, stage, self._members.clients_of(stage), now_ms)
+
+    def _limit(self, line: Line, stage: StageSettings, clients: set[str], now_ms: float) -> None:
         change = line.held.get(stage.name)
-        ceiling = change.rate if change is not None else None
-        why = change.reason if change is not None else ""
-        if stage.name in line.graph.first and line.completion.full():
-            ceiling, why = MIN_RATE, "as much is in flight as max_pending allows"
-        pressures = self._pressures(stage)
-        for pressed in pressures:
-            if pressed.ceiling != ceiling:
-                pressed.limit(ceiling, f"pipeline {line.name}: {why}", now_ms)
-        is_loose = ceiling is not None and not pressures
-        _say_loose(line, stage.name, is_loose, "a rule with adaptive")
+        line.ceilings.pop(stage.name, None)
+        is_there = False
+        for client_id in clients:
+            room = line.rooms.get(client_id)
+            for pressed in self._backpressure.of_client(client_id):
+                is_there = True
+                ceiling = change.rate if change is not None else None
+                why, waits = change.reason if change is not None else "", None
+                if room is not None:
+                    # While no interval is known the driver is told the truth whatever is said here.
+                    interval_ms = pressed.batch_interval_ms or MS_PER_SECOND
+                    by_room = room.records * MS_PER_SECOND / interval_ms
+                    if ceiling is None or by_room < ceiling:
+                        ceiling, why, waits = by_room, room.why, room
+                if pressed.ceiling != ceiling:
+                    pressed.limit(ceiling, f"pipeline {line.name}: {why}", now_ms)
+                lowest = line.ceilings.get(stage.name)
+                if (
+                    ceiling is not None
+                    and ceiling < stage.normal_rate
+                    and (lowest is None or ceiling < lowest.rate)
+                ):
+                    line.ceilings[stage.name] = Ceiling(ceiling, waits)
+        is_held = change is not None or any(line.rooms.get(each) for each in clients)
+        _say_loose(line, stage.name, is_held and not is_there, "a rule with adaptive")
 
     def release(self, line: Line, now_ms: float) -> None:
         """Hold no node any more."""
         line.held.clear()
+        line.rooms.clear()
         for stage in line.stages.values():
-            for pressed in self._pressures(stage):
-                pressed.limit(None, "", now_ms)
+            self._limit(line, stage, self._members.clients_of(stage), now_ms)
         for client_id in line.sources:
             self._press_source(line, client_id, now_ms)
-
-    def _pressures(self, stage: StageSettings) -> list[QueryPressure]:
-        return [
-            pressed
-            for client_id in self._members.clients_of(stage)
-            for pressed in self._backpressure.of_client(client_id)
-        ]
 
     def _press_source(self, line: Line, client_id: str, now_ms: float) -> None:
         change = line.held.get(client_id)

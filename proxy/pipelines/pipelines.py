@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from random import SystemRandom
 from types import MappingProxyType
@@ -33,6 +33,7 @@ from .keeping import Keeping
 from .line import Line, Output
 from .measuring import Measuring
 from .members import Members
+from .rooms import Rooms
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -75,7 +76,8 @@ class Pipelines:
         self._instruments = instruments
         self._lines: dict[str, Line] = {}
         self._members = Members(book)
-        self._holds = Holds(self._members, backpressure, quotas)
+        self._rooms = Rooms(self._members, book, backpressure)
+        self._holds = Holds(self._members, backpressure, quotas, self._rooms)
         self._measuring = Measuring(book)
         self._keeping = Keeping()
         self._wake = asyncio.Event()
@@ -102,7 +104,11 @@ class Pipelines:
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
-        self._keeping.load(store, self._lines, self._clock_ms())
+        now_ms = self._clock_ms()
+        self._keeping.load(store, self._lines, now_ms)
+        for line in self._lines.values():
+            line.loaded_ms = now_ms
+            self._holds.press(line, now_ms)  # before a driver asks
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""
@@ -134,7 +140,17 @@ class Pipelines:
             stage = self._members.stage_of(line, client_id)
             if stage is None or topic not in stage.produces:
                 continue
+            self._book.appended(topic, partition, end, now_ms)
             line.wrote(stage.name, Output(TopicRange(topic, partition, start, end), now_ms))
+
+    def plans(self, client_id: str, partitions: Set[PartitionKey], now_ms: float) -> None:
+        """Take note that a driver is about to be told the ends of partitions."""
+        for line in self._lines.values():
+            stage = self._members.stage_of(line, client_id)
+            if stage is None or not self._rooms.is_bounded(line):
+                continue
+            if self._rooms.asks(client_id, partitions):
+                self._holds.press_plan(line, stage, client_id, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Take note that a client has sent so many bytes for so many records."""
@@ -197,8 +213,11 @@ class Pipelines:
                     line.completion.idle(stage.name, now_ms)
             elif report.event == "terminated":
                 line.flow.ended(stage.name)
-            # Now its driver may ask how far to read, and is not told less later on.
-            self._holds.press_stage(line, stage, now_ms)
+            self._rooms.reported(query.client_id)
+            # What it has completed makes room for those before it, a root that ends for the first.
+            before = line.graph.upstream_of(stage.name)
+            for name in {stage.name, *line.graph.first, *before} & line.stages.keys():
+                self._holds.press_stage(line, line.stages[name], now_ms)
             self._wake.set()
 
     def _add_batch(
@@ -267,7 +286,10 @@ class Pipelines:
         """Return what there is to show of each pipeline."""
         now_ms = self._clock_ms()
         return [
-            {**line.flow.documents(now_ms), "completion": line.completion.document(now_ms)}
+            {
+                **line.describe(line.flow.documents(now_ms)),
+                "completion": line.completion.document(now_ms),
+            }
             for line in self._lines.values()
         ]
 
@@ -390,9 +412,12 @@ class Pipelines:
         instruments.ledger_pending.of(name).set(line.completion.max_pending.batches)
         nodes = {node.name: node.normal_rate for node in line.graph.nodes.values()}
         for node, normal_rate in nodes.items():
-            change = line.held.get(node)
-            instruments.stage_state.of(name, node).set(float(change is not None))
+            change, ceiling = line.held.get(node), line.ceilings.get(node)
+            is_held = change is not None or ceiling is not None
             rate = change.rate if change is not None and change.rate is not None else normal_rate
+            if ceiling is not None:
+                rate = min(rate, ceiling.rate)
+            instruments.stage_state.of(name, node).set(float(is_held))
             instruments.stage_rate.of(name, node).set(rate)
 
 

@@ -153,6 +153,11 @@ class ProgressBook:
         for kept in self._each(topic, partition):
             kept.looked_up_end(offset, now_ms, told=False)
 
+    def appended(self, topic: str, partition: int, end: int, now_ms: float) -> None:
+        """Learn up to where a client has written; a lower end than is known is left out."""
+        for kept in self._each(topic, partition):
+            kept.saw_end(end, now_ms)
+
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Learn a log start that no client was told."""
         for kept in self._each(topic, partition):

@@ -4,7 +4,7 @@ Fetch and ListOffsets of the clients of known queries go to progress and backpre
 the clients of pipelines to these. The messages of all others are not looked into.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -19,7 +19,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
 from proxy.wire.frames import RequestHead
-from proxy.wire.offsets import OffsetsAsk, read_list_offsets_request
+from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition, read_list_offsets_request
 from proxy.wire.produce import Appended, read_produce_request, read_produce_response
 from proxy.wire.varint import Buffer
 from proxy.wire.walk import FetchObserver
@@ -46,6 +46,9 @@ class Appends(Protocol):
     ) -> None:
         """Take note that a client has written the records from `start` up to `end`."""
 
+    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
+        """Take note that a driver is about to be told the ends of partitions."""
+
     def sent(self, client_id: str, count: int, records: int) -> None:
         """Take note that a client has sent so many bytes for so many records."""
 
@@ -62,7 +65,7 @@ class Reads:
 
     """
 
-    __slots__ = ("lookups", "pressure", "query", "tracker")
+    __slots__ = ("has_fetched", "lookups", "pressure", "query", "tracker")
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class Reads:
         self.query = query
         self.tracker = FetchTracker(names, query.reader(node_id))
         self.pressure = pressure
+        self.has_fetched = False
+        """Whether this is an executor's connection."""
         self.lookups = DriverLookups(query, pressure, now_ms)
 
     def follow(self, pressure: QueryPressure | None) -> None:
@@ -85,6 +90,7 @@ class Reads:
     def fetch_asked(self, version: int, body: Buffer, now_ms: float) -> FetchAsk:
         """Read a Fetch request that is about to be sent on. Raises MalformedFrame."""
         ask = read_fetch_request(version, body)
+        self.has_fetched = True
         self.lookups.fetched()
         self.tracker.asked(ask, now_ms)
         return ask
@@ -149,10 +155,18 @@ class Watch:
         """
         if isinstance(asked, OffsetsAsk):
             assert self.reads is not None
+            self._plans(asked, now_ms)
             return self.reads.lookups.answered(asked, version, frame, now_ms)
         if isinstance(asked, tuple):
             self._appended(asked, version, frame, now_ms)
         return frame
+
+    def _plans(self, ask: OffsetsAsk, now_ms: float) -> None:
+        if self._appends is None or self.reads is None or self.reads.has_fetched:
+            return
+        keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}
+        if keys:
+            self._appends.plans(self._client_id, keys, now_ms)
 
     def _appended(self, ask: ProduceAsk, version: int, frame: bytes, now_ms: float) -> None:
         assert self._appends is not None

@@ -85,6 +85,7 @@ async def test_the_status_tells_pipelines_briefly(shown: PipelineWorld):
         "received_rate": 1400.0,
         "processing_rate": 400.0,
         "lag": 20_000,
+        "waits": None,
     }
     assert (store["state"], store["rate"], store["reason"]) == ("uncontrolled", None, None)
     assert orders["sources"][0]["name"] == "feed-orders"

@@ -41,6 +41,6 @@ def test_demo_follows_source_batches_and_loses_nothing(tmp_path: Path) -> None:
     png = (out / "pipeline.png").read_bytes()
     assert png.startswith(PNG_SIGNATURE)
     assert struct.unpack(">II", png[16:24]) == PNG_SIZE
-    assert "max_lag: 1000" in (out / "demo-pipeline.yaml").read_text()
+    assert "max_lag: 2400" in (out / "demo-pipeline.yaml").read_text()
     logs = {path.name for path in out.glob("*.log")}
     assert logs == {"proxy.log", "queries.log", "feed.log", "warm-up.log"}

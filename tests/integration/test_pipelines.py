@@ -14,12 +14,16 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import SparkSession
 from support.clients import CLIENTS, Access, Client
 from support.operating import hang_up, reloads, write
 from support.proxy_process import WAIT_S, ProxyProcess, config, until
 from support.stages import Stage, id_of
+from support.streams import END_S, POLL_S, Stream
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.spark import QuotaListener, client_options
 
 pytestmark = pytest.mark.slow
 
@@ -73,9 +77,9 @@ def pipeline(topics: list[str], *, second: Document | None = None, **more: Any) 
     return {"name": NAME, "sources": [source], "stages": stages, **more}
 
 
-def whole(bootstrap: str, *pipelines: Document, **parts: Any) -> Document:
+def whole(bootstrap: str, *pipelines: Document, min_rate: int = 1, **parts: Any) -> Document:
     """Make a configuration in which the stages may be held."""
-    adaptive = {"batch_interval": "1s", "min_rate": 1, "max_rate": 1_000_000}
+    adaptive = {"batch_interval": "1s", "min_rate": min_rate, "max_rate": 1_000_000}
     rules = [
         {"client-id": name, "consumer_byte_rate": HIGH_BOUND_BYTES, "adaptive": adaptive}
         for name in STAGES
@@ -426,6 +430,130 @@ def test_a_producer_is_held_to_the_bound(run: Run, join: MakeStage, topic: MakeT
         thread.join()
 
 
+SMALL, WAVE = 10, 1_500
+"""Records of the source: of a batch that is small, and of many batches."""
+
+MAX_LAG, MAX_PENDING = 600, 3
+STANDS_S = 2.5
+"""Two triggers, and what a batch takes."""
+
+
+class Line:
+    """Two Spark queries, one of which writes what the other reads; and what a bound is on."""
+
+    def __init__(self, running: ProxyProcess, kafka: str, topics: list[str], last: Stream) -> None:
+        self.last, self.fed = last, 0
+        self.lag, self.pending = [0], [0]
+        self._running, self._topic = running, TopicPartition(topics[1], 0)
+        self._consumer = Consumer({"bootstrap.servers": kafka, "group.id": "nobody"})
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def look(self) -> bool:
+        """Look at what the bounds are on."""
+        _, end = self._consumer.get_watermark_offsets(self._topic, timeout=WAIT_S)
+        done = sum(each["completed_to"] or 0 for each in self.last.known()["partitions"])
+        self.lag.append(end - done)
+        self.pending.append(int(pending(self._running)))
+        return True
+
+    def has_read_all(self) -> bool:
+        """Say whether the last query has read all that the source was fed."""
+        self.look()
+        return sum(each.rows for each in list(self.last.batches.values())) == self.fed
+
+    def stands(self, seconds: float) -> None:
+        """Keep looking for so long."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s and self.look():
+            time.sleep(POLL_S)
+
+
+def copying(spark: SparkSession, running: ProxyProcess, topics: list[str], where: Path) -> Any:
+    """Start the first stage: it writes each record's value to the second topic."""
+    options = client_options("first", running.bootstrap)
+    records = spark.readStream.format("kafka").options(**options)
+    records = records.option("subscribe", topics[0]).option("startingOffsets", "earliest")
+    return (
+        records.load()
+        .select("value")
+        .writeStream.format("kafka")
+        .options(**options)
+        .option("topic", topics[1])
+        .option("checkpointLocation", str(where / "first"))
+        .queryName("first")
+        .trigger(processingTime="1 second")
+        .start()
+    )
+
+
+@pytest.mark.usefixtures("no_data_loss")
+def test_bounds_are_kept_while_a_spark_query_stands(
+    kafka: EmbeddedBroker,
+    run: Run,
+    listen: Callable[..., QuotaListener],
+    stream: Callable[..., Stream],
+    topic: MakeTopic,
+    *,
+    fill: Callable[..., None],
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    topics = [topic(), topic()]
+    bounds = {"max_lag": MAX_LAG, "max_pending": {"batches": MAX_PENDING}}
+    running = run(pipeline(topics, **bounds), min_rate=WAVE)  # so that nothing else bounds batches
+    listen(running)
+    last = stream(running, "second", topics[1])
+    first = copying(spark, running, topics, tmp_path)
+    try:
+        last.start("1 second")
+        with Line(running, kafka.bootstrap, topics, last) as line:
+
+            def feed(count: int) -> None:
+                fill(topics[0], count, 20)
+                line.fed += count
+
+            feed(SMALL)  # the first batch of a run is not bounded
+            last.until(line.has_read_all, "the first records are through")
+            last.gate.clear()
+
+            def is_full() -> bool:
+                feed(SMALL)
+                line.look()
+                return line.pending[-1] == MAX_PENDING
+
+            last.until(is_full, "as much is in flight as may be")
+            feed(SMALL)
+            line.stands(STANDS_S)
+            assert line.pending[-1] == MAX_PENDING
+            last.gate.set()
+            last.until(line.has_read_all, "what waited is through")
+
+            last.stop()
+            feed(WAVE)
+            until(
+                lambda: line.look() and line.lag[-1] == MAX_LAG, "all of the room is taken", END_S
+            )
+            line.stands(STANDS_S)
+            (waiting,) = [each for each in shown(running)["stages"] if each["name"] == "first"]
+            assert waiting["waits"]["for"] == "second"
+            assert waiting["waits"]["records"] == 0
+            last.start("1 second")
+            last.until(line.has_read_all, "what waited is through")
+            assert max(line.lag) == MAX_LAG
+            assert max(line.pending) == MAX_PENDING
+    finally:
+        first.stop()
+    assert first.exception() is None
+    values = [value for each in last.batches.values() for value in each.values]
+    assert len(values) == line.fed
+    last.check_all_read({0: line.fed})
+
+
 def test_sources_wait_while_as_much_is_in_flight_as_may_be(
     run: Run, join: MakeStage, source: str, topic: MakeTopic, fill: Callable[..., None]
 ) -> None:
@@ -439,8 +567,8 @@ def test_sources_wait_while_as_much_is_in_flight_as_may_be(
     until(lambda: pending(running) == 2, "as much is in flight as may be")
     fill(topics[0], BACKLOG, 20)
     assert completion(running)["pending"]["full"]
-    assert first.end(topics[0]) == IN_SOURCE + 1
-    assert rate_of(running, "first") is None
+    assert first.end(topics[0]) == IN_SOURCE, "nothing new"
+    assert rate_of(running, "first") == 0
     second.done(topics[1], 0, 5)
     end = IN_SOURCE + BACKLOG
     until(lambda: first.end(topics[0]) == end, "one is finished, the next may come")

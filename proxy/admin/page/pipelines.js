@@ -15,7 +15,7 @@ export function showPipelines({ pipelines, pipelines_total: total }) {
   showRows(list, rows, new Map(order.map((each) => [each.name, each])), makePipeline);
 }
 
-const isHeld = ({ state }) => state === "reduced";
+const isHeld = ({ state, waits }) => state === "reduced" || Boolean(waits);
 const nodesOf = ({ sources, stages }) => [...sources, ...stages];
 
 function makePipeline({ name }) {
@@ -92,14 +92,15 @@ function makeNode({ name }) {
     const stage = isStage && `stage after ${node.upstream.join(" and ")}`;
     say(kind, !isStage ? "source" : node.alive ? stage : `${stage} · silent`);
     state.className = held ? "what warn" : "what good";
-    say(state, held
-      ? `■ Held to ${figure(node.rate)} of ${figure(node.normal_rate)}/s`
+    say(state, node.waits
+      ? `■ Waits for ${node.waits.for}, may read ${figure(node.waits.records)}`
+      : held ? `■ Held to ${figure(node.rate)} of ${figure(node.normal_rate)}/s`
       : `✓ Free, normal ${figure(node.normal_rate)}/s`);
     say(received, isStage
       ? `receives ${figure(node.received_rate)}/s` : `sends ${figure(node.measured_rate)}/s`);
     say(processed, isStage ? `processes ${figure(node.processing_rate)}/s` : "");
     say(lag, isStage && node.lag !== null ? `lag ${figure(node.lag)}` : "");
-    say(reason, held ? `since ${time(node.since_s * 1000)}: ${node.reason}` : "");
+    say(reason, node.waits ? node.waits.reason : held ? `since ${time(node.since_s * 1000)}: ${node.reason}` : "");
   }
   return { lines: [item], update };
 }

@@ -14,8 +14,8 @@ from proxy.demo.pipeline.jobs import FIRST, FREE_FIRST, FREE_SECOND, SECOND
 from proxy.demo.verdict import Batch, Claim, Outcome, Phase
 
 LONGEST_LAG = 5000
-"""Records that wait for `second` at most: max_lag of the example, 1,000, and what comes at full
-rate until that is seen, acted upon, and the batch at work is done: two periods and two batches."""
+"""Records that wait for `second` at most: max_lag of the example, 2,400, and the first batch of a
+run, which is not bounded."""
 SETTLE_S = 20.0
 """From the start of the slow time, until rates are compared."""
 NEAR = 0.25

@@ -323,22 +323,22 @@ class TestMaxPending:
     def test_is_full_until_roots_end_however_they_end(self):
         completion = make(max_pending=MaxPending(max_batches=2, max_bytes=100))
         completion.stage_batch(batch("one", 1, "A0:0-1", "B0:0-1", size_bytes=60), 1.0)
-        assert not completion.full()
+        assert not completion.max_pending.full()
         completion.stage_batch(batch("one", 2, "A0:1-2", "B0:1-2", size_bytes=1), 1.0)
-        assert completion.full()
+        assert completion.max_pending.full()
         completion.stage_batch(batch("two", 1, "B0:0-1"), 2.0)
-        assert not completion.full()
+        assert not completion.max_pending.full()
         completion.stage_batch(batch("one", 3, "A0:2-3", "B0:2-3", size_bytes=99), 3.0)
-        assert completion.full()
+        assert completion.max_pending.full()
         completion.tick(3.0 + TIMEOUT_MS * BUCKETS)
-        assert not completion.full()
+        assert not completion.max_pending.full()
         assert [end[2] for end in told(completion)] == ["completed", "timed_out", "timed_out"]
         assert completion.max_pending.size_bytes == 0
 
     def test_a_batch_that_ends_at_once_is_never_in_flight(self):
         completion = make(max_pending=MaxPending(max_batches=1))
         completion.stage_batch(batch("one", 1, "A0:0-1", size_bytes=60), 1.0)
-        assert (completion.full(), completion.max_pending.size_bytes) == (False, 0)
+        assert (completion.max_pending.full(), completion.max_pending.size_bytes) == (False, 0)
 
 
 class TestReload:

@@ -87,11 +87,19 @@ def test_a_stage_out_of_its_band_for_fewer_samples_than_the_ratio_asks_nothing()
     assert Run().period(app=1_000, one=1_000, two=500) == {}
 
 
-def test_lag_above_its_bound_asks_within_the_band():
+def test_lag_above_its_bound_asks_sources_within_the_band():
     run = Run(replace(CHAIN, max_lag=2_000))
-    assert run.period({"two": 2_001}, app=450, one=450, two=450) == {"one": pytest.approx(400)}
-    assert run.period({"two": 1_900}, app=400, one=400, two=400) == {}
-    assert run.period({"two": 900}, app=400, one=400, two=400) == {"one": pytest.approx(500)}
+    run.processing["one"] = 400.0
+    assert run.period({"one": 2_001}, app=700, one=700) == {"app": pytest.approx(400)}
+    assert run.period({"one": 1_900}, app=600, one=600) == {}
+    assert run.period({"one": 900}, app=600, one=600) == {"app": pytest.approx(500)}
+
+
+def test_lag_above_its_bound_asks_nothing_of_stages():
+    """They plan no more than there is room for."""
+    run = Run(replace(CHAIN, max_lag=2_000))
+    assert run.period({"two": 2_001}, app=450, one=450, two=450) == {}
+    assert run.flow.documents(run.now_ms)["stages"][1]["last_request"] is None
 
 
 def test_without_a_batch_report_the_upper_edge_of_the_band_is_what_a_stage_processes():

@@ -1,0 +1,231 @@
+"""Pipelines among real parts, with a clock of the test's."""
+
+import asyncio
+import json
+from collections import Counter
+from itertools import count
+from uuid import UUID
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.app import quota_settings
+from proxy.backpressure.control import Backpressure
+from proxy.config import load_config
+from proxy.pipelines import Pipelines
+from proxy.progress.book import ProgressBook
+from proxy.progress.report import parse_report
+from proxy.queries import progress_settings
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
+from proxy.state import MemoryStore
+
+START_MS = 1_000_000.0
+START_S = 1_700_000_000.0
+SECOND_MS = 1000.0
+CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
+STATIC = 1_000_000_000.0
+NORMAL = 1000
+LOW, HIGH = 50, 100
+
+SECOND_STAGE = {"band": [LOW, HIGH]}
+
+
+def stage(name, consumes, *produces, **more):
+    return {
+        "name": name,
+        "consumes": [consumes],
+        "produces": list(produces),
+        "band": [0, 1_000_000],
+        "sampling_interval": "1s",
+        "period": "2s",
+        "normal_rate": NORMAL,
+        "step": NORMAL,
+        **more,
+    }
+
+
+def pipeline(name="p", *, first=None, second=SECOND_STAGE, last="two", **more):
+    """Make a pipeline: feed -> a -> one -> b -> two."""
+    return {
+        "name": name,
+        "sources": [
+            {"client-id": "feed", "produces": ["a"], "normal_rate": NORMAL, "step": NORMAL}
+        ],
+        "stages": [stage("one", "a", "b", **first or {}), stage(last, "b", **second)],
+        **more,
+    }
+
+
+class World:
+    """Pipelines among real parts; `store` outlives a restart."""
+
+    def __init__(self, folder, *pipelines, store=None):
+        self.file = folder / "proxy.yaml"
+        self.now_ms = START_MS
+        self.store = store or MemoryStore()
+        self.numbers, self.batches = count(1), Counter()
+        self.done = Counter()
+        self.progress = {}  # records of it, by key
+        self.ends = {}  # of logs, as the cluster says when it is asked
+        self.config = self.configured(*pipelines)
+        self.start()
+
+    def configured(self, *pipelines):
+        adaptive = {"batch_interval": "1s"}
+        document = {
+            "cluster": {"bootstrap_servers": ["localhost:9092"]},
+            "listeners": [
+                {
+                    "name": "default",
+                    "bind": "127.0.0.1:0",
+                    "advertised_host": "h",
+                    "broker_ports": 0,
+                }
+            ],
+            "quotas": {
+                "rules": [
+                    {"client-id": name, "consumer_byte_rate": int(STATIC), "adaptive": adaptive}
+                    for name in ("one", "two", "id-of-one")
+                ]
+                + [
+                    {"client-id": "feed", "producer_byte_rate": int(STATIC)},
+                    {"client-id": "feed", "user": "alice", "producer_byte_rate": int(STATIC)},
+                ]
+            },
+            "pipelines": list(pipelines),
+        }
+        self.file.write_text(yaml.safe_dump(document))
+        return load_config(self.file)
+
+    def restart(self):
+        """Begin again as another process that has all of the state."""
+        self.keep()
+        self.progress |= {record.key: record for record in self.book.changes()[0]}
+        pressed = [
+            pressed.record()
+            for client_id in self.backpressure.clients
+            for pressed in self.backpressure.of_client(client_id)
+        ]
+        self.start(self.progress.values(), [each for each in pressed if each is not None])
+
+    def start(self, progress=(), pressed=()):
+        """Begin, or begin again as another process that has the state of pipelines, and more."""
+        self.prometheus = CollectorRegistry()
+        instruments = Instruments(self.prometheus, max_label_sets=100)
+        made = quota_settings(self.config)
+        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
+        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.book = ProgressBook(progress_settings(self.config), lambda _: True, lambda _: None)
+        assert self.book.load(progress) == []
+        assert self.backpressure.load(pressed, self.now_ms) == []
+        self.pipelines = Pipelines(
+            self.config,
+            self.book,
+            self.backpressure,
+            self.quotas,
+            instruments,
+            clock_ms=lambda: self.now_ms,
+            clock_s=lambda: START_S + (self.now_ms - START_MS) / SECOND_MS,
+        )
+        for name in ("one", "two"):
+            self.connect(name)
+        self.pipelines.load(self.store)
+
+    def connect(self, client_id, user=None):
+        identity = ClientIdentity("default", user, client_id)
+        self.quotas.client(identity)
+        if self.backpressure.pressure(identity, self.now_ms) is not None:
+            self.book.follow(client_id)
+        return identity
+
+    def reload(self, *pipelines):
+        self.config = self.configured(*pipelines)
+        self.quotas.update(quota_settings(self.config))
+        self.pipelines.update(self.config)
+
+    def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
+        document = {
+            "sender": str(UUID(int=1)),
+            "number": next(self.numbers),
+            "event": event,
+            "query_id": str(UUID(int=sum(name.encode()))),
+            "run_id": str(UUID(int=sum(name.encode()) * 1000 + run)),
+            "name": name,
+            "client_id": client_id,
+            "age_ms": age_ms,
+            "batch": batch,
+        }
+        report = parse_report(json.dumps(document).encode())
+        asked = self.pipelines.unsure(report, self.now_ms)
+        ends = {key: end for key, end in self.ends.items() if key in asked}
+        accepted = self.book.report(report, self.now_ms, START_S)
+        self.backpressure.reported(accepted, self.now_ms)
+        self.pipelines.reported(accepted, self.now_ms, ends)
+
+    def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):
+        self.done[name] += 1
+        source = {
+            "description": "k",
+            "start": None if start is None else {topic: {"0": start}},
+            "end": {topic: {"0": end}},
+            "latest": None,
+            "rows": end - (start or 0),
+        }
+        batch = {
+            "batch_id": self.done[name],
+            "timestamp": "2026-01-02T03:04:05.678Z",
+            "rows": end - (start or 0) if rows is None else rows,
+            "durations_ms": {"triggerExecution": took_ms},
+            "sources": [source],
+        }
+        self.report(name, batch=batch, **more)
+
+    def write(self, client_id, topic, start, end):
+        self.pipelines.appended(client_id, topic, 0, start, end, self.now_ms)
+
+    def look_up(self, client_id, partitions):
+        """Let a driver ask for ends, which it is not told yet."""
+        self.pipelines.plans(client_id, partitions, self.now_ms)
+
+    def see(self, client_id, topic, end, partition=0):
+        """Let a client of a query be told the end of a log."""
+        self.book.follow(client_id)
+        self.book.query_of(client_id).log_end(topic, partition, end, self.now_ms)
+
+    def tick(self, ms=0.0):
+        self.now_ms += ms
+        self.pipelines.tick(self.now_ms)
+
+    def hurry(self, seconds=4, per_s=10 * HIGH):
+        """Let stage `two` be sent more than it takes, until `one` is held."""
+        self.batch("one", "a", 1000, 1001)
+        self.batch("two", "b", 0, HIGH, took_ms=1000)
+        for _ in range(seconds):
+            self.batches["b"] += per_s
+            self.see("two", "b", 1000 + self.batches["b"])
+            self.tick(SECOND_MS)
+
+    def pressed(self, client_id):
+        (found,) = self.backpressure.of_client(client_id)
+        return found
+
+    def value(self, name, **labels):
+        labels = {"pipeline": "p", **labels}
+        return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}", labels)
+
+    def completion(self):
+        (document,) = self.pipelines.documents()
+        return document["completion"]
+
+    def keep(self):
+        asyncio.run(self._keep())
+
+    async def _keep(self):
+        await self.pipelines.keep()
+
+    @property
+    def keys(self):
+        return {
+            record.key for prefix in ("flow/", "ledger/") for record in self.store.items(prefix)
+        }
