@@ -34,7 +34,7 @@ async def test_a_report_is_answered_with_what_it_changed(ask_spark: Ask, job: Jo
     started = await ask_spark("POST", REPORTS, json=job.report("started"))
     assert (started.status, started.json) == (
         200,
-        {"accepted": True, "lost_reports": 0, "rate": None, "bound": None},
+        {"accepted": True, "lost_reports": 0, "advice": [], "rate": None, "bound": None},
     )
     job.read(10)
     first = await run_batch(ask_spark, job, 4000, 1500)
