@@ -366,7 +366,10 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             runs = [run for run in self._runs.values() if self._is_greeted(run)]
         for run in runs:
             is_due = run.told_in != self._breaks or _since(run.sent_s) >= HEARTBEAT_S
-            if not is_due or run.refused_in == self._breaks or not self._look_at(run):
+            if not is_due or run.refused_in == self._breaks:
+                continue
+            if not self._look_at(run):
+                run.sent_s, run.told_in = time.monotonic(), self._breaks  # it is looked for again
                 continue
             with self._changed:
                 if self._queue or self._is_closing:
