@@ -16,6 +16,7 @@ from bench import (
     groups,
     large_fetch,
     memory,
+    outages,
     progress,
     small_fetch,
     spark_read,
@@ -40,6 +41,7 @@ FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "memory": memory.measure,
     "stalls": stalls.measure,
     "crossover": crossover.measure,
+    "outages": outages.measure,
 }
 # Columns of the table where the output is not a terminal.
 FILE_WIDTH = 160

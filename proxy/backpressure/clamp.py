@@ -6,40 +6,34 @@ told lies between what the query already knows and the truth, always.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from proxy.progress.query import QueryProgress
 from proxy.quota.rules import Adaptive
 from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition
 
 from .estimator import MS_PER_SECOND
+from .interval import TriggerInterval
 from .position import EVENT_JITTER_MS, Position
 from .shares import shares
 from .told import MAX_PARTITIONS, KeptEnd, ToldEnds
+from .trust import LIFE_WAIT_MS, Lookups, Trust
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
-RESUME_WAIT_MS = 6_000.0
-"""How long after the start of this process an answer waits for the first report on a run that an
-earlier process knew: the listener tries again after 5 s at the latest."""
+REPORT_WAIT_MS = 300.0
+"""How long an answer waits for the report on the batch before; the two race."""
 
+REFUSED_GROWTH = 2
+"""How many times more is offered to a driver that planned no batch of what it was told."""
 
-class Lookups(Protocol):
-    """One connection of the client: planner.DriverLookups."""
+PROCESSING_TIME = "processing_time"
+"""The trigger under which a run's first batch may be bounded; others read to the end, once."""
 
-    @property
-    def has_trust(self) -> bool:
-        """Whether this is a connection of the present run's driver, for certain."""
-
-    @property
-    def oldest_answer_ms(self) -> float:
-        """Since when a partition that is still read has been asked for on this connection."""
-
-    def reported(self) -> None:
-        """Take note that reports come."""
+READS_ONCE = ("available_now", "once")
+"""Triggers under which a run takes the ends of the logs once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +51,26 @@ class Clamp:
 
     Args:
         settings: of the rule.
+        interval: of the query's trigger.
         on_wait: is told from when to when an answer waited for a report.
-        on_told: is called when drivers of the query were told something new.
+        on_told: is called when drivers of the query were answered, with the time and whether they
+            were told something new.
 
     """
 
     def __init__(
         self,
         settings: Adaptive,
+        interval: TriggerInterval,
         on_wait: Callable[[float, float], None],
-        on_told: Callable[[QueryProgress], None],
+        on_told: Callable[[QueryProgress, bool, float], None],
     ) -> None:
         self.settings = settings
+        self._interval = interval
         self.on_wait = on_wait
         self._on_told = on_told
         self.rate: float | None = None
-        """Records per second for the next batch; None when not known."""
+        """Records per second for the next batch; None when not known, and 0 lets none begin."""
         self.offsets_per_record = 1.0
         """How far the offsets go on with a record: more where transactions or compaction leave
         gaps, less where a query reads its source twice."""
@@ -81,34 +79,24 @@ class Clamp:
         self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
         self.told = ToldEnds()
         """What they know."""
-        self._lookups: dict[Lookups, None] = {}
-        self._event_ms = -math.inf
-        self._resumed_ms = -math.inf
-        """When the run of an earlier process was taken up; long ago if there was none."""
-        self._is_missed = False
-        """Whether a run was taken up and no report came since."""
-        self._goes_on = False
-        """Whether the run is the one that was taken up."""
-        self._trusts_all = False
-        """Whether all connections of that run are as good as open before its latest report."""
-        self.heard_ms = -math.inf
-        """When the first report came on the run that was taken up."""
+        self.trust = Trust()
+        """Whose connections they are."""
+        self.least_offsets = 0
+        """So many at least are offered for a batch: the driver planned none of fewer, as it does
+        with the option minOffsetsPerTrigger. 0: none was refused in this run."""
 
     def resume(
         self,
         ends: Mapping[TopicPartition, KeptEnd],
         starts: Mapping[TopicPartition, int],
+        instances: list[int],
+        least_offsets: int,
         now_ms: float,
     ) -> None:
-        """Take up a run from an earlier process, which has told its driver this.
-
-        The process ended with all its connections: those of now are newer than any report, and the
-        driver's among them. So they are trusted from the first report on until one of them was
-        open before a report.
-        """
+        """Take up a run from an earlier process, which has told its driver this."""
         self.told.restore(ends, starts, now_ms)
-        self._resumed_ms = now_ms
-        self._is_missed = True
+        self.trust.resume(instances, now_ms)
+        self.least_offsets = least_offsets
 
     def begin_run(self, query: QueryProgress) -> None:
         """Forget what was told to the drivers of earlier runs, as far as it is done.
@@ -121,33 +109,28 @@ class Clamp:
         if query.progress_id in (None, query.query_id):
             position = self._position(query)
             done = {key: position.completed(key) for key in self.told}
-        self.told.begin_run(self._event_ms, done)
-        self._event_ms = self._resumed_ms = -math.inf
-        self._is_missed = self._goes_on = self._trusts_all = False
+        self.told.begin_run(self.trust.event_ms, done)
+        self.trust.begin_run()
+        self.least_offsets = 0
 
-    def reported(self, event_ms: float, now_ms: float, *, has_batch: bool) -> None:
-        """Take note of a report on an event of this run, which the driver saw at `event_ms`."""
-        self._event_ms = max(self._event_ms, event_ms)
-        if has_batch:
-            self.told.starts.clear()
-        if self._is_missed:
-            self._is_missed = False
-            self._goes_on = self._trusts_all = True
-            self.heard_ms = now_ms
-        if self._trusts_all:
-            self._trusts_all = not any(lookups.has_trust for lookups in self._lookups)
-        for lookups in self._lookups:
-            lookups.reported()
+    def reported(self, event_ms: float, now_ms: float) -> None:
+        """Record a report on an event of this run, which the driver saw at `event_ms`."""
+        self.trust.reported(event_ms, now_ms)
 
-    @property
-    def connections(self) -> int:
-        """How many connections of the client are open."""
-        return len(self._lookups)
+    def done(self, offsets: int | None) -> None:
+        """Record that a batch of this run was reported, of so many offsets; None: not known."""
+        self.told.starts.clear()
+        if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
+            self.least_offsets = 0  # it does plan batches of so few
 
-    @property
-    def waits_until_ms(self) -> float:
-        """Until when an answer waits in any case, if it waits for a report."""
-        return self._resumed_ms + RESUME_WAIT_MS if self._is_missed else -math.inf
+    def idle(self, query: QueryProgress, event_ms: float) -> None:
+        """Record that the driver had nothing to plan: all that it was told by then is done.
+
+        But not what it was told and never read: it waits until there is more.
+        """
+        position = self._position(query)
+        unread = {key for key in self.told if position.is_unread(key)}
+        self.told.idle(event_ms, unread)
 
     def tell(
         self,
@@ -169,73 +152,135 @@ class Clamp:
         answers = latest
         offsets: int | None = None
         why = why_not or ""
-        if why_not is None and self.rate == 0:
-            _, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
-            answers = self._clamped(position, latest, bases, dict.fromkeys(bases, 0))
-            why, offsets = "no batch may begin now", 0
-        elif why_not is None and self.rate is not None:
-            per_batch = self.rate * self.settings.batch_interval_ms / MS_PER_SECOND
-            fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
+        interval_ms = self._interval_ms(query)
+        if why_not is None and self.rate is not None and interval_ms is not None:
+            if is_overdue and self.rate > 0:
+                self._offer_more(position, lookups, latest)
             lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
-            answers = self._clamped(position, latest, bases, shares(fitting, lags))
-            why = f"{self.rate:,.0f} records/s make {fitting:,} offsets for one batch"
-            offsets = max(fitting, sum(lag > 0 for lag in lags.values()))
+            fitting, why = self._fitting(self.rate, interval_ms)
+            made = shares(fitting, lags) if self.rate > 0 else dict.fromkeys(lags, 0)
+            offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if self.rate > 0 else 0
             if offsets > fitting:
                 why += f"; each of {offsets:,} partitions gets one"
+            answers = self._clamped(position, latest, bases, made)
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
         for key, offset in answers.items():
             is_new |= self.told.remember(key, latest[key], offset, lookups, now_ms)
-        if is_new:
-            self._on_told(query)
+        self._on_told(query, is_new, now_ms)
         return answers
 
-    def tell_earliest(self, query: QueryProgress, key: TopicPartition, offset: int) -> None:
-        """Take note of the start of a log that the driver was told."""
+    def _fitting(self, rate: float, interval_ms: float) -> tuple[int, str]:
+        """Return how many offsets the next batch is to have, and why."""
+        if rate <= 0:
+            return 0, "no batch may begin now"
+        per_batch = rate * interval_ms / MS_PER_SECOND
+        fitting = max(1, round(min(per_batch * self.offsets_per_record, MAX_OFFSETS)))
+        why = f"{rate:,.0f} records/s make {fitting:,} offsets for one batch"
+        if fitting < self.least_offsets:
+            fitting = self.least_offsets
+            why += f"; the driver plans none of so few, {fitting:,} are offered"
+        return fitting, why
+
+    def _offer_more(
+        self, position: Position, lookups: Lookups, latest: Mapping[TopicPartition, int]
+    ) -> None:
+        """See whether the driver planned no batch of what it was told last, and offer more then.
+
+        The first time it has to ask twice: it may have planned one of records that were read ahead,
+        and its report be late.
+        """
+        refused = {key for key in latest if position.is_refused(key, lookups)}
+        is_planned = any(
+            position.is_unreported(key, lookups) for key in latest if key not in refused
+        )
+        if not refused or is_planned:
+            return
+        repeats = max(told.repeats for key in refused if (told := self.told.get(key)))
+        if not repeats and not self.least_offsets:
+            return
+        offered = sum(position.offered(key) for key in self.told)
+        self.least_offsets = max(self.least_offsets, min(offered * REFUSED_GROWTH, MAX_OFFSETS))
+
+    def tell_earliest(
+        self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float
+    ) -> None:
+        """Record the start of a log that the driver was told."""
         if self.told.remember_start(key, offset):
-            self._on_told(query)
+            self._on_told(query, True, now_ms)
 
-    def awaits_report(
-        self, query: QueryProgress, lookups: Lookups, ask: OffsetsAsk, now_ms: float
-    ) -> bool:
-        """Say whether the batch that the driver planned last has not been reported yet.
+    def waits_until_ms(
+        self,
+        query: QueryProgress,
+        lookups: Lookups,
+        ask: OffsetsAsk,
+        since_ms: float,
+        now_ms: float,
+    ) -> float:
+        """Return until when the answer to a look-up is to wait, long ago if it need not.
 
-        As long as no event is known that was after the end of an earlier process, it may not have
-        been: what that process told in its last moments is not known here. Where the first batch
-        of a run is bounded, the report that the run has started is waited for.
+        It waits for a report on the batch that the driver planned last, where there was none yet;
+        for one on the start of a run whose first batch may be bounded; and, on a connection that is
+        not known to be the driver's, for a sign of life that makes it so.
+
+        Args:
+            query: whose driver asks.
+            lookups: the connection.
+            ask: what it asks for.
+            since_ms: when it asked, monotonic.
+            now_ms: the time.
+
         """
         if self.detached or LATEST not in ask.timestamps.values():
-            return False
-        if self._is_missed:
-            return True
-        if query.ended or query.last_report_ms is None:
-            return self.settings.initial_rate is not None
-        if self._why_not(query, lookups, now_ms, may_be_late=True) is not None:
-            return False
-        if self._event_ms - EVENT_JITTER_MS < self._resumed_ms:
-            return True
+            return -math.inf
+        trust = self.trust
+        report_ms = max(since_ms, trust.heard_ms) + REPORT_WAIT_MS
+        if trust.is_missed:
+            return max(report_ms, trust.may_come_ms(lookups))
+        if query.ended or (query.last_heard_ms is None and not trust.goes_on):
+            return report_ms if self._may_bound_first(query) else -math.inf
         position = self._position(query)
-        return any(
-            timestamp == LATEST and position.is_unreported(key, lookups)
-            for key, timestamp in ask.timestamps.items()
-        )
+        if self._why_not(query, lookups, now_ms, may_be_late=True) is None:
+            keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
+            return self._waits_for_report_ms(position, lookups, keys, report_ms)
+        if trust.has(lookups) or position.is_unproved:
+            return -math.inf
+        may_come_ms = trust.may_come_ms(lookups)
+        return may_come_ms if may_come_ms > now_ms else -math.inf
 
-    def join(self, lookups: Lookups) -> bool:
-        """Take in a connection; return whether a trusted one of a driver was open."""
-        has_trusted = any(other.has_trust for other in self._lookups)
-        self._lookups[lookups] = None
-        return has_trusted
+    def _waits_for_report_ms(
+        self,
+        position: Position,
+        lookups: Lookups,
+        keys: Iterable[TopicPartition],
+        report_ms: float,
+    ) -> float:
+        """Return until when to wait for a report on the last batch, `report_ms` as a rule.
 
-    def leave(self, lookups: Lookups) -> None:
-        """Let go of a connection."""
-        self._lookups.pop(lookups, None)
-
-    def opened_before_report(self, opened_ms: float) -> bool:
-        """Say whether a connection was open when the driver made the latest report."""
-        return opened_ms < self._event_ms
+        As long as no event is known that was after the end of an earlier process, there may be one:
+        what that process told in its last moments is not known here.
+        """
+        trust = self.trust
+        if trust.event_ms - EVENT_JITTER_MS < trust.resumed_ms:
+            is_heard = trust.heard_ms >= trust.resumed_ms
+            if not is_heard and any(position.offered(key) for key in keys):
+                return max(report_ms, trust.resumed_ms + LIFE_WAIT_MS)
+            return report_ms
+        if any(position.is_unreported(key, lookups) for key in keys):
+            return report_ms
+        return -math.inf
 
     def _position(self, query: QueryProgress) -> Position:
-        return Position(query, self.told, self._event_ms, self._goes_on)
+        return Position(query, self.told, self.trust.event_ms, self.trust.goes_on)
+
+    def _interval_ms(self, query: QueryProgress) -> float | None:
+        return self._interval.of(query, self.settings.batch_interval_ms)
+
+    def _may_bound_first(self, query: QueryProgress) -> bool:
+        """Return whether a run's first batch may be bounded, as far as is known before it."""
+        if self.settings.initial_rate is not None:
+            return True
+        return self.rate is not None and query.trigger_kind not in READS_ONCE
 
     def _why_not(
         self,
@@ -246,22 +291,36 @@ class Clamp:
         may_be_late: bool = False,
     ) -> str | None:
         """Return why the truth is told; None when it is not."""
+        why = self._why_no_run(query, now_ms, may_be_late=may_be_late)
+        if why is not None:
+            return why
+        if self._position(query).is_unproved:
+            if self.settings.initial_rate is None and query.trigger_kind != PROCESSING_TIME:
+                return "no batch of this run was reported yet"
+        elif not self.trust.has(lookups):
+            return "the connection is newer than the latest report"
+        if self.rate is None:
+            return "no rate is known yet"
+        if self._interval_ms(query) is None:
+            return "the trigger interval is not known yet"
+        return None
+
+    def _why_no_run(self, query: QueryProgress, now_ms: float, *, may_be_late: bool) -> str | None:
+        """Return why no run is known whose batches are to be bounded; None when there is one."""
         if self.detached:
             return "no adaptive rule applies"
         if query.ended:
             return "the run has ended"
-        if query.last_report_ms is None:
+        heard_ms = query.last_heard_ms
+        if heard_ms is None and self.trust.goes_on:
+            heard_ms = self.trust.resumed_ms
+        if heard_ms is None:
             return "no report came yet"
-        silent_ms = now_ms - query.last_report_ms
+        silent_ms = now_ms - heard_ms
         if silent_ms > self.settings.hold_ms and not may_be_late:
             return f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"
-        if self._position(query).is_unproved:
-            if self.settings.initial_rate is None:
-                return "no batch of this run was reported yet"
-        elif not (self._trusts_all or lookups.has_trust):
-            return "the connection is newer than the latest report"
-        if self.rate is None:
-            return "no rate is known yet"
+        if query.trigger_kind in READS_ONCE:
+            return "the run reads to the end of the logs, once"
         return None
 
     def _lags(

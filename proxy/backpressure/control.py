@@ -7,6 +7,7 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from proxy.progress.book import Accepted
+from proxy.progress.roster import FORGET_AFTER_MS
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.state import Record
@@ -20,8 +21,9 @@ __all__ = ["Backpressure", "QueryPressure"]
 MAX_QUERIES = 10_000
 """Further queries keep the bounds of their rules."""
 
-FORGET_MS = 3_600_000.0
-"""A query is forgotten an hour after its last report and the last connection of its client."""
+FORGET_MS = FORGET_AFTER_MS
+"""After its last report and the last connection of its client a query is kept as long as its
+progress."""
 
 
 class Backpressure:
@@ -93,7 +95,7 @@ class Backpressure:
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call.
 
-        A query has a record from the first report of a run until it ends or is forgotten.
+        A query has a record from the first report of a run until it is forgotten.
         """
         return self._due.take()
 

@@ -17,9 +17,6 @@ from proxy.wire.offsets import (
 from .clamp import Clamp
 from .pressure import QueryPressure
 
-REPORT_WAIT_MS = 300.0
-"""How long an answer waits for the report on the batch before; the two race."""
-
 MISSED_ANSWERS = 3
 """A partition that a driver did not ask for in so many answers is read no more."""
 
@@ -27,9 +24,7 @@ MISSED_ANSWERS = 3
 class DriverLookups:
     """The ListOffsets look-ups on one connection of a followed client.
 
-    Executors look up offsets too; they are known by their fetching and are told the truth. A
-    connection counts as that of the present run's driver when it was open before the latest report
-    of the run, or was opened while such a one was open.
+    Executors look up offsets too; they are known by their fetching and are told the truth.
 
     Args:
         query: takes note of the log ends.
@@ -39,18 +34,18 @@ class DriverLookups:
     """
 
     __slots__ = (
-        *("_answers_ms", "_clamp", "_fetched", "_inherits_trust", "_opened_ms", "_query"),
-        *("_vain", "_waits_since_ms"),
+        *("_answers_ms", "_clamp", "_query", "_vain", "_waits_since_ms"),
+        *("is_executor", "opened_ms"),
     )
 
     def __init__(
         self, query: QueryProgress, pressure: QueryPressure | None, opened_ms: float
     ) -> None:
         self._query = query
-        self._opened_ms = opened_ms
-        self._fetched = False
+        self.opened_ms = opened_ms
+        self.is_executor = False
+        """Whether the connection fetches."""
         self._clamp: Clamp | None = None
-        self._inherits_trust = False
         self._answers_ms: deque[float] = deque(maxlen=MISSED_ANSWERS)
         self._waits_since_ms: float | None = None
         self._vain = False
@@ -62,27 +57,19 @@ class DriverLookups:
         if clamp is self._clamp:
             return
         if self._clamp is not None:
-            self._clamp.leave(self)
+            self._clamp.trust.leave(self)
         self._clamp = clamp
         self._waits_since_ms = None
-        self._inherits_trust = clamp.join(self) if clamp is not None else False
+        if clamp is not None:
+            clamp.trust.join(self)
 
     def fetched(self) -> None:
-        """Take note that the connection fetches: it is an executor's, from now on."""
-        self._fetched = True
+        """Record that the connection fetches: it is an executor's, from now on."""
+        self.is_executor = True
 
     def closed(self) -> None:
         """Let go; may be called twice."""
         self.follow(None)
-
-    @property
-    def has_trust(self) -> bool:
-        """Whether this is a connection of the present run's driver, for certain."""
-        return (
-            not self._fetched
-            and self._clamp is not None
-            and (self._inherits_trust or self._clamp.opened_before_report(self._opened_ms))
-        )
 
     @property
     def oldest_answer_ms(self) -> float:
@@ -96,25 +83,29 @@ class DriverLookups:
         Ask again after a while, until it is 0; then call `answered`.
         """
         clamp = self._clamp
-        if clamp is None or self._fetched or self._vain:
+        if clamp is None or self.is_executor:
             return 0.0
-        if not clamp.awaits_report(self._query, self, ask, now_ms):
+        clamp.trust.asks(self, ask.correlation_id)
+        if self._vain:
             return 0.0
-        if self._waits_since_ms is None:
-            self._waits_since_ms = now_ms
-        due_ms = max(self._waits_since_ms, clamp.heard_ms) + REPORT_WAIT_MS
-        left_ms = max(due_ms, clamp.waits_until_ms) - now_ms
-        # One wait in vain, and one batch on trust, is enough until the reports are back.
-        self._vain = left_ms <= 0
-        return max(0.0, left_ms)
+        since_ms = now_ms if self._waits_since_ms is None else self._waits_since_ms
+        until_ms = clamp.waits_until_ms(self._query, self, ask, since_ms, now_ms)
+        if until_ms == -math.inf:
+            return 0.0
+        self._waits_since_ms = since_ms
+        # One wait in vain is enough until the reports are back.
+        self._vain = until_ms <= now_ms
+        return max(0.0, until_ms - now_ms)
 
     def answered(self, ask: OffsetsAsk, version: int, frame: bytes, now_ms: float) -> bytes:
-        """Return the response as the driver may see it; take note of what it says.
+        """Return the response as the driver may see it; record what it says.
 
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
-        clamp = None if self._fetched else self._clamp
+        clamp = None if self.is_executor else self._clamp
+        if clamp is not None:
+            clamp.trust.asks(self, ask.correlation_id)
         latest: dict[TopicPartition, int] = {}
         for key, answer in read_list_offsets_response(version, frame).items():
             if answer.error_code or answer.offset < 0:
@@ -123,21 +114,20 @@ class DriverLookups:
             if timestamp == EARLIEST:
                 self._query.log_start(*key, answer.offset, now_ms)
                 if clamp is not None:
-                    clamp.tell_earliest(self._query, key, answer.offset)
+                    clamp.tell_earliest(self._query, key, answer.offset, now_ms)
             elif timestamp == LATEST:
                 latest[key] = answer.offset
                 if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset
                     self._query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not latest:
             return frame
-        is_overdue = self._vain and self._waits_since_ms is not None
         if self._waits_since_ms is not None:
             clamp.on_wait(self._waits_since_ms, now_ms)
             self._waits_since_ms = None
-        answers = clamp.tell(self._query, self, latest, now_ms, is_overdue=is_overdue)
+        answers = clamp.tell(self._query, self, latest, now_ms, is_overdue=self._vain)
         self._answers_ms.append(now_ms)
         return change_offsets(version, frame, answers)
 
     def reported(self) -> None:
-        """Take note that reports come: waiting for one may be worth it again."""
+        """Record that reports come: waiting for one may be worth it again."""
         self._vain = False

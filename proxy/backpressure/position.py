@@ -61,8 +61,35 @@ class Position:
             return partition.completed_to
         return None
 
+    def offered(self, key: TopicPartition) -> int:
+        """Return how many offsets the driver was told of that are not known to be completed."""
+        told = self.told.get(key)
+        return max(0, told.offset - (self.base(key) or 0)) if told is not None else 0
+
+    def is_unread(self, key: TopicPartition) -> bool:
+        """Return whether nothing was read of the query since the driver was told more of this.
+
+        Then no batch was planned up to there, or one whose records were all read ahead.
+        """
+        told = self.told.get(key)
+        if told is None or not self.offered(key) or self._last_read_ms >= told.raised_ms:
+            return False
+        partition = self.query.partitions.get(key)
+        delivered_to = partition.delivered_to if partition is not None else None
+        return delivered_to is None or delivered_to < told.offset
+
+    def is_refused(self, key: TopicPartition, connection: object) -> bool:
+        """Return whether a driver that asks again on a connection planned no batch of this."""
+        told = self.told.get(key)
+        return (
+            told is not None
+            and told.told_on is connection
+            and told.raised_on is connection
+            and self.is_unread(key)
+        )
+
     def is_unreported(self, key: TopicPartition, connection: object) -> bool:
-        """Say whether what was told last on a connection is in a batch not reported yet.
+        """Return whether what was told last on a connection is in a batch not reported yet.
 
         Spark may tell the listener late, of the batch before: one that ended where that was told.
         """
@@ -79,15 +106,15 @@ class Position:
         """Return what a driver that asks again on a connection has completed, reported or not.
 
         Its batch is done, or it knew before what it was told. None when that can't be said.
-        `is_overdue`: the answer waited in vain for a report.
+        `is_overdue`: an answer waited in vain for a report, and none came since.
         """
         told = self.told.get(key)
         if told is None or told.told_on is not connection:
             return None
         if told.raised_on is connection:
-            is_done = is_overdue and self.is_unreported(key, connection)
+            is_done = is_overdue and self.is_unreported(key, connection) and not self.is_unread(key)
         else:
-            is_done = self.is_unproved
+            is_done = self.is_unproved or (is_overdue and self.offered(key) > 0)
         return told.offset if is_done else None
 
     def knows_more(self, keys: Iterable[TopicPartition], connection: object) -> bool:

@@ -18,6 +18,8 @@ from .bound import Bound, Return
 from .clamp import Clamp
 from .estimator import MS_PER_SECOND
 from .figures import Figures
+from .inputs import reading
+from .interval import TriggerInterval
 from .records import FORM, Kept, by_topic, key_of
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
@@ -57,8 +59,9 @@ class QueryPressure:
         self._on_change = on_change
         self._settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
+        self._interval = TriggerInterval()
         self._figures = Figures(self._settings)
-        self.clamp = Clamp(self._settings, self._figures.held.add, self._has_told)
+        self.clamp = Clamp(self._settings, self._interval, self._figures.held.add, self._has_told)
         """What its drivers are told."""
         self._run_id: str | None = None
         self._has_ended = False
@@ -67,13 +70,17 @@ class QueryPressure:
         self._alive_ms: float | None = None
         """From then on the bound is held without a report."""
         self._rate: float | None = None
+        self._last_rate: float | None = None
+        """What the latest run that had one could take; before this run has one of its own."""
         self._why = "no batch was reported yet"
         self._ceiling: float | None = None
         self._ceiling_why = ""
         self._return: Return | None = None
-        self._bound = Bound(None, self._why)
+        self._bound = self._in_force = Bound(None, self._why)
         self._bound_ms = now_ms
         """Since when."""
+        self._is_shaped = False
+        """Whether its batches are shaped where they are planned: then reading is not held."""
         quotas.adapt(KIND, entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
@@ -90,9 +97,9 @@ class QueryPressure:
         return self._figures.processing_rate
 
     @property
-    def batch_interval_ms(self) -> float:
-        """The query's trigger interval, as its rule says."""
-        return self._settings.batch_interval_ms
+    def batch_interval_ms(self) -> float | None:
+        """The query's trigger interval; None when not known."""
+        return self._settings.batch_interval_ms or self._interval.learnt_ms
 
     @property
     def ceiling(self) -> float | None:
@@ -132,24 +139,32 @@ class QueryPressure:
     def reported(self, accepted: Accepted, now_ms: float) -> None:
         """Take in a report that the book has accepted."""
         report, query = accepted.report, accepted.query
-        if report.run_id != query.run_id:
-            return  # what comes late from a run before this one
+        is_greeting = report.event == "running"
+        if report.run_id != query.run_id or (is_greeting and query.ended):
+            return  # what comes late from a run before this one, or that is over
         self.used_ms = now_ms
         if query.name != self._label:
             self._forget_gauge()
             self._label = query.name
         if report.run_id != self._run_id:
             self._begin_run(query, report.run_id, now_ms)
+        self._alive_ms = now_ms
+        self._follow_interval(query, report.batch)
+        if is_greeting:
+            self.clamp.trust.greeted(now_ms)
+            self._enforce(now_ms)
+            return
         event_ms = now_ms - report.age_ms
-        self._report_ms = self._alive_ms = now_ms
-        self.clamp.reported(event_ms, now_ms, has_batch=report.batch is not None)
+        self._report_ms = now_ms
+        self.clamp.reported(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
+            self.clamp.done(reading(report.batch).offsets)
             self._add_batch(report.batch, event_ms)
         elif report.event == "idle":
             self._figures.waiting.ms = 0.0
-            self.clamp.told.idle(event_ms)
+            self.clamp.idle(query, event_ms)
         elif report.event == "terminated":
             self._has_ended = True
             self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
@@ -158,7 +173,7 @@ class QueryPressure:
 
     def tick(self, now_ms: float) -> None:
         """Do what is due; call it every second or so."""
-        if self.clamp.connections:
+        if self.clamp.trust.connections:
             self.used_ms = now_ms
         if self._alive_ms is None:
             return
@@ -172,7 +187,7 @@ class QueryPressure:
         """Go on under another rule, which is adaptive too."""
         self._settings = self.clamp.settings = settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
-        self._figures.follow(settings)
+        self._set_interval(self.batch_interval_ms)
         if self._rate is not None:
             self._rate = max(self._rate, settings.min_rate)
         self._enforce(now_ms)
@@ -198,6 +213,7 @@ class QueryPressure:
             "bound_age_s": (now_ms - self._bound_ms) / MS_PER_SECOND,
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
+            "batch_interval_ms": self.batch_interval_ms,
             "waiting_ms": self._figures.waiting.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
@@ -210,11 +226,11 @@ class QueryPressure:
         return key_of(self.identity.client_id or "", self.entity)
 
     def record(self) -> Record | None:
-        """Return what is to be kept of it; None when no run of its query is known, or it is over.
+        """Return what is to be kept of it; None when no run of its query is known.
 
         It is made for all partitions that the query reads.
         """
-        if self._run_id is None or self._has_ended or self.clamp.detached:
+        if self._run_id is None or self.clamp.detached:
             return None
         # As Kept has it, but made without it: there may be thousands of partitions.
         value: Json = {
@@ -224,7 +240,12 @@ class QueryPressure:
             "entity": self.entity,
             "label": self._label,
             "run_id": self._run_id,
+            "has_ended": self._has_ended,
+            "interval_ms": self._interval.learnt_ms,
             "rate": self._rate,
+            "last_rate": self._last_rate,
+            "instances": self.clamp.trust.instances(),
+            "least_offsets": self.clamp.least_offsets,
             **self._figures.kept(),
             "told": by_topic(self.clamp.told.kept()),
             "starts": by_topic(self.clamp.told.starts),
@@ -233,20 +254,40 @@ class QueryPressure:
 
     def resume(self, kept: Kept, now_ms: float) -> None:
         """Go on from what an earlier process kept, as if its last report had come just now."""
-        self._run_id, self._label = kept.run_id, kept.label
+        self._run_id, self._label, self._has_ended = kept.run_id, kept.label, kept.has_ended
+        self._last_rate = kept.last_rate
+        self._interval.restore(kept.interval_ms)
+        self._set_interval(self.batch_interval_ms)
+        self._figures.resume(kept, now_ms)
+        if kept.has_ended:
+            self._enforce(now_ms)
+            return
         self._alive_ms = now_ms
         if kept.rate is not None:
             self._rate = max(kept.rate, self._settings.min_rate)
             self._why = f"{self._rate:,.0f} records/s since before the restart"
-        self._figures.resume(kept, now_ms)
-        self.clamp.resume(kept.ends(), kept.log_starts(), now_ms)
+        self.clamp.resume(
+            kept.ends(), kept.log_starts(), kept.instances, kept.least_offsets, now_ms
+        )
         self._enforce(now_ms)
 
-    def _has_told(self, query: QueryProgress) -> None:
+    def _follow_interval(self, query: QueryProgress, batch: Batch | None) -> None:
+        if batch is not None:
+            self._interval.add(batch)
+        self._set_interval(self._interval.of(query, self._settings.batch_interval_ms))
+
+    def _set_interval(self, interval_ms: float | None) -> None:
+        if interval_ms is not None:
+            self._figures.follow(replace(self._settings, batch_interval_ms=interval_ms))
+
+    def _has_told(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
+        """Follow an answer to a driver's look-up."""
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
             self._run_id, self._label = query.run_id, query.name
-        if self._run_id is not None and not self._has_ended:
+        if self.clamp.state.on != self._is_shaped:
+            self._enforce(now_ms)
+        if is_new and self._run_id is not None and not self._has_ended:
             self._on_change(self)
 
     def _state(self) -> str:
@@ -258,17 +299,20 @@ class QueryPressure:
         if self._run_id is not None:
             self.clamp.begin_run(query)
         self._run_id, self._has_ended = run_id, False
+        self._interval.begin_run()
         self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)
 
     def _add_batch(self, batch: Batch, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
+        if self.batch_interval_ms is None:
+            return
         found = self._figures.add(batch, end_ms)
         if found is None:
             return
         rate, figures = found
         if rate is not None:
-            self._rate = rate
+            self._rate = self._last_rate = rate
             self._return = None
             self._why = f"{figures} -> {rate:,.0f} records/s"
         elif self._rate is None:
@@ -286,18 +330,38 @@ class QueryPressure:
 
     def _enforce(self, now_ms: float) -> None:
         """Put in force what follows from all that is known."""
-        rate = self.rate if self._rate is not None else self._settings.initial_rate
+        rate = self.rate if self._rate is not None else self._first_rate()
         if rate is not None:
             rate = self._figures.reach.limit(rate, self._settings.min_rate)
         known = [known for known in (rate, self._ceiling) if known is not None]
         self.clamp.rate = min(known, default=None)
         self.clamp.offsets_per_record = self._figures.offsets_per_record.value or 1.0
+        self._is_shaped = self.clamp.state.on
         bound = self._wanted(now_ms)
         if bound != self._bound:
             self._bound, self._bound_ms = bound, now_ms
-            self._quotas.adapt(KIND, self.entity, bound.bytes_per_s, bound.reason, now_ms)
+        # A batch that was planned to fit is read as fast as its rule allows: each hold would only
+        # make it longer.
+        in_force = replace(bound, bytes_per_s=None) if self._is_shaped else bound
+        if in_force != self._in_force:
+            self._in_force = in_force
+            self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
         if self._label is not None:
             self._gauges.of(self._label).set(self.bound)
+
+    def _first_rate(self) -> float | None:
+        """Return the rate for the batches of a run before it has one; None: no bound is known.
+
+        The rule's `initial_rate`, else what the run before could take, else what the rule lets be
+        read.
+        """
+        settings, size = self._settings, self.bytes_per_record
+        rate = settings.initial_rate or self._last_rate
+        if rate is None and size is not None:
+            rate = self._static / size
+        if rate is None:
+            return None
+        return min(max(rate, settings.min_rate), settings.max_rate or rate)
 
     def _wanted(self, now_ms: float) -> Bound:
         size = self.bytes_per_record

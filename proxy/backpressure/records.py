@@ -11,7 +11,7 @@ from pydantic import (
     StringConstraints,
 )
 
-from proxy.progress.report import MAX_INT64, Partition, Topic, Uuid
+from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
 from proxy.state import Json, Record
 from proxy.state.form import quoted, read_form
 from proxy.wire.offsets import TopicPartition
@@ -59,8 +59,18 @@ class Kept(BaseModel):
     entity: Text
     label: Text
     run_id: Uuid
+    has_ended: bool = False
+    """Whether that run is over: then only its figures are taken up."""
+    interval_ms: Positive | None = None
+    """Of the query's trigger, where it was learnt."""
     rate: Positive | None
     """Records per second."""
+    last_rate: Positive | None = None
+    """The same, of the latest run that had one."""
+    instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
+    """See Instances."""
+    least_offsets: Offset = 0
+    """See Clamp."""
     reach: Positive | None
     """See inputs.Reach; records per second."""
     waiting_ms: Amount

@@ -1,7 +1,7 @@
 """What the drivers of a query know of the ends of the log, because they were told it here."""
 
 import math
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ class Told:
     """All below had been read when the query was idle."""
     before: int | None = None
     """What was told until it last became more."""
+    repeats: int = 0
+    """How often the same was told since."""
 
 
 class KeptEnd(NamedTuple):
@@ -87,10 +89,10 @@ class ToldEnds:
         if done is None:
             self.starts.clear()
 
-    def idle(self, event_ms: float) -> None:
-        """Take note that all that was told by then is done."""
-        for told in self._told.values():
-            if told.told_ms < event_ms:
+    def idle(self, event_ms: float, unread: Collection[TopicPartition]) -> None:
+        """Record that all that was told by then is done, but of partitions in `unread`."""
+        for key, told in self._told.items():
+            if told.told_ms < event_ms and key not in unread:
                 told.idle_at = told.offset
 
     def remember(
@@ -110,8 +112,10 @@ class ToldEnds:
                 )
             return True
         is_other = offset != told.offset
+        told.repeats += 1
         if offset > told.offset:
             told.raised_ms, told.raised_on, told.before = now_ms, connection, told.offset
+            told.repeats = 0
         told.latest, told.offset, told.told_ms, told.told_on = latest, offset, now_ms, connection
         told.idle_at = min(told.idle_at, offset)
         return is_other

@@ -234,7 +234,9 @@ class Pipelines:
         if batch.rows > 0 and execution_ms > 0:
             rate = next((each.processing_rate for each in pressed if each.processing_rate), None)
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
-            if not any(execution_ms < FULL_BATCH * each.batch_interval_ms for each in pressed):
+            if not any(
+                execution_ms < FULL_BATCH * (each.batch_interval_ms or 0) for each in pressed
+            ):
                 line.flow.processing_rate(
                     stage.name, rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms
                 )

@@ -18,6 +18,7 @@ from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
+from proxy.wire.frames import RequestHead
 from proxy.wire.offsets import OffsetsAsk, read_list_offsets_request
 from proxy.wire.produce import Appended, read_produce_request, read_produce_response
 from proxy.wire.varint import Buffer
@@ -106,14 +107,12 @@ class Watch:
         """Say whether requests of this API are to be shown."""
         return (self._appends if api_key == PRODUCE else self.reads) is not None
 
-    def asked(self, api_key: int, version: int, frame: Buffer, start: int, now_ms: float) -> Asked:
-        """Read a request that is about to be sent on; its body begins at `start`.
-
-        Raises MalformedFrame.
-        """
-        body = memoryview(frame)[start:]
+    def asked(self, head: RequestHead, frame: Buffer, now_ms: float) -> Asked:
+        """Read a request that is about to be sent on. Raises MalformedFrame."""
+        api_key, version = head.api_key, head.api_version
+        body = memoryview(frame)[head.header_end :]
         if api_key == LIST_OFFSETS:
-            return read_list_offsets_request(version, body)
+            return read_list_offsets_request(version, body, head.correlation_id)
         if api_key == FETCH:
             assert self.reads is not None
             return self.reads.fetch_asked(version, body, now_ms)

@@ -198,6 +198,4 @@ class RequestFlow(Flow):
 def _read_followed(head: RequestHead, exchange: Exchange, frame: memoryview) -> None:
     """Show the request to who follows the client, and keep what it asks for."""
     assert exchange.watch is not None
-    exchange.asked = exchange.watch.asked(
-        head.api_key, head.api_version, frame, head.header_end, exchange.sent_ms
-    )
+    exchange.asked = exchange.watch.asked(head, frame, exchange.sent_ms)

@@ -66,6 +66,8 @@ class OffsetsAsk:
     timestamps: Mapping[TopicPartition, int]
     """Milliseconds of the Unix epoch, or LATEST, EARLIEST and others below 0. Of a partition that
     is named twice the last."""
+    correlation_id: int = 0
+    """Of the request."""
 
 
 class PartitionOffset(NamedTuple):
@@ -77,13 +79,13 @@ class PartitionOffset(NamedTuple):
     """-1 when there is none."""
 
 
-def read_list_offsets_request(version: int, body: Buffer) -> OffsetsAsk:
+def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetsAsk:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
     """
     if not _is_read(version):
-        return OffsetsAsk(READ_UNCOMMITTED, {})
+        return OffsetsAsk(READ_UNCOMMITTED, {}, correlation_id)
     layout = request_layout(LIST_OFFSETS, version)
     try:
         isolation = READ_UNCOMMITTED
@@ -98,7 +100,7 @@ def read_list_offsets_request(version: int, body: Buffer) -> OffsetsAsk:
         }
     except MalformedResponse as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    return OffsetsAsk(isolation, timestamps)
+    return OffsetsAsk(isolation, timestamps, correlation_id)
 
 
 def read_list_offsets_response(

@@ -130,10 +130,12 @@ class World:
     def lookups(self) -> DriverLookups:
         return DriverLookups(self.query, self.pressure, self.now_ms)
 
-    def send(self, event: str, *, age_ms: float = 0.0, error=None, batch=None) -> None:
+    def send(
+        self, event: str, *, age_ms: float = 0.0, error=None, batch=None, trigger=None
+    ) -> None:
         report = {
             "sender": str(UUID(int=99)),
-            "number": next(self.numbers),
+            "number": None if event == "running" else next(self.numbers),
             "event": event,
             "query_id": str(UUID(int=self.checkpoint)),
             "run_id": self.run_id,
@@ -141,6 +143,7 @@ class World:
             "age_ms": float(age_ms),
             "batch": batch,
             "error": error,
+            "trigger": trigger,
         }
         self.take(parse_report(json.dumps(report).encode()))
 
@@ -149,10 +152,10 @@ class World:
         accepted = self.book.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
         self.backpressure.reported(accepted, self.now_ms)
 
-    def start(self, *, age_ms: float = 0.0) -> None:
+    def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
         """A new run."""
         self.run += 1
-        self.send("started", age_ms=age_ms)
+        self.send("started", age_ms=age_ms, trigger=trigger)
 
     def batch(
         self,
@@ -215,8 +218,11 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def ask(partitions, timestamp=LATEST, isolation=0, topic="t") -> OffsetsAsk:
-    return OffsetsAsk(isolation, {(topic, index): timestamp for index in partitions})
+def ask(
+    partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
+) -> OffsetsAsk:
+    keys = [(topic, index) for index in partitions]
+    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
@@ -244,7 +250,8 @@ def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) ->
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
     topic = how.get("topic", "t")
-    asked = ask(latest, isolation=isolation, topic=topic)
+    number = how.pop("correlation_id", 0)
+    asked = ask(latest, isolation=isolation, topic=topic, correlation_id=number)
     frame = lookups.answered(asked, VERSION, answer(latest, **how), world.now_ms)
     return {key[1]: found.offset for key, found in read(frame).items()}
 

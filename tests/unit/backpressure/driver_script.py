@@ -21,6 +21,7 @@ class Run:
     def __init__(self, world: World):
         self.world = world
         self.driver = None
+        self.number = 0
 
     def connects(self) -> None:
         self.driver = self.world.lookups()
@@ -58,6 +59,7 @@ class Run:
 
     def looks(self, latest: Ends, expected: Ends | None = None, **how) -> dict[int, int]:
         """Ask for the latest offsets, and be told what is expected."""
+        how = {"correlation_id": self.number, **how}
         seen = told(self.world, self.driver, by_partition(latest), **how)
         assert expected is None or seen == by_partition(expected)
         return seen
@@ -74,7 +76,20 @@ class Run:
 
     def waits(self, expected_ms: float, asked=None) -> None:
         """An answer should still wait so long for a report."""
-        assert self.driver.wait_ms(asked or ask([0]), self.world.now_ms) == expected_ms
+        asked = asked or ask([0], correlation_id=self.number)
+        assert self.driver.wait_ms(asked, self.world.now_ms) == expected_ms
+
+    def asks_as(self, number: int) -> None:
+        """The client's next requests carry this correlation id."""
+        self.number = number
+
+    def greets(self) -> None:
+        """The listener says that the run lives."""
+        self.world.send("running")
+
+    def reads(self, offset: int = END) -> None:
+        """An executor asks for what follows an offset: a batch was planned."""
+        self.world.query.reader().fetch_asked("t", 0, None, offset, self.world.now_ms)
 
     def fetches(self) -> None:
         self.driver.fetched()

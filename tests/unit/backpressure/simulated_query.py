@@ -138,10 +138,11 @@ class Simulation:
             asked = ask(self.completed)
             yield world.now_ms + ROUND_TRIP_MS
             frame = answer({p: self.latest(p) for p in self.completed})
-            while (wait_ms := lookups.wait_ms(asked, world.now_ms)) > 0:
-                yield world.now_ms + min(wait_ms, RECHECK_MS)
-            seen = lookups.answered(asked, VERSION, frame, world.now_ms)
-            answers = read(seen if self.load.clamps else frame)
+            if self.load.clamps:
+                while (wait_ms := lookups.wait_ms(asked, world.now_ms)) > 0:
+                    yield world.now_ms + min(wait_ms, RECHECK_MS)
+                frame = lookups.answered(asked, VERSION, frame, world.now_ms)
+            answers = read(frame)
             ends = {p: found.offset for (_, p), found in answers.items()}
             assert all(ends[p] >= done for p, done in self.completed.items()), "a step back"
             if ends != self.completed:
@@ -196,6 +197,9 @@ class Simulation:
     def _response(self, p: int) -> Task:
         """One Fetch response; like a real one it does not end where the batch does."""
         world = self.world
+        partition = world.query.open("t", p, world.now_ms)
+        assert partition is not None
+        partition.read_ms = world.now_ms
         yield world.now_ms + ROUND_TRIP_MS
         records = min(self.load.fetch_bytes // RECORD_BYTES, self.latest(p) - self.fetched[p])
         size = records * RECORD_BYTES
@@ -207,5 +211,6 @@ class Simulation:
             self.held_ms += charge.due_ms - world.now_ms
             yield charge.due_ms
         yield world.now_ms + size / BYTES_PER_MS
+        partition.deliver(self.fetched[p], self.fetched[p] + records, world.now_ms)
         self.fetched[p] += records
         self._fetching.discard(p)

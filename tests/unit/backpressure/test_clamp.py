@@ -20,7 +20,8 @@ from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.planner import MISSED_ANSWERS, REPORT_WAIT_MS, DriverLookups
+from proxy.backpressure.clamp import REPORT_WAIT_MS
+from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
 from proxy.quota.rules import Rule
 from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED
 
@@ -58,11 +59,25 @@ def adaptive_no_more(world: World) -> None:
     world.backpressure.tick(world.now_ms)
 
 
+def every_interval(world: World) -> None:
+    world.query.trigger_kind = "processing_time"
+
+
+def once(world: World) -> None:
+    world.query.trigger_kind = "available_now"
+
+
 def other_checkpoint(world: World) -> None:
     world.checkpoint += 1
 
 
+RATE_MAKES = "100 records/s make 200 offsets for one batch"
+REFUSED = running().looks(5000).after(INTERVAL_MS).waits(REPORT_WAIT_MS).after(REPORT_WAIT_MS)
+"""It was told of a batch and asks again, twice, with nothing read meanwhile."""
+REFUSED = REFUSED.waits(0).looks(5000, END + PER_BATCH).after(INTERVAL_MS).waits(0)
+
 INITIAL = fresh(initial_rate=RATE / 2)
+AGAIN_FREE = running().sends("terminated")
 AGAIN = running(initial_rate=RATE / 2).sends("terminated")
 
 SCRIPTS = {
@@ -170,6 +185,26 @@ SCRIPTS = {
     .sees(lambda world: world.pressure.rate, pytest.approx(1e305, rel=0.1))
     .looks(9_000_000, 9_000_000),
     "a very low rate still gets on": running(min_rate=0.01).limit(0.01).looks(5000, 1001),
+    # minOffsetsPerTrigger: the driver plans no batch of fewer
+    "a driver that plans no batch is offered more": REFUSED.looks(5000, END + 2 * PER_BATCH)
+    .after(INTERVAL_MS)
+    .waits(0)
+    .looks(5000, END + 4 * PER_BATCH)
+    .sees(clamp_of, (800, f"{RATE_MAKES}; the driver plans none of so few, 800 are offered")),
+    "never more than there is": REFUSED.looks(1250, 1250).after(INTERVAL_MS).looks(1260, 1260),
+    "what it takes at last is what it is offered from then on": REFUSED.looks(
+        5000, END + 2 * PER_BATCH
+    )
+    .reads()
+    .next_batch(END + 2 * PER_BATCH, ms=2000)
+    .after(10)
+    .looks(5000, END + 4 * PER_BATCH),
+    "an idle event does not make done what it never read": REFUSED.sends("idle")
+    .after(10)
+    .looks(5000, END + PER_BATCH),
+    "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(5000)
+    .batch(END + PER_BATCH)
+    .sees(lambda world: world.pressure.clamp.least_offsets, 0),
     # When the truth is told
     "an executor is told the truth": running().another(
         fresh().fetches().looks(5000, 5000).waits(0)
@@ -312,10 +347,23 @@ SCRIPTS = {
     .looks(END)
     .after(1000)
     .looks(9000, END + 100),
+    # Without initial_rate: what is known of the runs before, or what the rule lets be read
+    "the second batch of a run goes at the rate of the run before": AGAIN_FREE.restarts()
+    .looks(5000, 5000)
+    .reads()
+    .next_batch(5000, ms=100)
+    .after(10)
+    .looks(9000, 5000 + PER_BATCH),
+    "and the first where the trigger is known to go on": AGAIN_FREE.restarts()
+    .does(every_interval)
+    .looks(5000, END + PER_BATCH),
+    "not where it reads to the end once": AGAIN_FREE.restarts().does(once).looks(5000, 5000),
+    "nor does any of its batches": running().does(once).looks(5000, 5000),
     # Idle events
     # Its batch was reported to nobody: without this it would be told the same for ever.
     "an idle query has done all that it was told": running()
     .looks(5000)
+    .reads()
     .after(INTERVAL_MS)
     .looks(5000, END + PER_BATCH)
     .after(10_000)

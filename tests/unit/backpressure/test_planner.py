@@ -7,11 +7,12 @@ import pytest
 from backpressure_parts import INTERVAL_MS, ask
 from driver_script import END, PER_BATCH, RATE, fresh, running
 
-from proxy.backpressure.planner import REPORT_WAIT_MS
+from proxy.backpressure.clamp import REPORT_WAIT_MS
+from proxy.backpressure.trust import LIFE_WAIT_MS
 from proxy.wire.offsets import EARLIEST
 
 RECONNECTED = running().reconnects()
-ASKS_AGAIN = running().looks(5000).after(INTERVAL_MS)
+ASKS_AGAIN = running().looks(5000).reads().after(INTERVAL_MS)
 WAITING = ASKS_AGAIN.waits(REPORT_WAIT_MS)
 
 SCRIPTS = {
@@ -43,6 +44,52 @@ SCRIPTS = {
     .batch(1200)
     .next_batch(1300)
     .looks(9000, 3500),
+    # An outage of the broker ends all connections, and the driver's next one is new.
+    "one whose requests go on is trusted at once": running()
+    .asks_as(39)
+    .looks(1100)
+    .reads()
+    .after(500)
+    .batch(1100)
+    .reconnects(60)
+    .asks_as(45)
+    .waits(0)
+    .looks(5000, 1100 + PER_BATCH),
+    "one that counts anew is trusted with the next greeting": running()
+    .asks_as(39)
+    .looks(1100)
+    .greets()
+    .reconnects()
+    .asks_as(3)
+    .waits(LIFE_WAIT_MS)
+    .after(1500)
+    .greets()
+    .after(1)
+    .looks(5000, END + PER_BATCH),
+    "if none comes, the truth": running()
+    .greets()
+    .reconnects()
+    .waits(LIFE_WAIT_MS)
+    .after(LIFE_WAIT_MS)
+    .waits(0)
+    .looks(5000, 5000),
+    "greetings that ended long ago are not waited for": running()
+    .greets()
+    .reconnects(LIFE_WAIT_MS)
+    .waits(0)
+    .looks(5000, 5000),
+    "as long as greetings come the bound stays, whatever a batch takes": running(hold_ms=10_000.0)
+    .looks(5000)
+    .reads()
+    .after(8_000)
+    .greets()
+    .after(8_000)
+    .greets()
+    .after(8_000)
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, END + 2 * PER_BATCH),
     # Waits
     "an answer waits for the report on the batch before": running()
     .waits(0)
@@ -58,6 +105,7 @@ SCRIPTS = {
     "it waits no longer than that and takes the batch for done": WAITING.after(REPORT_WAIT_MS)
     .waits(0)
     .looks(5000, END + 2 * PER_BATCH)
+    .reads(END + PER_BATCH)
     .after(100)
     # Only now Spark tells of it.
     .batch(END + PER_BATCH)
@@ -70,18 +118,19 @@ SCRIPTS = {
     .waits(0)
     .batch(1100)
     .looks(5000, 1100 + PER_BATCH),
-    "one wait in vain, and one batch on trust, is enough until a report comes": WAITING.after(
-        REPORT_WAIT_MS
-    )
+    # A run that lives gets on although none of its reports comes.
+    "one wait in vain is enough until a report comes": WAITING.after(REPORT_WAIT_MS)
     .waits(0)
     .looks(5000, 1400)
+    .reads(1200)
     .after(INTERVAL_MS)
     .waits(0)
-    .looks(5000, 1400)
-    .after(INTERVAL_MS)
-    .waits(0)
-    .batch(1400)
     .looks(5000, 1600)
+    .reads(1400)
+    .after(INTERVAL_MS)
+    .waits(0)
+    .batch(1600)
+    .looks(5000)
     .after(INTERVAL_MS)
     .waits(REPORT_WAIT_MS),
     "it waits for the start of a run whose first batch is bounded": fresh(initial_rate=RATE)

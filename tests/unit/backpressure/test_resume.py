@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.bound import RETURN_FACTOR
-from proxy.backpressure.clamp import RESUME_WAIT_MS
+from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.control import FORGET_MS
-from proxy.backpressure.planner import REPORT_WAIT_MS
+from proxy.backpressure.trust import LIFE_WAIT_MS, RESUME_WAIT_MS
 from proxy.quota.rules import Rule
 from proxy.wire.offsets import EARLIEST
 
@@ -30,6 +30,9 @@ PAUSE_MS = 100
 PLANNED = END + PER_BATCH
 HELD = running().looks(5000, PLANNED)
 """A driver that is reading a batch of its backlog."""
+
+NUMBERED = running().asks_as(39).looks(5000, PLANNED)
+"""The same, of a client that has sent so many requests."""
 
 CRASHED = HELD.crashes()
 HEARD = CRASHED.after(100).batch(PLANNED, ms=2000).after(10)
@@ -102,6 +105,57 @@ SCRIPTS = {
     .after(REPORT_WAIT_MS)
     .waits(0)
     .looks(5000, PLANNED),
+    # The driver's own request says who it is
+    "a driver whose requests go on needs no report": NUMBERED.crashes()
+    .asks_as(40)
+    .waits(LIFE_WAIT_MS - PAUSE_MS)
+    .after(LIFE_WAIT_MS - PAUSE_MS)
+    .waits(0)
+    # What was told last may be under way: nothing more until it asks again.
+    .looks(5000, PLANNED)
+    .reads()
+    .after(INTERVAL_MS)
+    .waits(0)
+    .looks(5000, PLANNED + PER_BATCH),
+    "nor does it wait where all that it was told is done": running()
+    .asks_as(39)
+    .looks(END)
+    .crashes()
+    .asks_as(40)
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, PLANNED),
+    "a greeting ends the wait for what can't be known": NUMBERED.crashes()
+    .asks_as(40)
+    .waits(LIFE_WAIT_MS - PAUSE_MS)
+    .after(500)
+    .greets()
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, PLANNED),
+    "with a greeting any connection is the driver's": CRASHED.waits(RESUME_WAIT_MS - PAUSE_MS)
+    .after(500)
+    .greets()
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
+    .waits(0)
+    .looks(5000, PLANNED)
+    .after(INTERVAL_MS)
+    .reads()
+    .looks(5000, PLANNED + PER_BATCH),
+    "another driver counts from 0": NUMBERED.crashes()
+    .asks_as(5)
+    .waits(RESUME_WAIT_MS - PAUSE_MS)
+    .after(RESUME_WAIT_MS - PAUSE_MS)
+    .waits(0)
+    .looks(5000, 5000),
+    "a long silence lifts the clamp, whoever asks": NUMBERED.crashes()
+    .after(30_000)
+    .asks_as(40)
+    .looks(5000, 5000)
+    .sees(clamp_why, "no report for 30 s"),
     # What was told
     "never below what was told before the restart": HELD.crashes()
     .after(100)
@@ -153,9 +207,11 @@ SCRIPTS = {
     .does(other_run)
     .limit(1.0)
     .looks(5000, PLANNED),
-    "a run that has ended is not waited for": HELD.sends("terminated")
-    .sees(records, 0)
+    "for a run that has ended only the start of the next is waited for": HELD.sends("terminated")
+    .sees(records, 1)
     .crashes()
+    .waits(REPORT_WAIT_MS)
+    .after(REPORT_WAIT_MS)
     .waits(0)
     .looks(5000, 5000),
     "the first batches of a run go on at the initial rate": fresh(initial_rate=RATE / 2)

@@ -1,0 +1,179 @@
+"""A Spark driver in a process of its own, whose queries go on while what they read from is killed.
+
+Each line on stdin is a JSON object: a `Start`, or `{"stop": NAME}`. Each line on stdout is an event
+as JSON; times are those of the monotonic clock, which all processes of a machine share. The end of
+stdin ends the session.
+
+| event | when | with it |
+|---|---|---|
+| `begun` | a batch was planned and is handed to the sink | `batch`, `ends` by partition |
+| `ended` | all of it was read, and the work on it was done | `batch`, `ranges` |
+| `told` | Spark has told the listeners of it | `batch` |
+| `over` | the run has ended | `error`, None for none |
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
+
+from proxy.spark import QuotaListener, client_options
+
+JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss8m"
+"""As little work and memory as can be. A query that is stopped within foreachBatch needs a deeper
+stack than threads have by default."""
+
+TASK_FAILURES = 4
+"""Of one task until its query fails: the default of all masters but `local[N]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One run of a query.
+
+    Attributes:
+        name: of the query, and its client id.
+        bootstrap: where it reads.
+        admin: the URL that its batches are reported to; None for no listener.
+        topic: what it reads.
+        checkpoint: path of its folder.
+        trigger: such as `2 seconds`; None for all that is there, once.
+        work_s: how long the work on a batch takes after it was read.
+        options: further ones of the source.
+
+    """
+
+    name: str
+    bootstrap: str
+    admin: str | None
+    topic: str
+    checkpoint: str
+    trigger: str | None
+    work_s: float
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    parser = argparse.ArgumentParser(prog="bench.outage_driver", description=__doc__)
+    parser.add_argument("--jars", required=True, help="the Kafka connector's jars, by commas")
+    parser.add_argument("--tasks", type=int, default=2, help="how many run at the same time")
+    options = parser.parse_args()
+    spark = (
+        SparkSession.builder.master(f"local[{options.tasks},{TASK_FAILURES}]")
+        .appName("quota-proxy bench")
+        .config("spark.jars", options.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
+        .config("spark.sql.streaming.noDataProgressEventInterval", "1000")
+        .getOrCreate()
+    )
+    print("ready", flush=True)
+    runs: dict[str, StreamingQuery] = {}
+    try:
+        for line in sys.stdin:
+            command = json.loads(line)
+            if "stop" in command:
+                runs.pop(command["stop"]).stop()
+            else:
+                start = Start(**command)
+                runs[start.name] = _start(spark, start)
+    finally:
+        spark.stop()
+
+
+def _start(spark: SparkSession, start: Start) -> StreamingQuery:
+    """Begin a run in a session of its own, whose listeners hear of no other query."""
+    session = spark.newSession()
+    if start.admin is not None:
+        session.streams.addListener(QuotaListener(start.admin))
+    session.streams.addListener(_Told(start.name))
+    reader = (
+        session.readStream.format("kafka")
+        .options(**client_options(start.name, start.bootstrap))
+        .option("subscribe", start.topic)
+        .option("startingOffsets", "earliest")
+        .options(**start.options)
+    )
+    writer = (
+        reader.load()
+        .writeStream.queryName(start.name)
+        .option("checkpointLocation", start.checkpoint)
+        .foreachBatch(_sink(start))
+    )
+    if start.trigger is None:
+        query = writer.trigger(availableNow=True).start()
+    else:
+        query = writer.trigger(processingTime=start.trigger).start()
+    Thread(target=_await_end, args=(start.name, query), daemon=True).start()
+    return query
+
+
+def _sink(start: Start) -> Callable[[DataFrame, int], None]:
+    planned = Path(start.checkpoint) / "offsets"
+
+    def process(batch: DataFrame, number: int) -> None:
+        # What Spark has noted of the source, in the last line.
+        ends = json.loads((planned / str(number)).read_text().splitlines()[-1])
+        _tell(start.name, "begun", batch=number, ends=ends[start.topic])
+        ranges: dict[int, tuple[int, int, int]] = {}
+        for partition, offset in batch.select("partition", "offset").collect():
+            first, last, count = ranges.get(partition, (offset, offset, 0))
+            ranges[partition] = min(first, offset), max(last, offset), count + 1
+        time.sleep(start.work_s)
+        _tell(start.name, "ended", batch=number, ranges=ranges)
+
+    return process
+
+
+def _await_end(name: str, query: StreamingQuery) -> None:
+    error: str | None = None
+    try:
+        query.awaitTermination()
+    except Exception as failure:
+        error = str(failure)
+    _tell(name, "over", error=error)
+
+
+class _Told(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
+    """Tells that Spark has told of a batch."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        if event.progress.numInputRows:
+            _tell(self._name, "told", batch=event.progress.batchId)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        pass
+
+
+_one_at_a_time = Lock()
+
+
+def _tell(name: str, event: str, **about: object) -> None:
+    line = json.dumps({"query": name, "event": event, "at_s": time.monotonic(), **about})
+    with _one_at_a_time:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
