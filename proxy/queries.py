@@ -179,7 +179,7 @@ class Queries:
             advise(
                 query,
                 self._quotas.table,
-                pressed[0].batch_interval_ms if pressed else None,
+                pressed[0].identity if pressed else None,
                 is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
                 knows_client=self._knows_client,
                 now_ms=now_ms,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from proxy.progress.notes import NoteKind
 from proxy.progress.query import QueryProgress
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import DEFAULT, Rule, RuleTable
 
 READ_BATCHES = 2
@@ -23,7 +24,7 @@ SHAPED_NOT = {
 def advise(
     query: QueryProgress,
     table: RuleTable,
-    interval_ms: float | None,
+    identity: ClientIdentity | None,
     *,
     is_followed: bool,
     knows_client: Callable[[str], bool],
@@ -34,24 +35,24 @@ def advise(
     Args:
         query: whose present run was just reported on.
         table: the rules in force.
-        interval_ms: `batch_interval` of the adaptive rule that applies to its client; None when
-            it has not connected, or none applies.
+        identity: its client, when an adaptive rule applies to it; None when none does, or the
+            client has not connected.
         is_followed: whether the configuration names the query beside its rules.
         knows_client: says whether a client id has connected lately.
         now_ms: the monotonic time.
 
     """
     rules = list(_rules_of(table, query.client_id))
-    adaptive = next((rule.adaptive for rule in rules if rule.adaptive is not None), None)
-    if interval_ms is None and adaptive is not None:
-        interval_ms = adaptive.batch_interval_ms
+    match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
+    applying = rules if match is None else [match.rule]
+    adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
     names = _unread(query, knows_client)
     if names is None and not is_followed and not any(map(_names_client, rules)):
         names = _unnamed(query, table)
     query.advise(NoteKind.NAMES, names, now_ms)
-    query.advise(NoteKind.INTERVAL, _interval(query, interval_ms), now_ms)
-    is_adaptive = interval_ms is not None
-    query.advise(NoteKind.TRIGGER, _trigger(query) if is_adaptive else None, now_ms)
+    interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
+    query.advise(NoteKind.INTERVAL, interval, now_ms)
+    query.advise(NoteKind.TRIGGER, _trigger(query) if adaptive is not None else None, now_ms)
 
 
 def _rules_of(table: RuleTable, client_id: str) -> Iterator[Rule]:

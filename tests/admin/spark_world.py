@@ -70,7 +70,7 @@ class SparkWorld(World):
         advise(
             query,
             self.quotas.table,
-            pressed[0].batch_interval_ms if pressed else None,
+            pressed[0].identity if pressed else None,
             is_followed=query.settings is not None,
             knows_client=lambda _: True,
             now_ms=self.now_ms,

@@ -6,7 +6,7 @@ from proxy.backpressure.advice import advise
 from proxy.progress.notes import Note, NoteKind
 from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import Trigger
-from proxy.quota.entities import QuotaKind
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import DEFAULT, Adaptive, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
@@ -38,11 +38,11 @@ def make(client_id="etl", name="orders", batches=0, rows=5, trigger=None) -> Que
     return query
 
 
-def find(query, *rules, interval_ms=None, is_followed=False, known=("etl",)) -> dict[str, str]:
+def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dict[str, str]:
     advise(
         query,
         RuleTable(rules),
-        interval_ms,
+        identity,
         is_followed=is_followed,
         knows_client=known.__contains__,
         now_ms=1.0,
@@ -113,28 +113,32 @@ def test_the_client_has_connected(query, known, expected):
     ],
 )
 def test_the_trigger(trigger, interval_ms, expected):
-    found = find(make(trigger=trigger), rule(adaptive=None), interval_ms=interval_ms)
+    adaptive = Adaptive(batch_interval_ms=interval_ms) if interval_ms is not None else None
+    found = find(make(trigger=trigger), rule(adaptive=adaptive))
     assert found.keys() == expected.keys()
     for kind, part in expected.items():
         assert part in found[kind]
 
 
-def test_before_the_client_has_connected_the_rule_for_its_id_tells_the_interval():
+def test_of_several_rules_that_of_the_client_tells_the_interval():
     query = make(trigger=Trigger(kind="processing_time", interval_ms=9000))
-    assert "write batch_interval: 9s" in find(query, rule())["interval"]
+    rules = [rule(user="alice"), rule(adaptive=Adaptive(batch_interval_ms=9000.0))]
+    assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
+    assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
+    assert find(query, *rules, identity=ClientIdentity("default", "alice", "etl"))
 
 
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     query = make(trigger=Trigger(kind="processing_time", interval_ms=9000))
-    sink = query._sink
-    for interval_ms in (2000.0, 2000.0, 3000.0):
-        find(query, rule(), interval_ms=interval_ms)
-    assert "batch_interval is 3 s" in find(query, rule(), interval_ms=3000.0)["interval"]
-    assert [note.kind for note in sink.notes] == [NoteKind.INTERVAL]
-    assert find(query, rule(), interval_ms=9000.0) == {}
-    find(query, rule(), interval_ms=2000.0)
-    assert len(sink.notes) == 1
+    two, three, nine = (
+        rule(adaptive=Adaptive(batch_interval_ms=interval_ms)) for interval_ms in (2e3, 3e3, 9e3)
+    )
+    assert "batch_interval is 2 s" in find(query, two)["interval"]
+    assert "batch_interval is 3 s" in find(query, three)["interval"]
+    assert find(query, nine) == {}
+    find(query, two)
+    assert [note.kind for note in query._sink.notes] == [NoteKind.INTERVAL]
     query.begin_run("another run", 5.0, 5.0)
     assert list(query.advice) == []
-    find(query, interval_ms=None)
-    assert [note.kind for note in sink.notes] == [NoteKind.INTERVAL, NoteKind.NAMES]
+    find(query)
+    assert [note.kind for note in query._sink.notes] == [NoteKind.INTERVAL, NoteKind.NAMES]
