@@ -90,7 +90,7 @@ class Intake:
             if query is not None:
                 query.refused_reports[error.reason] += 1
                 if error.reason is Refusal.CLIENT_TAKEN:
-                    who = f"query {report.name or report.query_id!r}"
+                    who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
                     text = f"{who} says that it reads with client-id {client_id!r} too: {_OWN_ID}"
                     query.advise(NoteKind.CLIENT_SHARED, text, now_ms)
             raise

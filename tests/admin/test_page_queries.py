@@ -127,7 +127,7 @@ async def test_what_is_to_be_mended_is_said(page: Page, shown: SparkWorld, url: 
     with pytest.raises(ReportRefused):
         other.tell(other.complete(100))
     row = query_row("payments")
-    await page.until(f"{row}.innerText.includes(\"▲ query 'other' says that it reads with\")")
+    await page.until(f"{row}.innerText.includes('▲ another query, other (')")
     payments = Job(shown, "payments", "etl-payments", number=100)
     trigger = {"kind": "processing_time", "interval_ms": 5000}
     payments.tell(payments.report("running", trigger=trigger) | {"number": None})
