@@ -42,7 +42,7 @@ format: setup  ## Format the sources
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-bench: setup  ## Measure against HAProxy and the bounds (about 40 minutes)
+bench: setup  ## Measure against HAProxy and the bounds (about an hour)
 	$(BIN)/python -m bench $(ARGS)
 
 broker: setup  ## Run the embedded Kafka broker on port 9092

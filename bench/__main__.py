@@ -1,15 +1,17 @@
-"""Command line of the bench: `python -m bench [FIGURE...] [--quick] [--json FILE]`."""
+"""Command line of the bench: `python -m bench [FIGURE...] [--quick] [--jobs NAMES]`."""
 
 import argparse
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from bench import (
+    backpressure,
     bound,
     crossover,
     evasion,
@@ -24,11 +26,13 @@ from bench import (
     stalls,
     windows,
 )
+from bench.backpressure_jobs import JOBS
 from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict, print_table, write_json
 from proxy.devkit import DevkitError
 
-FIGURES: dict[str, Callable[[bool], list[Row]]] = {
+Measure = Callable[[bool], list[Row]]
+FIGURES: dict[str, Measure] = {
     "bound": bound.measure,
     "evasion": evasion.measure,
     "windows": windows.measure,
@@ -42,6 +46,7 @@ FIGURES: dict[str, Callable[[bool], list[Row]]] = {
     "stalls": stalls.measure,
     "crossover": crossover.measure,
     "outages": outages.measure,
+    "backpressure": backpressure.measure,
 }
 # Columns of the table where the output is not a terminal.
 FILE_WIDTH = 160
@@ -58,10 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.width = FILE_WIDTH
     signal.signal(signal.SIGTERM, _interrupt)
     raise_file_limit()
+    picture = options.json.with_name("backpressure.png")
+    figures = FIGURES | {
+        "backpressure": partial(backpressure.measure, jobs=options.jobs, picture=picture)
+    }
     rows: list[Row] = []
     try:
-        for name in options.figures or FIGURES:
-            rows += _measure(name, options.quick, console)
+        for name in options.figures or figures:
+            rows += _measure(name, figures[name], options.quick, console)
     except KeyboardInterrupt:
         print_table(rows, console)
         console.print("interrupted; the table is not complete and was not saved")
@@ -73,12 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_MISSED if any(row.verdict in bad for row in rows) else EXIT_MET
 
 
-def _measure(name: str, quick: bool, console: Console) -> list[Row]:
+def _measure(name: str, measure: Measure, quick: bool, console: Console) -> list[Row]:
     """Run one figure; a failure becomes a row, so that the others are still measured."""
     console.print(f"measuring {name} …")
     started_s = time.monotonic()
     try:
-        return FIGURES[name](quick)
+        return measure(quick)
     except (BenchError, DevkitError) as error:
         console.print(str(error), markup=False)
         return [_failed(name, error)]
@@ -113,10 +122,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="where raw samples and facts about the machine go (default: %(default)s)",
     )
+    parser.add_argument(
+        "--jobs",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME,...",
+        help=f"of the figure backpressure, any of: {', '.join(JOBS)} (default: all)",
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.figures if name not in FIGURES]
     if unknown:
         parser.error(f"unknown figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
+    unknown = [name for name in options.jobs if name not in JOBS]
+    if unknown:
+        parser.error(f"unknown job {unknown[0]!r}; choose from {', '.join(JOBS)}")
     return options
 
 

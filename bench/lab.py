@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 10_000
 # High enough that no machine of today violates it; the sensors still work on every response.
 NEVER_VIOLATED = "1000000GB"
 
-Rule = dict[str, str | int]
+Rule = dict[str, Any]
 Entered = TypeVar("Entered")
 
 _RUN_WITH_SPLICE_MIN = """

@@ -29,6 +29,9 @@ REPORT_WAIT_MS = 300.0
 REFUSED_GROWTH = 2
 """How many times more is offered to a driver that planned no batch of what it was told."""
 
+LATE_BATCHES = 4
+"""So many batches may be done and not reported: a driver with much to do is told of them late."""
+
 PROCESSING_TIME = "processing_time"
 """The trigger under which a run's first batch may be bounded; others read to the end, once."""
 
@@ -154,10 +157,12 @@ class Clamp:
         why = why_not or ""
         interval_ms = self._interval_ms(query)
         if why_not is None and self.rate is not None and interval_ms is not None:
-            if is_overdue and self.rate > 0:
-                self._offer_more(position, lookups, latest)
-            lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
             fitting, why = self._fitting(self.rate, interval_ms)
+            if is_overdue and self._is_refused(position, lookups, latest, fitting):
+                self._offer_more(position)
+                fitting, why = self._fitting(self.rate, interval_ms)
+                is_overdue = False
+            lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
             made = shares(fitting, lags) if self.rate > 0 else dict.fromkeys(lags, 0)
             offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if self.rate > 0 else 0
             if offsets > fitting:
@@ -182,25 +187,32 @@ class Clamp:
             why += f"; the driver plans none of so few, {fitting:,} are offered"
         return fitting, why
 
-    def _offer_more(
-        self, position: Position, lookups: Lookups, latest: Mapping[TopicPartition, int]
-    ) -> None:
-        """See whether the driver planned no batch of what it was told last, and offer more then.
+    def _is_refused(
+        self,
+        position: Position,
+        lookups: Lookups,
+        latest: Mapping[TopicPartition, int],
+        fitting: int,
+    ) -> bool:
+        """Return whether the driver planned no batch of what it was told last.
 
-        The first time it has to ask twice: it may have planned one of records that were read ahead,
-        and its report be late.
+        It may have planned some of records that were read ahead, and Spark tells of them late. So
+        the first time it must be more than that.
         """
         refused = {key for key in latest if position.is_refused(key, lookups)}
-        is_planned = any(
+        if not refused or any(
             position.is_unreported(key, lookups) for key in latest if key not in refused
-        )
-        if not refused or is_planned:
-            return
-        repeats = max(told.repeats for key in refused if (told := self.told.get(key)))
-        if not repeats and not self.least_offsets:
-            return
-        offered = sum(position.offered(key) for key in self.told)
-        self.least_offsets = max(self.least_offsets, min(offered * REFUSED_GROWTH, MAX_OFFSETS))
+        ):
+            return False
+        return self.least_offsets > 0 or self._offered(position) >= LATE_BATCHES * fitting > 0
+
+    def _offer_more(self, position: Position) -> None:
+        least = self._offered(position) * REFUSED_GROWTH
+        self.least_offsets = max(self.least_offsets, min(least, MAX_OFFSETS))
+
+    def _offered(self, position: Position) -> int:
+        """Return how many offsets the driver was told of that are not known to be completed."""
+        return sum(position.offered(key) for key in self.told)
 
     def tell_earliest(
         self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float

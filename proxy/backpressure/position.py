@@ -112,7 +112,7 @@ class Position:
         if told is None or told.told_on is not connection:
             return None
         if told.raised_on is connection:
-            is_done = is_overdue and self.is_unreported(key, connection) and not self.is_unread(key)
+            is_done = is_overdue and self.is_unreported(key, connection)
         else:
             is_done = self.is_unproved or (is_overdue and self.offered(key) > 0)
         return told.offset if is_done else None

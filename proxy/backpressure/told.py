@@ -31,8 +31,6 @@ class Told:
     """All below had been read when the query was idle."""
     before: int | None = None
     """What was told until it last became more."""
-    repeats: int = 0
-    """How often the same was told since."""
 
 
 class KeptEnd(NamedTuple):
@@ -112,10 +110,8 @@ class ToldEnds:
                 )
             return True
         is_other = offset != told.offset
-        told.repeats += 1
         if offset > told.offset:
             told.raised_ms, told.raised_on, told.before = now_ms, connection, told.offset
-            told.repeats = 0
         told.latest, told.offset, told.told_ms, told.told_on = latest, offset, now_ms, connection
         told.idle_at = min(told.idle_at, offset)
         return is_other

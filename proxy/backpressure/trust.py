@@ -49,17 +49,18 @@ class Trust:
     """
 
     __slots__ = (
-        *("_connections", "_greeted_ms", "_instances", "_life_ms", "_trusts_all", "event_ms"),
-        *("goes_on", "heard_ms", "is_missed", "resumed_ms"),
+        *("_connections", "_greeted_ms", "_instances", "_trusts_all", "event_ms"),
+        *("goes_on", "heard_ms", "is_missed", "life_ms", "resumed_ms"),
     )
 
     def __init__(self) -> None:
         self._connections: dict[Lookups, bool] = {}
         """With whether each is trusted whatever signs of life there are."""
         self._instances = Instances()
-        self._life_ms = -math.inf
         self._greeted_ms = -math.inf
         self._trusts_all = False
+        self.life_ms = -math.inf
+        """When the run gave its latest sign of life: when the driver saw an event, or greeted."""
         self.event_ms = -math.inf
         """When the driver saw the latest event of this run that was reported."""
         self.resumed_ms = -math.inf
@@ -85,7 +86,7 @@ class Trust:
     def begin_run(self) -> None:
         """Trust no connection before the run gives a sign of life, but those always trusted."""
         self._instances.forget()
-        self._life_ms = self._greeted_ms = self.event_ms = self.resumed_ms = -math.inf
+        self.life_ms = self._greeted_ms = self.event_ms = self.resumed_ms = -math.inf
         self.is_missed = self.goes_on = self._trusts_all = False
 
     def reported(self, event_ms: float, now_ms: float) -> None:
@@ -101,7 +102,7 @@ class Trust:
         self._lives(now_ms, now_ms)
 
     def _lives(self, at_ms: float, now_ms: float) -> None:
-        self._life_ms = max(self._life_ms, at_ms)
+        self.life_ms = max(self.life_ms, at_ms)
         if self.is_missed:
             self.is_missed = False
             self.goes_on = self._trusts_all = True
@@ -152,4 +153,4 @@ class Trust:
     def _has_earned_it(self, lookups: Lookups) -> bool:
         if lookups.is_executor:
             return False
-        return self._connections.get(lookups, False) or lookups.opened_ms < self._life_ms
+        return self._connections.get(lookups, False) or lookups.opened_ms < self.life_ms

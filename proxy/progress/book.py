@@ -12,6 +12,7 @@ from .commits import Commits
 from .documents import Document, Times, query_document
 from .intake import Accepted, Intake, KnowsClient
 from .loading import load_records
+from .log import end_age_ms
 from .notes import Note, OnNote
 from .partition import PartitionProgress
 from .query import QueryProgress
@@ -42,6 +43,8 @@ class ProgressBook:
         self._commits = Commits()
         self._roster = Roster(self, self._journal)
         self._intake = Intake(self._roster, knows_client)
+        self._readers: dict[PartitionKey, set[PartitionProgress]] = {}
+        """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.update(settings)
 
     @property
@@ -131,7 +134,19 @@ class ProgressBook:
 
     def partitions(self) -> set[PartitionKey]:
         """Return the partitions whose log ends are worth asking for."""
-        return {key for query in self._roster for key in query.partitions}
+        self._readers = {}
+        return self._seek(kept for query in self._roster for kept in query.partitions.values())
+
+    def stale(self, now_ms: float) -> set[PartitionKey]:
+        """Return those of them that a query at work reads, and whose end was not learned lately."""
+        stale: list[PartitionProgress] = []
+        for query in self._roster:
+            seen_ms = query.last_seen_ms
+            if query.ended or seen_ms is None:
+                continue
+            due_ms = now_ms - end_age_ms(now_ms - seen_ms)
+            stale += [kept for kept in query.partitions.values() if kept.log.end_ms <= due_ms]
+        return self._seek(stale)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Learn a log end (read_uncommitted) that no client was told."""
@@ -195,9 +210,20 @@ class ProgressBook:
         self._journal.removed(query, partition)
         self._commits.removed(query, partition)
 
+    def _seek(self, partitions: Iterable[PartitionProgress]) -> set[PartitionKey]:
+        """Return their keys; keep who reads them, so that what is learned finds them at once."""
+        keys: set[PartitionKey] = set()
+        for kept in partitions:
+            keys.add(kept.key)
+            self._readers.setdefault(kept.key, set()).add(kept)
+        return keys
+
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
         key = (topic, partition)
-        return [query.partitions[key] for query in self._roster if key in query.partitions]
+        readers = self._readers.get(key)
+        if readers is None:
+            return [query.partitions[key] for query in self._roster if key in query.partitions]
+        return [kept for kept in readers if not kept.gone]
 
     def _of_group(self, group: str) -> list[QueryProgress]:
         return [query for query in self._roster if query.commit_group == group]

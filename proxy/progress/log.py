@@ -1,5 +1,7 @@
 """Where the log of a partition begins and ends, as far as is known, and whether it is the same."""
 
+import math
+
 from .lag import EndHistory
 
 CUT_CONFIRM_MS = 1000.0
@@ -7,6 +9,22 @@ CUT_CONFIRM_MS = 1000.0
 
 MAX_FORMER_IDS = 4
 """How many ids of topics that are gone are remembered."""
+
+MIN_END_AGE_MS = 100.0
+"""An end that was learned later than that is recent, whoever asks."""
+
+SILENCE_PER_AGE = 60.0
+"""An end may be older by one millisecond for each so many that nothing was seen of its reader."""
+
+
+def end_age_ms(silent_ms: float) -> float:
+    """Return how old a known end may be before it is asked for.
+
+    A batch that is processed for long reads and reports nothing. The end that is known is then at
+    most 1/SILENCE_PER_AGE of that time old, and so is the part of what came meanwhile that lag
+    leaves out.
+    """
+    return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 
 
 class LogEdges:
@@ -21,7 +39,7 @@ class LogEdges:
 
     __slots__ = (
         *("_cut_end", "_cut_ms", "_former_ids", "ends"),
-        *("high_watermark", "log_start", "topic_id"),
+        *("end_ms", "high_watermark", "log_start", "topic_id"),
     )
 
     def __init__(self) -> None:
@@ -34,6 +52,8 @@ class LogEdges:
     def forget(self) -> None:
         """Forget the ends: the log is another one."""
         self.high_watermark: int | None = None
+        self.end_ms = -math.inf
+        """When an end was last learned, also one that was left out."""
         self.log_start: int | None = None
         self._cut_ms: float | None = None
         self._cut_end: int | None = None
@@ -41,8 +61,10 @@ class LogEdges:
 
     def saw_end(self, end: int, now_ms: float) -> bool:
         """Take note of a high watermark; return whether it counts, not being below another."""
-        known = self.high_watermark
-        if end < 0 or (known is not None and end < known):
+        if end < 0:
+            return False
+        self.end_ms = max(self.end_ms, now_ms)
+        if self.high_watermark is not None and end < self.high_watermark:
             return False
         self.high_watermark = end
         self.ends.add(now_ms, end)

@@ -1,10 +1,10 @@
 """Asks the cluster where the logs of followed partitions begin and end.
 
-So lag stays true while a query that would be told the ends through the proxy is down.
+So lag stays true while nothing passes that says so: a query that is down, or busy with a batch.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from aiokafka.protocol.metadata import MetadataRequest
@@ -15,9 +15,20 @@ from proxy.progress.link import Address, ClusterAccess, Link, LinkError, Partiti
 from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 
 LOG_END_INTERVAL_S = 10.0
+"""Between two questions about all partitions that are followed."""
 
-POLL_TIMEOUT_S = 30.0
-"""For all questions of one poll."""
+STALE_END_INTERVAL_S = 0.2
+"""Between two questions about those whose end is known, but was not learned lately."""
+
+RETRY_PAUSE_S = 1.0
+"""Besides, when somebody could not be asked."""
+
+MAX_OFFSETS_PER_S = 2500
+"""So many are asked for in a second, of all brokers together, by each of these two; the others come
+later. Each takes some 15 µs of the event loop's time."""
+
+SLICE = 250
+"""Partitions in one question: the event loop does other work between two."""
 
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
@@ -30,6 +41,9 @@ class LogBook(Protocol):
 
     def partitions(self) -> Iterable[Partition]:
         """Return the partitions that are followed."""
+
+    def stale(self, now_ms: float) -> Iterable[Partition]:
+        """Return those of them whose end should be known better."""
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Learn the offset that the next record will have (read_uncommitted)."""
@@ -57,6 +71,10 @@ class LogEnds:
         self._link = Link(access)
         self._leaders: dict[Partition, Address] = {}
         self._absent: frozenset[Partition] = frozenset()
+        self._failing: set[Partition] = set()
+        """Those that had an error, or no leader, since all were asked for: left out until then."""
+        self._problems: dict[object, str | None] = {}
+        """What is wrong with each of the two polls."""
         self._problem: str | None = None
         """What was logged last; None when all is well."""
 
@@ -68,36 +86,51 @@ class LogEnds:
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(POLL_TIMEOUT_S):
-                        await self.poll()
-                except TimeoutError:
-                    self._say(f"not done in {POLL_TIMEOUT_S:g} s")
-                except LinkError as error:
-                    self._say(str(error))
-                else:
-                    self._say(None)
-                await asyncio.sleep(LOG_END_INTERVAL_S)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._repeat(self.poll, LOG_END_INTERVAL_S))
+                tasks.create_task(self._repeat(self._poll_stale, STALE_END_INTERVAL_S))
         finally:
             await self._link.drop()
 
     async def poll(self) -> None:
-        """Ask once, all leaders at the same time.
+        """Ask for the start and the end of all that is followed, all leaders at the same time.
 
         Raises LinkError, after all others were heard, when somebody could not be asked.
         """
         followed = frozenset(self._book.partitions())
         self._leaders = {part: at for part, at in self._leaders.items() if part in followed}
-        failures: list[LinkError | None] = []
+        self._failing.clear()
+        unfound: LinkError | None = None
         if unknown := followed - self._leaders.keys():
-            failures.append(await self._find_leaders(unknown))
-        if not any(failures):
+            unfound = await self._find_leaders(unknown)
+        if unfound is None:
             self._say_absent(followed - self._leaders.keys())
-        by_leader = self._by_leader(followed)
-        failures += await asyncio.gather(*(self._ask(*each) for each in by_leader.items()))
-        for failure in filter(None, failures):
-            raise failure
+        await self._ask_leaders(followed, (EARLIEST, LATEST))
+        if unfound is not None:
+            raise unfound
+
+    async def _poll_stale(self) -> None:
+        """Ask for the ends that should be known better, as in `poll`."""
+        stale = frozenset(self._book.stale(self._clock_ms())) - self._failing - self._absent
+        unfound: LinkError | None = None
+        if unknown := stale - self._leaders.keys():
+            unfound = await self._find_leaders(unknown)
+        if unfound is None:
+            self._failing |= unknown - self._leaders.keys()
+        await self._ask_leaders(stale, (LATEST,))
+        if unfound is not None:
+            raise unfound
+
+    async def _repeat(self, poll: Callable[[], Awaitable[None]], interval_s: float) -> None:
+        while True:
+            try:
+                await poll()
+            except LinkError as error:
+                self._say(poll, str(error))
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                self._say(poll, None)
+            await asyncio.sleep(interval_s)
 
     async def look_up(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         """Return the log ends of these partitions; those that are not there are left out.
@@ -136,13 +169,34 @@ class LogEnds:
                 by_leader.setdefault(self._leaders[partition], []).append(partition)
         return by_leader
 
-    async def _ask(self, leader: Address, partitions: list[Partition]) -> LinkError | None:
-        """Ask a leader; return why that was not possible."""
+    async def _ask_leaders(
+        self, partitions: Iterable[Partition], timestamps: Sequence[int]
+    ) -> None:
+        """Ask all leaders at the same time. Raises LinkError when one could not be asked."""
+        by_leader = self._by_leader(partitions)
+        asked = (
+            self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
+            for leader, of_leader in by_leader.items()
+        )
+        for failure in filter(None, await asyncio.gather(*asked)):
+            raise failure
+
+    async def _ask(
+        self,
+        leader: Address,
+        partitions: list[Partition],
+        timestamps: Sequence[int],
+        offsets_per_s: float,
+    ) -> LinkError | None:
+        """Ask a leader, a slice at a time; return why that was not possible."""
         try:
-            async for partition, offset in self._offsets(leader, partitions, EARLIEST):
-                self._book.log_start(*partition, offset, self._clock_ms())
-            async for partition, offset in self._offsets(leader, partitions, LATEST):
-                self._book.log_end(*partition, offset, self._clock_ms())
+            for start in range(0, len(partitions), SLICE):
+                some = partitions[start : start + SLICE]
+                for timestamp in timestamps:
+                    tell = self._book.log_end if timestamp == LATEST else self._book.log_start
+                    async for partition, offset in self._offsets(leader, some, timestamp):
+                        tell(*partition, offset, self._clock_ms())
+                    await asyncio.sleep(len(some) / offsets_per_s)
         except LinkError as error:
             for partition in partitions:
                 self._leaders.pop(partition, None)
@@ -163,11 +217,14 @@ class LogEnds:
                 for number, error_code, _timestamp, offset in rows:
                     if error_code:
                         self._leaders.pop((topic, number), None)
+                        self._failing.add((topic, number))
                     elif offset >= 0:
                         yield (topic, number), offset
 
-    def _say(self, problem: str | None) -> None:
-        """Log each problem once, and when it is over."""
+    def _say(self, poll: object, problem: str | None) -> None:
+        """Log each problem once, and when all is well again."""
+        self._problems[poll] = problem
+        problem = next(filter(None, self._problems.values()), None)
         if problem == self._problem:
             return
         if problem is None:

@@ -18,8 +18,11 @@ from support.waiting import at_work, eventually
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
+from proxy.progress.book import ProgressBook
 from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
+from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.relay.services import clock_ms
 
 Partition = tuple[str, int]
 
@@ -32,11 +35,15 @@ class Book:
         self.ends: dict[Partition, int] = {}
         self.starts: dict[Partition, int] = {}
         self.asked = 0
+        self.stale_ones: list[Partition] = []
         self.began_ms = time.monotonic() * 1000
 
     def partitions(self) -> list[Partition]:
         self.asked += 1
         return self.followed
+
+    def stale(self, _now_ms: float) -> list[Partition]:
+        return self.stale_ones
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         assert self.began_ms <= now_ms <= time.monotonic() * 1000
@@ -54,7 +61,8 @@ def asking(book: Book, *addresses: tuple[str, int], answer_timeout_s: float = 5.
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 0.02)
+    for interval in ("LOG_END_INTERVAL_S", "STALE_END_INTERVAL_S", "RETRY_PAUSE_S"):
+        monkeypatch.setattr(module, interval, 0.02)
 
 
 async def test_ends_and_starts(
@@ -73,6 +81,52 @@ async def test_ends_and_starts(
         assert book.starts == {(name, 0): 4, (name, 1): 0, (other, 0): 0}
         assert ends.connections == 1
     assert ends.connections == 0
+
+
+async def test_stale_ends_are_asked_for_between_and_nothing_else_is(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STALE_END_INTERVAL_S", 0.02)
+    monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(module, "SLICE", 2)
+    name, new = topic(3), topic()
+    fill(name, 3, 20, partitions=3)
+    book = Book((name, 0), (name, 1), (name, 2))
+    async with at_work(asking(book, (HOST, kafka.port)).run()):
+        await eventually(lambda: len(book.ends) == 3, "told")
+        book.starts.clear()
+        book.stale_ones = [(name, 1)]
+        fill(name, 30, 20, partitions=3)
+        await eventually(lambda: book.ends[name, 1] == 11, "told again")
+        assert book.ends == {(name, 0): 1, (name, 1): 11, (name, 2): 1}
+        book.stale_ones = [*book.followed, (new, 0)]
+        await eventually(lambda: sorted(book.ends.values()) == [0, 11, 11, 11], "all are told")
+    assert book.starts == {}
+    assert book.asked == 1
+
+
+async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOG_END_INTERVAL_S", 3600.0)
+    name = topic()
+    fill(name, 3, 20)
+    query = QuerySettings(name="orders", client_id="orders")
+    book = ProgressBook(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
+    orders = book.query_of("orders")
+    assert orders is not None
+    orders.reader().fetch_asked(name, 0, None, 1, clock_ms())
+    ends = LogEnds(book, ClusterAccess(((HOST, kafka.port),), None, "quota-proxy"), clock_ms)
+    async with at_work(ends.run()):
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
+        fill(name, 5, 20)
+        await eventually(lambda: orders.partitions[name, 0].lag_records() == 7, "asked again")
 
 
 async def test_without_anything_followed_nothing_is_opened(

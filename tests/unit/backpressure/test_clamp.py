@@ -73,9 +73,9 @@ def other_checkpoint(world: World) -> None:
 
 
 RATE_MAKES = "100 records/s make 200 offsets for one batch"
-REFUSED = running().looks(5000).after(INTERVAL_MS).waits(REPORT_WAIT_MS).after(REPORT_WAIT_MS)
-"""It was told of a batch and asks again, twice, with nothing read meanwhile."""
-REFUSED = REFUSED.waits(0).looks(5000, END + PER_BATCH).after(INTERVAL_MS).waits(0)
+WAITED = running().looks(9000).after(INTERVAL_MS).waits(REPORT_WAIT_MS).after(REPORT_WAIT_MS)
+REFUSED = WAITED.waits(0).looks(9000, 1400).looks(9000, 1600).looks(9000, 1800)
+"""It was told of four batches and asks again, with nothing read meanwhile."""
 
 INITIAL = fresh(initial_rate=RATE / 2)
 AGAIN_FREE = running().sends("terminated")
@@ -187,23 +187,23 @@ SCRIPTS = {
     .looks(9_000_000, 9_000_000),
     "a very low rate still gets on": running(min_rate=0.01).limit(0.01).looks(5000, 1001),
     # minOffsetsPerTrigger: the driver plans no batch of fewer
-    "a driver that plans no batch is offered more": REFUSED.looks(5000, END + 2 * PER_BATCH)
+    "a driver that plans no batch is offered more": REFUSED.looks(9000, END + 8 * PER_BATCH)
     .after(INTERVAL_MS)
     .waits(0)
-    .looks(5000, END + 4 * PER_BATCH)
-    .sees(clamp_of, (800, f"{RATE_MAKES}; the driver plans none of so few, 800 are offered")),
-    "never more than there is": REFUSED.looks(1250, 1250).after(INTERVAL_MS).looks(1260, 1260),
+    .looks(9000, END + 16 * PER_BATCH)
+    .sees(clamp_of, (3200, f"{RATE_MAKES}; the driver plans none of so few, 3,200 are offered")),
+    "never more than there is": REFUSED.looks(1850, 1850).after(INTERVAL_MS).looks(1860, 1860),
     "what it takes at last is what it is offered from then on": REFUSED.looks(
-        5000, END + 2 * PER_BATCH
+        90_000, END + 8 * PER_BATCH
     )
     .reads()
-    .next_batch(END + 2 * PER_BATCH, ms=2000)
+    .next_batch(END + 8 * PER_BATCH, ms=2000)
     .after(10)
-    .looks(5000, END + 4 * PER_BATCH),
+    .looks(90_000, END + 16 * PER_BATCH),
     "an idle event does not make done what it never read": REFUSED.sends("idle")
     .after(10)
-    .looks(5000, END + PER_BATCH),
-    "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(5000)
+    .looks(9000, END + 4 * PER_BATCH),
+    "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(9000)
     .batch(END + PER_BATCH)
     .sees(lambda world: world.pressure.clamp.least_offsets, 0),
     # When the truth is told

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from progress_world import FOREIGN, Client, Driver, World, configured, uuid
 
+from proxy.progress.log import MIN_END_AGE_MS
 from proxy.progress.notes import ADVICE
 from proxy.progress.query import LIVE_MS, MAX_PARTITIONS
 from proxy.progress.report import ReportRefused
@@ -477,3 +478,68 @@ def snapshot(world, kept):
         [note for note in world.notes if note.kind not in ADVICE],
         world.book.generation,
     )
+
+
+# --- whose log ends the cluster is asked for
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "age_ms", "is_stale"),
+    [
+        pytest.param(0, MIN_END_AGE_MS - 1, False, id="just learned"),
+        pytest.param(0, MIN_END_AGE_MS, True, id="learned a while ago"),
+        pytest.param(60_000, 999, False, id="silent for a minute, learned less than a second ago"),
+        pytest.param(60_000, 1000, True, id="silent for a minute, learned a second ago"),
+        pytest.param(3_600_000, 59_999, False, id="silent for an hour, learned within a minute"),
+    ],
+)
+def test_an_end_may_be_the_older_the_longer_its_query_is_silent(
+    world, driver, silent_ms, age_ms, is_stale
+):
+    driver.batch(10, 20)
+    began_ms = world.now_ms
+    world.book.log_end("t", 0, 100, began_ms + silent_ms - age_ms)
+    stale = world.book.stale(began_ms + silent_ms)
+    assert stale == ({("t", 0)} if is_stale else set())
+
+
+def test_what_passes_and_what_was_looked_up_makes_an_end_recent(world, driver):
+    driver.batch({0: 10, 1: 10}, {0: 20, 1: 20})
+    assert world.book.stale(world.now_ms) == {("t", 0), ("t", 1)}
+    Client(world).read(20, end=25)
+    assert world.book.stale(world.now_ms) == {("t", 1)}
+    world.book.log_end("t", 1, 5, world.now_ms)  # a lower one is left out, but was learned
+    assert world.book.stale(world.now_ms) == set()
+    assert world.book.partitions() == {("t", 0), ("t", 1)}
+
+
+def test_a_query_that_has_ended_or_was_never_seen_has_no_stale_ends(world, driver):
+    driver.batch(10, 20)
+    driver.send("terminated")
+    assert world.book.stale(world.now_ms) == set()
+    world.book.follow("other")
+    assert world.book.stale(world.now_ms) == set()
+
+
+def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
+    world.known.add("other")
+    other = world.driver(
+        name="other", query_id=FOREIGN, run_id=uuid("run-2"), sender=uuid("another")
+    )
+    driver.batch(10, 20)
+    other.batch(10, 20)
+    for end, ask in enumerate((world.book.partitions, lambda: world.book.stale(world.now_ms)), 30):
+        assert ask() == {("t", 0)}
+        world.book.log_end("t", 0, end, world.now_ms)
+        ends = [world.part(client_id=each).high_watermark for each in ("orders", "other")]
+        assert ends == [end, end]
+        world.now_ms += MIN_END_AGE_MS
+
+
+def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
+    driver.batch(10, 20)
+    gone = world.part()
+    world.book.partitions()
+    world.query().let_go(gone, "as a test", world.now_ms)
+    world.book.log_end("t", 0, 100, world.now_ms)
+    assert gone.high_watermark is None

@@ -1,0 +1,134 @@
+"""A driver over many outages at random moments, in virtual time: no batch above its bound."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from backpressure_parts import INTERVAL_MS, ask, told
+from driver_script import PER_BATCH, RATE, world_of
+
+BACKLOG = 1_000_000
+MOST = 1.5
+"""Of its bound, that a batch may have."""
+NUMBERS_PER_LOOKUP = 4
+CHECK_MS = 20.0
+GREETING_MS = 2000.0
+FIRST_GREETING_MS = 1000.0
+"""The longest time from the proxy's return to the first greeting."""
+
+
+@dataclass
+class Driver:
+    """A driver whose every delay is drawn; it asks, plans, reads, reports and greets."""
+
+    chance: Random
+    max_report_ms: float
+    reads_ahead: float
+    """Share of batches that find all their records read ahead."""
+    world: object = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.world = world_of(min_rate=RATE, max_rate=RATE)
+        self.number = 6
+        self.done = 0
+        self.sizes: list[int] = []
+        self.waits: list[float] = []
+        self.reports: list[tuple[float, int, int, float]] = []
+        """When each is due, from and to where the batch went, when it was done."""
+        self.greets_ms = 0.0
+        self.world.start()
+        self.world.pass_ms(1)
+        self.lookups = self.world.lookups()
+
+    def pass_ms(self, ms: float) -> None:
+        """Let time pass, with the reports and greetings that come meanwhile."""
+        until_ms = self.world.now_ms + ms
+        while True:
+            due = [self.reports[0][0]] if self.reports else []
+            at_ms = min([*due, self.greets_ms])
+            if at_ms > until_ms:
+                break
+            self.world.now_ms = max(self.world.now_ms, at_ms)
+            if due and due[0] == at_ms:
+                _, start, end, done_ms = self.reports.pop(0)
+                age_ms = self.world.now_ms - done_ms
+                self.world.batch({0: end}, starts={0: start}, rate=RATE, age_ms=age_ms)
+            else:
+                self.world.send("running")
+                self.greets_ms = self.world.now_ms + GREETING_MS
+        self.world.now_ms = until_ms
+        self.world.backpressure.tick(until_ms)
+
+    def outage(self) -> None:
+        """The proxy is killed, and comes back after a while; or all connections end."""
+        self.number += self.chance.randint(1, 60)
+        if self.chance.random() < 0.3:
+            self.lookups.closed()
+            self.pass_ms(self.chance.uniform(100, 20_000))
+        else:
+            self.world.crash(self.chance.uniform(1000, 25_000))
+            back_ms = self.world.now_ms
+            self.greets_ms = back_ms + self.chance.uniform(0, FIRST_GREETING_MS)
+            self.reports = [(max(due_ms, self.greets_ms), *rest) for due_ms, *rest in self.reports]
+        self.pass_ms(self.chance.uniform(0, 1200))
+        if self.chance.random() < 0.2:  # Spark makes a new client
+            self.number = 6
+        self.lookups = self.world.lookups()
+
+    def look(self) -> int:
+        """Ask for the end; return what is told."""
+        asked = ask([0], correlation_id=self.number)
+        began_ms = self.world.now_ms
+        while (wait_ms := self.lookups.wait_ms(asked, self.world.now_ms)) > 0:
+            self.pass_ms(min(wait_ms, CHECK_MS))
+        self.waits.append(self.world.now_ms - began_ms)
+        latest = {0: self.done + BACKLOG}
+        return told(self.world, self.lookups, latest, correlation_id=self.number)[0]
+
+    def trigger(self, *, is_killed: bool) -> None:
+        """Plan a batch and do it, with an outage in it somewhere if so wanted."""
+        trigger_ms = self.world.now_ms
+        moment = self.chance.choice(["before", "answered", "amid", "done"]) if is_killed else ""
+        if moment == "before":
+            self.outage()
+        self.number += NUMBERS_PER_LOOKUP
+        end = self.look()
+        if moment == "answered" and self.chance.random() < 0.5:
+            # The answer is lost on its way; the driver asks again.
+            self.world.keep()
+            self.outage()
+            self.number += NUMBERS_PER_LOOKUP
+            end = self.look()
+        if end > self.done:
+            self.sizes.append(end - self.done)
+            if self.chance.random() >= self.reads_ahead:
+                self.world.query.reader().fetch_asked("t", 0, None, self.done, self.world.now_ms)
+            if moment == "amid":
+                self.pass_ms(self.chance.uniform(0, 500))
+                self.outage()
+            self.pass_ms(self.chance.uniform(10, 1.2 * INTERVAL_MS))
+            due_ms = self.world.now_ms + self.chance.uniform(1, self.max_report_ms)
+            due_ms = max([due_ms, *(each[0] for each in self.reports)])
+            self.reports.append((due_ms, self.done, end, self.world.now_ms))
+            self.done = end
+        if moment == "done":
+            self.outage()
+        elapsed_ms = self.world.now_ms - trigger_ms
+        self.pass_ms(max(1.0, INTERVAL_MS - elapsed_ms))
+
+
+@pytest.mark.parametrize("reads_ahead", [0.0, 0.9], ids=["each batch fetches", "read ahead"])
+@pytest.mark.parametrize("max_report_ms", [50.0, 900.0, 5000.0], ids="reports in {:g} ms".format)
+@pytest.mark.parametrize("seed", range(8))
+def test_no_batch_is_above_its_bound(seed, max_report_ms, reads_ahead):
+    driver = Driver(Random(seed), max_report_ms, reads_ahead)
+    for _ in range(3):
+        driver.world.query.reader().fetch_asked("t", 0, None, driver.done, driver.world.now_ms)
+        driver.done += PER_BATCH
+        told(driver.world, driver.lookups, {0: driver.done}, correlation_id=driver.number)
+        driver.pass_ms(INTERVAL_MS)
+        driver.world.batch({0: driver.done}, rate=RATE)
+    for count in range(60):
+        driver.trigger(is_killed=count % 3 == 2)
+    assert len(driver.sizes) > 30
+    assert max(driver.sizes) <= MOST * PER_BATCH, driver.sizes
