@@ -120,6 +120,6 @@ def _trigger(query: QueryProgress) -> str | None:
     if why is None:
         return None
     return (
-        f"{why}, so the adaptive rule shapes nothing: progress is followed and the rule's own "
-        "bound holds; give the query a processingTime trigger"
+        f"{why}, so the adaptive rule shapes nothing and its own bound holds; give the query a "
+        "processingTime trigger"
     )
