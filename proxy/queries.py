@@ -10,6 +10,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from proxy.backpressure import records as pressure_records
+from proxy.backpressure.advice import advise
 from proxy.backpressure.control import Backpressure
 from proxy.config import Config
 from proxy.pipelines import Pipelines
@@ -97,6 +98,8 @@ class Queries:
         registry: CollectorRegistry,
         knows_client: Callable[[str], bool],
     ) -> None:
+        self._quotas = quotas
+        self._knows_client = knows_client
         self._book = ProgressBook(progress_settings(config), knows_client, _log_note)
         self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
         self._cluster = cluster
@@ -168,13 +171,23 @@ class Queries:
         ends = await self._ends(unknown)
         now_ms = clock_ms()
         accepted = self._book.report(report, now_ms, time.time(), ends)
-        client_id = accepted.query.client_id
+        query = accepted.query
         self._backpressure.reported(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
-        pressed = self._backpressure.of_client(client_id)
+        pressed = self._backpressure.of_client(query.client_id)
+        if report.run_id == query.run_id:
+            advise(
+                query,
+                self._quotas.table,
+                pressed[0].identity if pressed else None,
+                is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
+                knows_client=self._knows_client,
+                now_ms=now_ms,
+            )
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
+            "advice": [note.text for note in query.advice],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }

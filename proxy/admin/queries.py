@@ -135,6 +135,7 @@ def _summary(document: Document, now_s: float) -> Document:
         "client_id": document["client_id"],
         "state": document["state"],
         "error": cut(document["error"]),
+        "advice": [cut(note["text"]) for note in document["advice"]],
         "batch": batch
         and {
             "id": batch["id"],

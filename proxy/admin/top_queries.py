@@ -51,9 +51,12 @@ def _cells(query: Document) -> tuple[str, ...]:
 
 
 def _state(query: Document) -> str:
-    state, skipped = query["state"], query["skipped_records"]
-    known = [] if state == FAILED else [state]
-    return ", ".join([*known, *alarms(query), *([f"{skipped:,} skipped"] if skipped else [])])
+    state, skipped, advice = query["state"], query["skipped_records"], query["advice"]
+    parts = [] if state == FAILED else [state]
+    parts += alarms(query)
+    parts += [f"{skipped:,} skipped"] if skipped else []
+    parts += [f"{len(advice)} to mend"] if advice else []
+    return ", ".join(parts)
 
 
 def _lag(query: Document) -> str:

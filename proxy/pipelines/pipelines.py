@@ -202,7 +202,8 @@ class Pipelines:
             if stage is None:
                 continue
             line.flow.alive(stage.name, now_ms)
-            if report.event == "running":
+            is_late = report.run_id != query.run_id  # of an earlier run
+            if report.event == "running" or (is_late and report.batch is None):
                 continue
             if report.batch is not None:
                 self._add_batch(line, stage, accepted, ends, now_ms)

@@ -62,6 +62,7 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
         "commit": _commit(query, commit, times),
+        "advice": [_note(note, times) for note in query.advice],
         "notes": [_note(note, times) for note in reversed(query.notes)],
         "partitions": [
             _partition(query.partitions[key], times) for key in sorted(query.partitions)

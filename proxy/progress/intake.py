@@ -89,15 +89,25 @@ class Intake:
                 self._senders.refused(report.sender, report.number)
             if query is not None:
                 query.refused_reports[error.reason] += 1
+                if error.reason is Refusal.CLIENT_TAKEN:
+                    who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
+                    text = f"{who} says that it reads with client-id {client_id!r} too: {_OWN_ID}"
+                    query.advise(NoteKind.CLIENT_SHARED, text, now_ms)
             raise
         if query is None:
             query = self._roster.add(client_id)
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._roster.move(query, client_id)
+        is_late = _is_late(report, query)
         if report.number is None:
             return self._greet(report, query, now_ms)
-        return self._apply(report, report.number, query, spans, now_ms, now_s)
+        lost = self._count(report, report.number, query)
+        if is_late:
+            if report.batch is not None:
+                query.completed_late(report.run_id, spans, now_ms, now_s)
+            return Accepted(report, query, new_run=False, lost_reports=lost)
+        return self._apply(report, query, spans, lost, now_ms, now_s)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
@@ -125,7 +135,7 @@ class Intake:
         if query is None or query.client_id != client_id:
             self._check_unknown(report, client_id, query, now_ms)
         if query is not None:
-            _check_run(report, query, now_ms)
+            _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
         if len(partitions.keys() | spans.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
@@ -138,10 +148,15 @@ class Intake:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         if report.event == "progress" and not self._knows_client(client_id):
+            fix = f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
+            if report.name not in (None, client_id) and self._knows_client(report.name or ""):
+                fix = (
+                    f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
+                )
             raise ReportRefused(
                 Refusal.UNKNOWN_QUERY,
                 f"no client {client_id!r} has connected, and the configuration has none",
-                f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries",
+                fix,
             )
         self._roster.now_ms = now_ms
         if query is None and not self._roster.has_room():
@@ -178,29 +193,34 @@ class Intake:
 
     def _heard(self, report: Report, query: QueryProgress, now_ms: float) -> None:
         """Take note of what each report of the present run says."""
+        if report.event in ("started", "running"):
+            query.run_sender = report.sender
         query.last_heard_ms = now_ms
         query.query_id = report.query_id
         if report.name is not None:
             query.reported_name = report.name
         if report.trigger is not None:
-            query.trigger_kind = report.trigger.kind
-            query.trigger_interval_ms = report.trigger.interval_ms
+            query.trigger = report.trigger
         self._roster.relabel(query)
 
-    def _apply(
-        self,
-        report: Report,
-        number: int,
-        query: QueryProgress,
-        spans: Mapping[PartitionKey, Span],
-        now_ms: float,
-        now_s: float,
-    ) -> Accepted:
-        sender, lost = self._senders.accepted(report.sender, number)
+    def _count(self, report: Report, number: int, query: QueryProgress) -> int:
+        """Count an accepted report of an event; return how many were lost just before it."""
+        lost = self._senders.accepted(report.sender, number)
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
+        return lost
+
+    def _apply(
+        self,
+        report: Report,
+        query: QueryProgress,
+        spans: Mapping[PartitionKey, Span],
+        lost: int,
+        now_ms: float,
+        now_s: float,
+    ) -> Accepted:
         query.last_report_ms = now_ms
         began_ms = now_ms - report.age_ms
         # A run that is idle may have been going for long: it does not begin now.
@@ -213,8 +233,9 @@ class Intake:
         self._heard(report, query, now_ms)
         query.idle = report.event == "idle"
         if report.batch is not None:
-            gap = _gap(query, report, sender.lost)
-            query.sender, query.sender_lost = report.sender, sender.lost
+            sender_lost = self._senders.lost(report.sender)
+            gap = _gap(query, report, sender_lost)
+            query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(
                 report.batch.batch_id,
                 report.batch.rows,
@@ -242,29 +263,50 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
     """Say whether a sign of life is of a run that is known to be over, or of one that never was.
 
-    A driver that was killed with its end untold, or lives on without its queries, says that they
-    run; while another run of the query is heard that one is believed.
+    A driver that lives on without its queries may say that they run: while another one is heard of
+    another run of the query, that is believed. A driver itself speaks of its latest run only.
     """
     if report.run_id == query.run_id:
         return query.ended
     return report.run_id in query.former_runs or (
-        query.query_id == report.query_id and query.reports_are_fresh(now_ms)
+        query.query_id == report.query_id
+        and query.reports_are_fresh(now_ms)
+        and report.sender != query.run_sender
     )
 
 
-def _check_run(report: Report, query: QueryProgress, now_ms: float) -> None:
-    if report.event != "running" and report.run_id in query.former_runs:
-        text = f"run {report.run_id} is over: another one has begun"
-        raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
+def _is_late(report: Report, query: QueryProgress) -> bool:
+    """Say whether an event is of an earlier run of the query than the present one.
+
+    Spark calls listeners at the start of a run at once, and of all else in order, but later: the
+    last events of a run come after the start of the next when that follows at once.
+    """
+    if report.run_id == query.run_id or report.query_id != query.query_id:
+        return False
+    return report.run_id in query.former_runs or (
+        report.event != "started" and report.sender == query.run_sender
+    )
+
+
+def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:
     if query.query_id not in (None, report.query_id):
         if report.run_id == query.run_id:
             text = f"run {report.run_id} is one of query {query.query_id}"
             raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
         if report.event != "started" and query.reports_are_fresh(now_ms):
-            text = f"query {query.query_id} reads with the client id {query.client_id!r}"
+            holder = f"query {query.name!r} ({query.query_id})"
+            text = f"{holder} reads with the client id {query.client_id!r}, and was heard lately"
             raise ReportRefused(Refusal.CLIENT_TAKEN, text, _OWN_ID)
     elif report.run_id == query.run_id:
         _check_same_run(report, query)
+        return
+    if report.event == "running" or report.run_id not in query.former_runs:
+        return
+    if report.event == "started":
+        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
+    if report.query_id != query.query_id or client_id != query.client_id:
+        text = f"run {report.run_id} is over: another one has begun"
+        raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
 
 
 def _check_same_run(report: Report, query: QueryProgress) -> None:

@@ -1,6 +1,6 @@
 """What happened to a query's progress that somebody should know: never silently."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
@@ -35,9 +35,20 @@ class NoteKind(StrEnum):
     """A bound was reached: something is not followed."""
     FORGOTTEN = "forgotten"
     """A query that was away for long."""
+    NAMES = "names"
+    """The rules, the client and its listener do not name one client id."""
+    CLIENT_SHARED = "client_shared"
+    """Another query says that it reads with the client id, too."""
+    INTERVAL = "interval"
+    """The rule's batch_interval is not that of the query's trigger."""
+    TRIGGER = "trigger"
+    """The query's trigger makes no batches that could be shaped."""
 
 
-ALARMS = frozenset({NoteKind.STUCK, NoteKind.SKIPPED, NoteKind.TOO_MANY})
+ADVICE = frozenset({NoteKind.NAMES, NoteKind.CLIENT_SHARED, NoteKind.INTERVAL, NoteKind.TRIGGER})
+"""The kinds that say what to mend in a configuration or a job."""
+
+ALARMS = frozenset({NoteKind.STUCK, NoteKind.SKIPPED, NoteKind.TOO_MANY}) | ADVICE
 """The kinds that are worth a warning."""
 
 
@@ -71,6 +82,35 @@ class Note:
     """What happened, in words, with the figures."""
     at_ms: float
     """Monotonic time."""
+
+
+class Advice:
+    """What is to be mended for one run of a query: at most one note of each kind."""
+
+    def __init__(self) -> None:
+        self._notes: dict[NoteKind, Note] = {}
+        self._said: set[NoteKind] = set()
+
+    def __iter__(self) -> Iterator[Note]:
+        return iter(self._notes.values())
+
+    def give(self, note: Note) -> bool:
+        """Keep a note in the place of its kind's last one; say whether it is the first."""
+        last = self._notes.get(note.kind)
+        if last is None or last.text != note.text:
+            self._notes[note.kind] = note
+        is_first = note.kind not in self._said
+        self._said.add(note.kind)
+        return is_first
+
+    def withdraw(self, kind: NoteKind) -> None:
+        """Take note that nothing of this kind is to be mended any more."""
+        self._notes.pop(kind, None)
+
+    def clear(self) -> None:
+        """Begin anew, for another run."""
+        self._notes.clear()
+        self._said.clear()
 
 
 class PartitionSink(Protocol):

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from .notes import Note, NoteKind, SkipReason
+from .notes import Advice, Note, NoteKind, SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import Refusal
+from .report import Refusal, Trigger
 from .settings import QuerySettings
 from .spans import PartitionKey, Span
 
@@ -84,6 +84,9 @@ class QueryProgress:
         """Of the query whose batches completed what the partitions say: another one from when a
         query takes over the client id until its first batch."""
         self.run_id: str | None = None
+        self.run_sender: str | None = None
+        """The listener that said of the present run that it starts or runs, if any: what it tells
+        of other runs of the query is older."""
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
         self.run_batches = 0
         """How many progress reports of this run were accepted."""
@@ -93,10 +96,8 @@ class QueryProgress:
         """Of this run or one before."""
         self.run_began_ms: float | None = None
         """None when it began before this process, and has reported no batch to it."""
-        self.trigger_kind: str | None = None
-        """Of this run: processing_time, available_now, once or continuous; None: not known."""
-        self.trigger_interval_ms: float | None = None
-        """Between the starts of two batches of this run; 0: as fast as it can."""
+        self.trigger: Trigger | None = None
+        """Of this run; None: not known."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
@@ -118,6 +119,8 @@ class QueryProgress:
         self.sender_lost = 0
         """How many reports its sender had lost at its last batch."""
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self.advice = Advice()
+        """What is to be mended for its present run; it is not among the notes."""
         self._sink = sink
         self._too_many = False
 
@@ -125,6 +128,16 @@ class QueryProgress:
     def commit_group(self) -> str | None:
         """The group that its offsets are committed to."""
         return self.settings.commit_group if self.settings is not None else None
+
+    @property
+    def trigger_kind(self) -> str | None:
+        """Of this run: processing_time, available_now, once or continuous; None: not known."""
+        return self.trigger.kind if self.trigger is not None else None
+
+    @property
+    def trigger_interval_ms(self) -> float | None:
+        """Between the starts of two batches of this run; 0: as fast as it can; None: not known."""
+        return self.trigger.interval_ms if self.trigger is not None else None
 
     @property
     def was_seen(self) -> bool:
@@ -209,7 +222,9 @@ class QueryProgress:
             self.former_runs.append(self.run_id)
         self.run_id = run_id
         self.run_began_ms = began_ms
-        self.trigger_kind = self.trigger_interval_ms = None
+        self.run_sender = None
+        self.advice.clear()
+        self.trigger = None
         self.run_batches = 0
         self.last_batch_id = None
         self.ended = self.idle = False
@@ -236,6 +251,22 @@ class QueryProgress:
             kept.complete(span, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1
         self.last_batch_id = batch_id
+
+    def completed_late(
+        self, run_id: str, spans: Mapping[PartitionKey, Span], now_ms: float, now_s: float
+    ) -> None:
+        """Take note of a batch of an earlier run. Nothing goes back, nor does it end this run."""
+        if self.progress_id not in (None, self.query_id):
+            return
+        self.progress_id = self.query_id
+        for key, span in spans.items():
+            kept = self.open(*key, now_ms)
+            assert kept is not None, "there was room"
+            done = kept.completed_to
+            if kept.run_id == self.run_id or (done is not None and span.end <= done):
+                continue
+            if span.start is None or span.start <= span.end:
+                kept.complete(span, run_id, None, now_ms, now_s)
 
     def end_run(self, error: str | None, now_ms: float) -> None:
         """Take note that the run has ended, and of what."""
@@ -269,6 +300,13 @@ class QueryProgress:
         note = Note(kind, self.name, topic, number, text, now_ms)
         self.notes.append(note)
         self._sink.note(note)
+
+    def advise(self, kind: NoteKind, text: str | None, now_ms: float) -> None:
+        """Keep what is to be mended, and pass it on once for each run; None: nothing any more."""
+        if text is None:
+            self.advice.withdraw(kind)
+        elif self.advice.give(note := Note(kind, self.name, None, None, text, now_ms)):
+            self._sink.note(note)
 
     def changed(self, partition: PartitionProgress) -> None:
         """Pass on that a partition's record is out of date."""

@@ -33,8 +33,13 @@ class Senders:
         sender = self._senders.get(sender_id)
         return sender is not None and number <= sender.last
 
-    def accepted(self, sender_id: str, number: int) -> tuple[Sender, int]:
-        """Take note of a number; return its sender, and how many were lost just before it."""
+    def lost(self, sender_id: str) -> int:
+        """Return how many numbers of a sender below its last accepted one never came."""
+        sender = self._senders.get(sender_id)
+        return sender.lost if sender is not None else 0
+
+    def accepted(self, sender_id: str, number: int) -> int:
+        """Take note of a number; return how many were lost just before it."""
         sender = self._senders.pop(sender_id, None)
         if sender is None:
             sender = Sender(number - 1)
@@ -45,7 +50,7 @@ class Senders:
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
-        return sender, lost
+        return lost
 
     def refused(self, sender_id: str, number: int) -> None:
         """Take note of a number that came but was not accepted."""

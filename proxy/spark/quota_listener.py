@@ -66,7 +66,7 @@ MAX_REASONS = 50
 """Different faults that are logged, each once."""
 
 MAX_ERROR_CHARS = 1000
-MAX_SHOWN_CHARS = 300
+MAX_SHOWN_CHARS = 400
 MAX_ANSWER_BYTES = 64 * 1024
 
 _LEFT_OUT = "\n...\n"
@@ -346,6 +346,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if (is_spare and tries > self._max_retries) or not self._pause():
                 self._drop(1)
                 return
+        self._pass_on(answer, run)
         run.sent_s = time.monotonic()
         if event.kind == "started":
             run.told_in = self._breaks
@@ -365,7 +366,10 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             runs = [run for run in self._runs.values() if self._is_greeted(run)]
         for run in runs:
             is_due = run.told_in != self._breaks or _since(run.sent_s) >= HEARTBEAT_S
-            if not is_due or run.refused_in == self._breaks or not self._look_at(run):
+            if not is_due or run.refused_in == self._breaks:
+                continue
+            if not self._look_at(run):
+                run.sent_s, run.told_in = time.monotonic(), self._breaks  # it is looked for again
                 continue
             with self._changed:
                 if self._queue or self._is_closing:
@@ -375,12 +379,19 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if answer is None or answer.status >= _FAULT_FROM:
                 self._pause()
                 return
+            self._pass_on(answer, run)
             run.sent_s, run.told_in = time.monotonic(), self._breaks
             if answer.status >= _SENT_BELOW:  # a proxy that knows no greetings, for one
                 run.refused_in = self._breaks
                 if self._is_new(f"greeting {answer.status} {answer.reason}"):
                     text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
                     _log.info(text, self._url, answer.status, answer.text)
+
+    def _pass_on(self, answer: _Answer, run: _Run) -> None:
+        """Log what the proxy advises, once."""
+        for advice in answer.advice:
+            text = "the quota proxy at %s says of query %s: %s"
+            self._log_once(f"advice {advice}", text, self._url, run.name or run.query_id, advice)
 
     def _is_greeted(self, run: _Run) -> bool:
         return not run.is_over and (run.name is not None or run.query_id in self._clients)
@@ -510,6 +521,8 @@ class _Answer(NamedTuple):
     """The code of a refusal; empty when there is none."""
     text: str
     """What is wrong and how to mend it, in one short line."""
+    advice: tuple[str, ...] = ()
+    """What is to be mended although the report was taken, each in a short line."""
 
 
 class _Channel:
@@ -660,9 +673,10 @@ def _read_answer(status: int, content: bytes) -> _Answer:
         said = json.loads(content)
         parts = [said[key] for key in ("error", "fix") if key in said]
         reason, text = said.get("reason", ""), "; ".join(map(str, parts))
+        advice = tuple(_short(str(each)) for each in said.get("advice", ()))
     except (ValueError, TypeError, AttributeError, RecursionError):
-        reason, text = "", content.decode("utf-8", "replace")
-    return _Answer(status, _short(str(reason)), _short(text))
+        reason, text, advice = "", content.decode("utf-8", "replace"), ()
+    return _Answer(status, _short(str(reason)), _short(text), advice)
 
 
 def _short(text: str) -> str:

@@ -10,6 +10,7 @@ from uuid import UUID
 from admin_world import CONSUMER, HOSTILE, MIB, RULES, World
 
 from proxy.admin.server import AdminServer
+from proxy.backpressure.advice import advise
 from proxy.backpressure.control import Backpressure
 from proxy.progress.book import ProgressBook
 from proxy.progress.notes import Note
@@ -63,11 +64,21 @@ class SparkWorld(World):
             self.book.report_unread(error)
             raise
         accepted = self.book.report(report, self.now_ms, time.time())
+        query = accepted.query
         self.backpressure.reported(accepted, self.now_ms)
-        pressed = self.backpressure.of_client(accepted.query.client_id)
+        pressed = self.backpressure.of_client(query.client_id)
+        advise(
+            query,
+            self.quotas.table,
+            pressed[0].identity if pressed else None,
+            is_followed=query.settings is not None,
+            knows_client=lambda _: True,
+            now_ms=self.now_ms,
+        )
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
+            "advice": [note.text for note in query.advice],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }

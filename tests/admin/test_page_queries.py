@@ -9,6 +9,8 @@ from chromium import PHONE, WIDE, Page, text
 from spark_world import Job, SparkWorld, scene
 from status_page import OPEN_QUERY, PARTITIONS, QUERIES, query_row, visited
 
+from proxy.progress.report import ReportRefused
+
 SHOWN = f"{QUERIES} === 5"
 
 pytestmark = pytest.mark.timeout(120)
@@ -117,6 +119,19 @@ async def test_skipped_ranges_say_why(page: Page, url: str):
     await page.until(f"{PARTITIONS} === 1")
     inside = await page.run(text(f"{OPEN_QUERY} .partitions"))
     assert "▲ 200 records skipped, last offsets 7300 to before 7500: retention" in inside
+
+
+async def test_what_is_to_be_mended_is_said(page: Page, shown: SparkWorld, url: str):
+    await page.open(url, SHOWN)
+    other = Job(shown, "other", "etl-payments")
+    with pytest.raises(ReportRefused):
+        other.tell(other.complete(100))
+    row = query_row("payments")
+    await page.until(f"{row}.innerText.includes('▲ another query, other (')")
+    payments = Job(shown, "payments", "etl-payments", number=100)
+    trigger = {"kind": "processing_time", "interval_ms": 5000}
+    payments.tell(payments.report("running", trigger=trigger) | {"number": None})
+    await page.until(f"{row}.innerText.includes('write batch_interval: 5s')")
 
 
 async def test_a_hostile_name_is_text(page: Page, url: str):

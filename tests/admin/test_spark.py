@@ -34,7 +34,7 @@ async def test_a_report_is_answered_with_what_it_changed(ask_spark: Ask, job: Jo
     started = await ask_spark("POST", REPORTS, json=job.report("started"))
     assert (started.status, started.json) == (
         200,
-        {"accepted": True, "lost_reports": 0, "rate": None, "bound": None},
+        {"accepted": True, "lost_reports": 0, "advice": [], "rate": None, "bound": None},
     )
     job.read(10)
     first = await run_batch(ask_spark, job, 4000, 1500)
@@ -175,6 +175,25 @@ async def test_progress_is_shown_with_totals_and_bound(spark: SparkWorld, ask_sp
     assert "-> 3,000 records/s" in client["adaptive"]["reason"]
     (quota,) = (await ask_spark("GET", "/v1/clients/client-id=etl-payments")).json["quotas"]
     assert quota["adaptive"] == client["adaptive"]
+
+
+async def test_what_is_to_be_mended_is_told_to_all(ask_spark: Ask, job: Job):
+    trigger = {"kind": "processing_time", "interval_ms": 3000}
+    started = await ask_spark("POST", REPORTS, json=job.report("started", trigger=trigger))
+    (advice,) = started.json["advice"]
+    assert advice.startswith("batch_interval is 2 s, but the query's trigger fires every 3 s")
+    await ask_spark("POST", REPORTS, json=job.report("idle"))
+    (query,) = (await ask_spark("GET", "/v1/progress?query=payments")).json["queries"]
+    assert query["trigger"] == {"kind": "processing_time", "interval_s": 3.0}
+    assert [(note["kind"], note["text"]) for note in query["advice"]] == [("interval", advice)]
+    assert [note.text for note in job.world.notes] == [advice]  # one line in the log
+    status = (await ask_spark("GET", "/v1/status")).json["queries"]
+    assert [each["advice"] for each in status if each["name"] == "payments"] == [[advice]]
+    other = changed(job.report("idle"), query_id=uuid("other"), run_id=uuid("other"), name="other")
+    refused = await ask_spark("POST", REPORTS, json=other)
+    assert refused.json["error"].startswith("query 'payments' (")
+    (query,) = (await ask_spark("GET", "/v1/progress?query=payments")).json["queries"]
+    assert [note["kind"] for note in query["advice"]] == ["interval", "client_shared"]
 
 
 async def test_one_query_can_be_asked_for(ask_spark: Ask):

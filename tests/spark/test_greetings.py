@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from aiohttp import web
 from listening.events import Run
 from listening.receiver import Receiver, Report, refuse, take
 
@@ -130,6 +131,40 @@ def test_a_proxy_that_knows_no_greetings_hears_one_for_each_connection(
     assert listener.close(10)
     assert [(r.levelname, "HTTP 400" in r.getMessage()) for r in caplog.records] == [("INFO", True)]
     assert (listener.refused, listener.dropped) == (0, 0)
+
+
+def test_advice_is_logged_once(
+    receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def advise(_request: web.Request, _report: Report) -> web.Response:
+        return web.json_response({"advice": ["add a rule", "write batch_interval: 2s"]})
+
+    receiver.behaviour = advise
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    listener.onQueryIdle(run.idle())
+    assert listener.close(10)
+    assert [record.getMessage().partition(" says ")[2] for record in caplog.records] == [
+        "of query orders: add a rule",
+        "of query orders: write batch_interval: 2s",
+    ]
+    assert listener.sent == 2
+
+
+@pytest.mark.parametrize(
+    "body", [[], {"advice": None}, {"advice": 5}, {"advice": [[1], None]}, "x", None]
+)
+def test_an_odd_answer_is_no_fault(
+    receiver: Receiver, listen: Listen, run: Run, body: object
+) -> None:
+    async def answer(_request: web.Request, _report: Report) -> web.Response:
+        return web.json_response(body)
+
+    receiver.behaviour = answer
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    assert listener.close(10)
+    assert (listener.sent, listener.dropped) == (1, 0)
 
 
 @pytest.mark.parametrize(

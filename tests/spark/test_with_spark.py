@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyspark
 import pytest
+from aiohttp import web
 from listening.receiver import HOST, WAIT_S, Behaviour, Gate, Receiver, Report, fail, hang_up, take
 from listening.session import QUERY_TIMEOUT_S, WatchedListener, finish, write
 from pyspark.errors import StreamingQueryException
@@ -17,6 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
+from proxy.progress.book import ProgressBook
+from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.spark import client_options, quota_listener
 
 pytestmark = pytest.mark.slow
@@ -196,6 +201,121 @@ def test_failing_query(
     assert "no such order" in last["error"]
     assert "\tat " not in last["error"]
     assert receiver.of("broken", "progress") == []
+
+
+TRIGGERS = {
+    "2 s": ({"processingTime": "2 seconds"}, {"kind": "processing_time", "interval_ms": 2000}),
+    "none": ({}, {"kind": "processing_time", "interval_ms": 0}),
+    "available now": ({"availableNow": True}, {"kind": "available_now", "interval_ms": None}),
+    "once": ({"once": True}, {"kind": "once", "interval_ms": None}),
+    "continuous": ({"continuous": "3 seconds"}, {"kind": "continuous", "interval_ms": 3000}),
+}
+
+
+@pytest.mark.parametrize(("trigger", "expected"), TRIGGERS.values(), ids=TRIGGERS)
+def test_the_start_tells_the_trigger(
+    *,
+    attach: Listen,
+    read: Read,
+    full: str,
+    receiver: Receiver,
+    tmp_path: Path,
+    trigger: dict[str, Any],
+    expected: dict[str, Any],
+) -> None:
+    attach()
+    writer = write(read(full, "orders"), "orders", tmp_path)
+    query = (writer.trigger(**trigger) if trigger else writer).start()
+    started = receiver.wait_for(lambda: receiver.of("orders", "started"), "the start")
+    assert started[0]["trigger"] == expected
+    query.stop()
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["in a batch", "between batches"])
+def test_a_proxy_that_comes_back_hears_which_queries_run(
+    *,
+    attach: Listen,
+    read: Read,
+    full: str,
+    receiver: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_busy: bool,
+) -> None:
+    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
+    in_second_batch, may_end = Event(), Event()
+
+    def process(_frame: DataFrame, batch_id: int) -> None:
+        if batch_id == 1:
+            in_second_batch.set()
+            may_end.wait(WAIT_S)
+
+    attach()
+    frame = read(full, "orders").writeStream.queryName("orders").foreachBatch(process)
+    interval_ms = 0 if is_busy else 600_000
+    frame = frame.trigger(processingTime=f"{interval_ms} milliseconds")
+    query = frame.option("checkpointLocation", str(tmp_path)).start()
+    receiver.wait_for(lambda: receiver.of("orders", "progress"), "the first batch")
+    if is_busy:
+        assert in_second_batch.wait(WAIT_S)
+    receiver.stop()
+    receiver.start()
+    receiver.wait_for(lambda: receiver.greetings, "a greeting")
+    greeting = receiver.greetings[0]
+    assert greeting["run_id"] == str(query.runId)
+    assert (greeting["last_batch_id"], greeting["under_way"]) == (0, is_busy)
+    assert greeting["trigger"] == {"kind": "processing_time", "interval_ms": interval_ms}
+    may_end.set()
+    query.stop()
+
+
+RESTARTS = 4
+ORDERS = QuerySettings(name="orders", client_id="orders", commit_group="g")
+
+
+def test_a_query_that_is_restarted_at_once(
+    attach: Listen,
+    read: Read,
+    full: str,
+    fill: Callable[..., None],
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    """What Spark tells of a run after the start of the next one is progress all the same."""
+    refusals: list[str] = []
+    settings = ProgressSettings(queries=(ORDERS,))
+    book = ProgressBook(settings, lambda _: True, lambda _: None)
+
+    async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
+        try:
+            book.report(parse_report(await request.read()), 0.0, 0.0)
+        except ReportRefused as error:
+            refusals.append(f"{report['event']}: {error}")
+        return await take(request, report)
+
+    receiver.behaviour = keep_book
+    attach()
+    for _ in range(RESTARTS):
+        query = write(read(full, "orders"), "orders", tmp_path / "checkpoint").start()
+        query.processAllAvailable()
+        query.stop()
+        fill(full, BATCH_ROWS, RECORD_BYTES, partitions=PARTITIONS)
+    query = write(read(full, "orders"), "orders", tmp_path / "checkpoint").start()
+    query.processAllAvailable()
+    query.stop()
+    wait_for_end(receiver, "orders", runs=RESTARTS + 1)
+    assert refusals == []
+    each = (COUNT + RESTARTS * BATCH_ROWS) // PARTITIONS
+    assert checkpoint_of(tmp_path / "checkpoint") == offsets(full, each)
+    assert book.commits()["g"] == {(full, number): each for number in range(PARTITIONS)}
+    (document,) = book.documents(0.0, 0.0)
+    assert (document["state"], document["run_id"]) == ("ended", str(query.runId))
+
+
+def checkpoint_of(folder: Path) -> Any:
+    """Return the end of the last batch that Spark has completed, from its own files."""
+    last = max(int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit())
+    return json.loads((folder / "offsets" / str(last)).read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize("away", ["faults", "hangs", "hangs up", "refuses connections"])

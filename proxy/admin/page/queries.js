@@ -30,8 +30,9 @@ function makeRow({ name }) {
   const state = element("div", "kind");
   const alarm = element("div", "what warn");
   const skipped = element("div", "warn");
+  const advice = element("div", "warn");
   const more = element("button", "more");
-  const first = element("td", "", element("div", "name", name), state, alarm, skipped, more);
+  const first = element("td", "", element("div", "name", name), state, alarm, skipped, advice, more);
   const cells = ["Lag", "In flight", "Last batch", "Bound", "Commits"].map(makeCell);
   const [lag, flight, batch, bound, commit] = cells;
   const line = makeLine(first, ...cells.map(({ cell }) => cell));
@@ -55,6 +56,7 @@ function makeRow({ name }) {
     say(state, query.client_id === name ? query.state : `${query.state} · client ${query.client_id}`);
     say(alarm, wrong.join(" · "));
     say(skipped, query.skipped_records ? `▲ ${count(query.skipped_records, "record")} skipped` : "");
+    say(advice, query.advice.map((text) => `▲ ${text}`).join(" "));
     say(more, count(query.partitions, "partition"));
     lag.show(figure(query.lag_records), query.lag_s ? `oldest ${seconds(query.lag_s)}` : "");
     flight.show(figure(query.in_flight_records),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
+from proxy.progress.report import Trigger
 from proxy.quota.rules import Rule
 from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED
 
@@ -60,11 +61,11 @@ def adaptive_no_more(world: World) -> None:
 
 
 def every_interval(world: World) -> None:
-    world.query.trigger_kind = "processing_time"
+    world.query.trigger = Trigger(kind="processing_time")
 
 
 def once(world: World) -> None:
-    world.query.trigger_kind = "available_now"
+    world.query.trigger = Trigger(kind="available_now")
 
 
 def other_checkpoint(world: World) -> None:

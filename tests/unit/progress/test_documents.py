@@ -63,6 +63,7 @@ def test_the_document_of_a_query(world):
         "run_batches": 1,
         "reports": {"received": 2, "lost": 0, "repeated": 0, "refused": {}},
         "commit": {"group": "orders-progress", "last": None, "error": None, "backwards": 0},
+        "advice": [],
         "notes": [],
     }
     assert partition == {
