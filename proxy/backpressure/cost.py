@@ -31,7 +31,7 @@ PROBE = 0.5
 """Part of a batch that is let in to see what is fixed of its time."""
 
 FIRST_PROBE, LAST_PROBE = 2, 32
-"""How many bounded batches fall behind before a probe: at first, and at most after further ones."""
+"""How many bounded batches do not fit before a probe: at first, and at most after further ones."""
 
 CERTAIN = 0.1
 """There is no probe when the cost of a record is known up to this part of it."""
@@ -50,8 +50,8 @@ class CostEstimator:
     What is not known of the cost of a record makes batches larger, up to what the rule's own bound
     carries in its time; one that was bounded is followed by one of GROWTH times its size or of
     the target time, at most. After one that took too long, nothing is tried out. A query that falls
-    behind gets a smaller batch from time to time: only batches of different sizes tell fixed from
-    per-record cost.
+    behind, or whose batches take more than the interval, gets a smaller batch from time to time:
+    only batches of different sizes tell fixed from per-record cost.
 
     Args:
         settings: of the rule; the batch interval is known before the first batch is taken in.
@@ -68,7 +68,7 @@ class CostEstimator:
         self._allowed = 0.0
         """Records of the next batch; before the first one, nobody knows whether it was bounded."""
         self._behind = 0
-        """Bounded batches, one after the other, that took less than came in."""
+        """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
         self._patience = FIRST_PROBE
 
     def compute(self, batch: Observed) -> float | None:
@@ -169,9 +169,15 @@ class CostEstimator:
         return max(fitting, self._least)
 
     def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:
-        """Say whether the query falls behind and nobody knows what is fixed of its time."""
+        """Return whether bounded batches do not fit, and nobody knows what is fixed of their time.
+
+        They do not when the query falls behind, or when they take more than the interval although
+        the fixed time is believed to be less.
+        """
         taken = records / max(took_ms, self._interval_ms) * MS_PER_SECOND
-        if self._arrivals is None or taken >= self._arrivals:
+        is_behind = self._arrivals is not None and taken < self._arrivals
+        is_long = took_ms > self._interval_ms > cost.fixed_ms
+        if not is_behind and not is_long:
             self._behind, self._patience = 0, FIRST_PROBE
             return False
         self._behind += 1

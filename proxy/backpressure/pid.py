@@ -81,8 +81,8 @@ class PidEstimator:
 
     @property
     def rate(self) -> float | None:
-        """See RateEstimator: that of the latest batch."""
-        return None if self._first_run else self._latest_rate
+        """See RateEstimator: None, each run begins anew."""
+        return None
 
     def begin_run(self) -> None:
         """See RateEstimator: all is forgotten."""

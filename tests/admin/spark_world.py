@@ -25,7 +25,7 @@ BYTES_PER_RECORD = 1000
 ADAPTIVE = Rule(
     client_id="etl-payments",
     bounds={CONSUMER: 10 * MIB},
-    adaptive=Adaptive(batch_interval_ms=2000.0),
+    adaptive=Adaptive(batch_interval_ms=2000.0, estimator="pid"),
     place="quota-proxy.yaml:18",
     number=4,
 )

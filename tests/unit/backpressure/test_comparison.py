@@ -169,7 +169,7 @@ SHORT = {
     # fixed cost in intervals: how many times as long as none, which takes all in one batch
     "a small fixed cost": (0.05, 1.2),
     "half an interval": (0.5, 1.75),
-    "nearly an interval": (0.9, 3.6),
+    "nearly an interval": (0.9, 3.7),
     "more than an interval": (1.1, 4.0),
 }
 
