@@ -33,6 +33,9 @@ PROBE = 0.5
 FIRST_PROBE, LAST_PROBE = 2, 32
 """How many bounded batches do not fit before a probe: at first, and at most after further ones."""
 
+DRAINING = 2.0
+"""A query drains a backlog when it takes so many times what comes in."""
+
 CERTAIN = 0.1
 """There is no probe when the cost of a record is known up to this part of it."""
 
@@ -50,8 +53,8 @@ class CostEstimator:
     What is not known of the cost of a record makes batches larger, up to what the rule's own bound
     carries in its time; one that was bounded is followed by one of GROWTH times its size or of
     the target time, at most. After one that took too long, nothing is tried out. A query that falls
-    behind, or whose batches take more than the interval, gets a smaller batch from time to time:
-    only batches of different sizes tell fixed from per-record cost.
+    behind, or drains a backlog in batches of more than the interval, gets a smaller batch from time
+    to time: only batches of different sizes tell fixed from per-record cost.
 
     Args:
         settings: of the rule; the batch interval is known before the first batch is taken in.
@@ -171,13 +174,14 @@ class CostEstimator:
     def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:
         """Return whether bounded batches do not fit, and nobody knows what is fixed of their time.
 
-        They do not when the query falls behind, or when they take more than the interval although
-        the fixed time is believed to be less.
+        They do not when the query falls behind, or when those that drain a backlog take more than
+        the interval although the fixed time is believed to be less.
         """
         taken = records / max(took_ms, self._interval_ms) * MS_PER_SECOND
         is_behind = self._arrivals is not None and taken < self._arrivals
+        is_draining = self._arrivals is not None and taken > DRAINING * self._arrivals
         is_long = took_ms > self._interval_ms > cost.fixed_ms
-        if not is_behind and not is_long:
+        if not is_behind and not (is_draining and is_long):
             self._behind, self._patience = 0, FIRST_PROBE
             return False
         self._behind += 1
