@@ -24,6 +24,10 @@ HEADROOM = 1.1
 FULL = 0.9
 """A batch of so much of what was allowed was bounded by it, if nobody knows what it left out."""
 
+SIGNIFICANT = 3.0
+"""The cost of a record that is not so many standard deviations above 0 is as good as unknown: it
+says nothing of batches that are far larger than any."""
+
 GROWTH = 4.0
 """How many times as large as a bounded batch the next may be, if time alone does not allow more."""
 
@@ -168,7 +172,8 @@ class CostEstimator:
 
     def _fitting(self, cost: BatchCost, target_ms: float, *, doubt: float) -> float:
         most = self._most * max(target_ms, self._interval_ms) / MS_PER_SECOND
-        fitting = min(cost.largest(target_ms, doubt=doubt), most)
+        is_known = not doubt or math.isfinite(cost.largest(target_ms, doubt=SIGNIFICANT))
+        fitting = min(cost.largest(target_ms, doubt=doubt), most) if is_known else most
         return max(fitting, self._least)
 
     def _needs_probe(self, cost: BatchCost, records: float, took_ms: float) -> bool:

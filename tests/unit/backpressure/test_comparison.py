@@ -181,4 +181,4 @@ def test_what_short_batches_cost_a_backlog_that_is_bounded_from_the_first(fixed,
     none = run(load(), **WAYS["none"])
     cost = run(load(), **WAYS["cost"], initial_rate=2000.0)
     assert cost.completion_s <= worse * none.completion_s
-    assert cost.longest <= (LONG if fixed < 1 else 2.2)
+    assert cost.longest <= (LONG if fixed < 1 else 3.0)
