@@ -84,6 +84,9 @@ class Clamp:
         """What they know."""
         self.trust = Trust()
         """Whose connections they are."""
+        self._is_late = False
+        """Whether the latest report came so late that it is not worth while to wait for the next:
+        Spark tells of a batch late where there is much to do."""
         self.least_offsets = 0
         """So many at least are offered for a batch: the driver planned none of fewer, as it does
         with the option minOffsetsPerTrigger. 0: none was refused in this run."""
@@ -119,6 +122,7 @@ class Clamp:
     def reported(self, event_ms: float, now_ms: float) -> None:
         """Record a report on an event of this run, which the driver saw at `event_ms`."""
         self.trust.reported(event_ms, now_ms)
+        self._is_late = now_ms - event_ms > REPORT_WAIT_MS
 
     def done(self, offsets: int | None) -> None:
         """Record that a batch of this run was reported, of so many offsets; None: not known."""
@@ -157,6 +161,7 @@ class Clamp:
         why = why_not or ""
         interval_ms = self._interval_ms(query)
         if why_not is None and self.rate is not None and interval_ms is not None:
+            is_overdue = is_overdue or self._is_late
             fitting, why = self._fitting(self.rate, interval_ms)
             if is_overdue and self._is_refused(position, lookups, latest, fitting):
                 self._offer_more(position)
@@ -278,7 +283,7 @@ class Clamp:
             if not is_heard and any(position.offered(key) for key in keys):
                 return max(report_ms, trust.resumed_ms + LIFE_WAIT_MS)
             return report_ms
-        if any(position.is_unreported(key, lookups) for key in keys):
+        if not self._is_late and any(position.is_unreported(key, lookups) for key in keys):
             return report_ms
         return -math.inf
 

@@ -91,6 +91,7 @@ class Figures:
         end_ms: float,
         log_ends: Mapping[TopicPartition, int],
         log_ends_ms: float,
+        left: int | None,
         static: float = math.inf,
     ) -> Finding | None:
         """Take a batch in; return None when it says nothing of the rate.
@@ -98,8 +99,9 @@ class Figures:
         Args:
             batch: of which the driver has reported.
             end_ms: when it was done.
-            log_ends: of the partitions that the query reads, as they were at its trigger.
+            log_ends: of the partitions that the query reads, as they were seen last.
             log_ends_ms: when that was.
+            left: offsets that were in the logs beyond its end then; None when not known.
             static: what the rule lets it read, in bytes per second.
 
         """
@@ -109,7 +111,7 @@ class Figures:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None
-        read = reading(batch, log_ends)
+        read = reading(batch)
         held_ms = self.held.within(start_ms, end_ms)
         reading_held_ms = self._reading_held.within(start_ms, end_ms)
         self.held.forget(start_ms)
@@ -142,7 +144,7 @@ class Figures:
                     records=read.records,
                     processing_ms=processing_ms,
                     waited_ms=waited_ms,
-                    left=None if read.left is None else read.left * per_offset,
+                    left=None if left is None else left * per_offset,
                     arrivals=None if arrivals is None else arrivals * per_offset,
                     most=math.inf if size is None else static / size,
                 )

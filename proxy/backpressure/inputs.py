@@ -222,14 +222,11 @@ class Reading:
     offsets: int | None
     """How far it went on, over all partitions; None when it does not say where it began in each:
     in a first batch, and where a partition is new."""
-    left: int | None
-    """Offsets between its end and that of the logs; None when these are not known."""
 
 
-def reading(batch: Batch, log_ends: Mapping[TopicPartition, int]) -> Reading:
+def reading(batch: Batch) -> Reading:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
-    left = _left(batch, log_ends)
     spans: dict[tuple[str, int], tuple[int, int]] = {}
     for source in batch.sources:
         for topic, ends in source.end.items():
@@ -237,16 +234,16 @@ def reading(batch: Batch, log_ends: Mapping[TopicPartition, int]) -> Reading:
             for partition, end in ends.items():
                 start = starts.get(partition)
                 if start is None:
-                    return Reading(records, None, left)
+                    return Reading(records, None)
                 low, high = spans.get((topic, partition), (start, end))
                 spans[topic, partition] = min(low, start), max(high, end)
-    return Reading(records, sum(high - low for low, high in spans.values()), left)
+    return Reading(records, sum(high - low for low, high in spans.values()))
 
 
-def _left(batch: Batch, log_ends: Mapping[TopicPartition, int]) -> int | None:
+def ends_of(batch: Batch) -> dict[TopicPartition, int]:
+    """Return up to where a batch read each partition."""
     ends: dict[TopicPartition, int] = {}
     for source in batch.sources:
         for topic, of_topic in source.end.items():
             ends |= {(topic, partition): end for partition, end in of_topic.items()}
-    known = ends.keys() & log_ends.keys()
-    return sum(max(0, log_ends[key] - ends[key]) for key in known) if known else None
+    return ends

@@ -19,7 +19,7 @@ from .bound import Bound, Return
 from .clamp import Clamp
 from .estimator import MS_PER_SECOND
 from .figures import Figures
-from .inputs import reading
+from .inputs import ends_of, reading
 from .interval import TriggerInterval
 from .records import FORM, Kept, by_topic, key_of
 
@@ -161,7 +161,7 @@ class QueryPressure:
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
-            self.clamp.done(reading(report.batch, {}).offsets)
+            self.clamp.done(reading(report.batch).offsets)
             self._add_batch(report.batch, event_ms)
         elif report.event == "idle":
             self._figures.waiting.ms = 0.0
@@ -310,7 +310,8 @@ class QueryPressure:
             return
         ends = {key: told.latest for key, told in self.clamp.told.items()}
         ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
-        found = self._figures.add(batch, end_ms, ends, ends_ms, self._static)
+        left = self.clamp.told.left(ends_of(batch))
+        found = self._figures.add(batch, end_ms, ends, ends_ms, left, self._static)
         if found is None:
             return
         rate, figures = found
@@ -336,6 +337,9 @@ class QueryPressure:
         rate = self.rate if self._rate is not None else self._first_rate()
         if rate is not None:
             rate = self._figures.reach.limit(rate, self._settings.min_rate)
+            if self._settings.estimator == "pid" and self.bytes_per_record is not None:
+                # The other estimator knows what can be read in the time of a batch.
+                rate = min(rate, self._static / self.bytes_per_record)
         known = [known for known in (rate, self._ceiling) if known is not None]
         self.clamp.rate = min(known, default=None)
         self.clamp.offsets_per_record = self._figures.offsets_per_record.value or 1.0

@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from proxy.wire.offsets import TopicPartition
 
+MAX_PLANS = 6
+"""Ends of a partition that are remembered with where its log ended then: Spark may tell of a batch
+when several more have been planned."""
+
 MAX_PARTITIONS = 10_000
 """Of one query; the ends of further ones are always told truly."""
 
@@ -31,6 +35,8 @@ class Told:
     """All below had been read when the query was idle."""
     before: int | None = None
     """What was told until it last became more."""
+    plans: tuple[tuple[int, int], ...] = ()
+    """The latest offsets that were told, each with the real end then."""
 
 
 class KeptEnd(NamedTuple):
@@ -107,11 +113,13 @@ class ToldEnds:
                     told_on=connection,
                     raised_ms=now_ms,
                     raised_on=connection,
+                    plans=((offset, latest),),
                 )
             return True
         is_other = offset != told.offset
         if offset > told.offset:
             told.raised_ms, told.raised_on, told.before = now_ms, connection, told.offset
+            told.plans = (*told.plans[1 - MAX_PLANS :], (offset, latest))
         told.latest, told.offset, told.told_ms, told.told_on = latest, offset, now_ms, connection
         told.idle_at = min(told.idle_at, offset)
         return is_other
@@ -122,6 +130,20 @@ class ToldEnds:
         if key in self.starts or len(self.starts) < MAX_PARTITIONS:
             self.starts[key] = offset
         return is_new
+
+    def left(self, ends: Mapping[TopicPartition, int]) -> int | None:
+        """Return how many offsets were in the logs beyond a batch with these ends.
+
+        That is when it was planned; None when it is not known.
+        """
+        known = [
+            latest - end
+            for key, end in ends.items()
+            if (told := self._told.get(key)) is not None
+            for offset, latest in told.plans
+            if offset == end
+        ]
+        return sum(known) if known else None
 
     def kept(self) -> dict[TopicPartition, KeptEnd]:
         """Return what `restore` needs, in a later process."""

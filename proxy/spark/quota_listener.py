@@ -23,6 +23,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
@@ -61,6 +62,9 @@ EXIT_S = 2.0
 
 MAX_RUNS = 1000
 """Runs of queries that are known at a time; the one known for longest is forgotten first."""
+
+LATEST_S = 60.0
+"""How late Spark may tell of a batch."""
 
 MAX_REASONS = 50
 """Different faults that are logged, each once."""
@@ -260,7 +264,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 known = run.name is not None or query_id in self._clients
                 if known:
                     self._number += 1
-                    self._put(_Event(self._number, kind, run, about, seen_s))
+                    self._put(_Event(self._number, kind, run, about, seen_s, time.time()))
                 self._changed.notify_all()
             if not known:
                 self._log_once("nameless", "a query without a name is not reported: %s", _NAME_IT)
@@ -337,7 +341,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             report["trigger"] = run.trigger
         tries = 0
         while True:
-            report["age_ms"] = round((time.monotonic() - event.seen_s) * 1000)
+            age_s = time.monotonic() - event.seen_s + event.late_s
+            report["age_ms"] = round(age_s * 1000)
             answer = self._post(report)
             tries += 1
             if answer is not None and answer.status < _FAULT_FROM:
@@ -505,6 +510,24 @@ class _Event(NamedTuple):
     about: Any
     """Spark's event; for a batch its progress."""
     seen_s: float
+    seen_at_s: float
+    """The same on the wall clock."""
+
+    @property
+    def late_s(self) -> float:
+        """How long after the end of a batch Spark told of it: seconds, where there is much to do.
+
+        More than LATEST_S is taken for a difference of clocks: over Spark Connect there are two.
+        """
+        if self.kind != "progress":
+            return 0.0
+        try:
+            began = datetime.fromisoformat(self.about.timestamp.replace("Z", "+00:00"))
+            took_s = self.about.durationMs["triggerExecution"] / 1000
+        except (KeyError, TypeError, ValueError):
+            return 0.0
+        late_s = self.seen_at_s - began.timestamp() - took_s
+        return late_s if 0 < late_s <= LATEST_S else 0.0
 
     @property
     def is_said_again(self) -> bool:

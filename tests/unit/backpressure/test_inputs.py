@@ -192,23 +192,8 @@ READ = [
     ("sources", "records", "offsets"), [row[1:] for row in READ], ids=[row[0] for row in READ]
 )
 def test_what_a_batch_read(sources, records, offsets):
-    made = reading(batch(*sources), {})
-    assert (made.records, made.offsets, made.left) == (records, offsets, None)
-
-
-@pytest.mark.parametrize(
-    ("log_ends", "left"),
-    [
-        ({("t", 0): 9, ("t", 1): 10}, 0),
-        ({("t", 0): 20, ("t", 1): 11}, 12),
-        ({("t", 0): 8, ("t", 1): 11, ("t", 2): 100, ("u", 0): 100}, 1),
-        ({("u", 0): 100}, None),
-    ],
-    ids=["nothing", "in two partitions", "only of those that it read", "not known"],
-)
-def test_what_a_batch_left(log_ends, left):
-    source = ({"t": {"0": 5, "1": 7}}, {"t": {"0": 9, "1": 10}}, 7)
-    assert reading(batch(source), log_ends).left == left
+    made = reading(batch(*sources))
+    assert (made.records, made.offsets) == (records, offsets)
 
 
 GROWING = [

@@ -86,9 +86,10 @@ SCRIPTS = {
         RESUME_WAIT_MS
     )
     .looks(3000, 3000)
+    .reads(PLANNED)
     .after(500)
     .batch(PLANNED, age_ms=400)
-    .looks(5000, 3000),
+    .looks(5000, 3000 + PER_BATCH),
     "only look-ups of the end wait": CRASHED.waits(0, ask([0], EARLIEST)),
     "an executor does not wait": CRASHED.another(fresh().fetches().waits(0).looks(5000, 5000)),
     # The report on the batch that was planned before the crash may be just behind it.

@@ -155,7 +155,9 @@ def test_nor_does_one_that_its_rule_lets_read_nothing_like_that(overlaps):
     load = Load(1900.0, changing, backlog=50_000, overlaps=overlaps)
     simulation = run(load, 240.0, static=400_000.0)
     bounded = [b for b in simulation.batches if b.rate is not None]
-    assert max(b.took_ms for b in bounded) <= LONG * INTERVAL_MS
+    *others, longest = sorted(b.took_ms for b in bounded)
+    assert longest <= 2 * INTERVAL_MS, "once its fixed time may be taken for more than it is"
+    assert others[-1] <= LONG * INTERVAL_MS
     assert_every_record_once(simulation)
 
 
