@@ -136,7 +136,7 @@ class Figures:
         self.processing_rate = read.records / processing_ms * MS_PER_SECOND
         rate = None
         if interval_ms is not None:
-            arrivals, size = self._arrivals.rate, self.bytes_per_record.value
+            arrivals, size = self._arrivals.rate, self.bytes_per_record.steady
             per_offset = 1 / (self.offsets_per_record.value or 1.0)
             rate = self._estimator.compute(
                 Observed(

@@ -28,6 +28,9 @@ REACH_GROWTH = 1.5
 ARRIVALS_INTERVALS = 5.0
 """What came in so many batch intervals ago counts for 1/e of what comes in now."""
 
+STEADY = 2.0
+"""A ratio is steady when the latest batches alone give no more than so many times it, nor less."""
+
 DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
 
@@ -181,18 +184,20 @@ class PerRecord:
     low.
     """
 
-    __slots__ = ("_amount", "_records", "_without")
+    __slots__ = ("_amount", "_latest", "_records", "_without")
 
     def __init__(self) -> None:
         self._amount = 0.0
         self._records = 0.0
         self._without = 0.0
+        self._latest = 0.0
 
     def add(self, amount: float, records: float) -> None:
         """Take a batch in."""
         if amount <= 0:
             self._without += records
             return
+        self._latest = amount / (records + self._without)
         self._amount = self._amount * DECAY + amount
         self._records = (self._records + self._without) * DECAY + records
         self._without = 0.0
@@ -204,6 +209,17 @@ class PerRecord:
             return None
         return self._amount / (self._records + self._without)
 
+    @property
+    def steady(self) -> float | None:
+        """The same; None also while it is far from what the latest batches alone say.
+
+        As when a consumer has just read ahead what came at once.
+        """
+        value = self.value
+        if value is None or not value / STEADY <= self._latest <= value * STEADY:
+            return None
+        return value
+
     def kept(self) -> RatioState:
         """Return what `restore` needs to go on in a later process."""
         return RatioState(self._amount, self._records, self._without)
@@ -211,6 +227,7 @@ class PerRecord:
     def restore(self, state: RatioState) -> None:
         """Go on from there."""
         self._amount, self._records, self._without = state
+        self._latest = self.value or 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,9 +337,9 @@ class QueryPressure:
         rate = self.rate if self._rate is not None else self._first_rate()
         if rate is not None:
             rate = self._figures.reach.limit(rate, self._settings.min_rate)
-            if self._settings.estimator == "pid" and self.bytes_per_record is not None:
+            if self._settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
-                rate = min(rate, self._static / self.bytes_per_record)
+                rate = min(rate, self._readable or rate)
         known = [known for known in (rate, self._ceiling) if known is not None]
         self.clamp.rate = min(known, default=None)
         self.clamp.offsets_per_record = self._figures.offsets_per_record.value or 1.0
@@ -362,13 +362,17 @@ class QueryPressure:
         The rule's `initial_rate`, else what is known of the runs before, else what the rule lets be
         read.
         """
-        settings, size = self._settings, self.bytes_per_record
-        rate = settings.initial_rate or self._figures.rate or self._last_rate
-        if rate is None and size is not None:
-            rate = self._static / size
+        settings = self._settings
+        rate = settings.initial_rate or self._figures.rate or self._last_rate or self._readable
         if rate is None:
             return None
         return min(max(rate, settings.min_rate), settings.max_rate or rate)
+
+    @property
+    def _readable(self) -> float | None:
+        """Records per second that the rule lets be read; None when their size is not known."""
+        size = self._figures.bytes_per_record.steady
+        return self._static / size if size is not None else None
 
     def _wanted(self, now_ms: float) -> Bound:
         size = self.bytes_per_record
