@@ -6,7 +6,7 @@ done all that it planned before.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.progress.query import QueryProgress
 from proxy.wire.offsets import TopicPartition
@@ -27,6 +27,8 @@ class Position:
     """When the driver made its latest report of this run; long ago if there is none."""
     goes_on: bool
     """Whether its run was taken up from an earlier process, with all that was told there."""
+    _read_ms: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
+    """When the query read last, once it was asked for: it costs a walk over all partitions."""
 
     @property
     def is_unproved(self) -> bool:
@@ -144,5 +146,7 @@ class Position:
 
     @property
     def _last_read_ms(self) -> float:
-        read_ms = self.query.last_read_ms
-        return -math.inf if read_ms is None else read_ms
+        if not self._read_ms:
+            read_ms = self.query.last_read_ms
+            self._read_ms.append(-math.inf if read_ms is None else read_ms)
+        return self._read_ms[0]
