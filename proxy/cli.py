@@ -213,6 +213,11 @@ def _check(options: argparse.Namespace) -> int:
             _say(line)
     if config.cluster.shows_password:
         _say(f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}")
+    if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
+        _say(
+            "state.kind is memory: after a restart of the proxy the first batch of each adaptive "
+            "query is not bounded; fix: write sqlite or kafka"
+        )
     for line in find_advice(config, table):
         _say(line)
     if (options.user, options.client_id, options.listener) == (None, None, None):

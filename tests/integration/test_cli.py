@@ -141,6 +141,17 @@ def test_check_says_what_is_open_to_clients_without_a_rule(
     assert all(note in lines[0] for note in notes)
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_check_says_when_adaptive_rules_do_not_outlive_a_restart(
+    write: Callable[[str], Path], kind: str
+) -> None:
+    rules = [{"client-id": "etl", "consumer_byte_rate": "10MiB", "adaptive": {}}]
+    document = config(NOBODY, rules=rules) | {"state": {"kind": kind}}
+    code, out, err = quota_proxy("check", "-c", write(yaml.safe_dump(document)))
+    assert (code, err) == (0, "")
+    assert ("state.kind is memory: after a restart" in out) is (kind == "memory")
+
+
 def test_check_of_an_unknown_listener(write: Callable[[str], Path]) -> None:
     file = write(yaml.safe_dump(config(NOBODY)))
     code, _, err = quota_proxy("check", "-c", file, "--listener", "nowhere")
