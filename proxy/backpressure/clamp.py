@@ -26,6 +26,9 @@ MAX_OFFSETS = 2**63
 REPORT_WAIT_MS = 300.0
 """How long an answer waits for the report on the batch before; the two race."""
 
+LATE_MS = 100.0
+"""Where a report came so long after its batch, or later, none is waited for at the next look-up."""
+
 REFUSED_GROWTH = 2
 """How many times more is offered to a driver that planned no batch of what it was told."""
 
@@ -122,10 +125,13 @@ class Clamp:
     def reported(self, event_ms: float, now_ms: float) -> None:
         """Record a report on an event of this run, which the driver saw at `event_ms`."""
         self.trust.reported(event_ms, now_ms)
-        self._is_late = now_ms - event_ms > REPORT_WAIT_MS
 
-    def done(self, offsets: int | None) -> None:
-        """Record that a batch of this run was reported, of so many offsets; None: not known."""
+    def done(self, offsets: int | None, age_ms: float) -> None:
+        """Record that a batch of this run was reported, so long after its end.
+
+        `offsets`: how many it had; None: not known.
+        """
+        self._is_late = age_ms > LATE_MS
         self.told.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
             self.least_offsets = 0  # it does plan batches of so few

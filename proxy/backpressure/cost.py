@@ -21,6 +21,10 @@ USEFUL = 0.75
 HEADROOM = 1.1
 """A query keeps up when it can take so many times what comes in."""
 
+WARM_UP = 5.0
+"""Batch intervals that a query's first batch may take before it says what batches cost, if it took
+all there was: in shorter ones most is what Spark does once, such as loading and compiling."""
+
 FULL = 0.9
 """A batch of so much of what was allowed was bounded by it, if nobody knows what it left out."""
 
@@ -84,7 +88,10 @@ class CostEstimator:
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):
             return None
         try:
-            if self._cost is None:
+            is_short = took_ms <= WARM_UP * self._interval_ms
+            if self._cost is None and is_short and batch.left == 0:
+                cost = BatchCost.warm_up(records, took_ms)
+            elif self._cost is None:
                 cost = BatchCost.first(records, took_ms, self._interval_ms)
             else:
                 cost = self._cost.after(records, took_ms)

@@ -161,7 +161,7 @@ class QueryPressure:
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
-            self.clamp.done(reading(report.batch).offsets)
+            self.clamp.done(reading(report.batch).offsets, report.age_ms)
             self._add_batch(report.batch, event_ms)
         elif report.event == "idle":
             self._figures.waiting.ms = 0.0

@@ -38,7 +38,8 @@ def test_what_was_told_just_before_an_event_may_be_of_a_later_batch():
     assert there.done_by_now(KEY, HERE, is_overdue=True) == 150
     assert there.is_refused(KEY, HERE), "nothing was read since"
     there.query.reader().fetch_asked(*KEY, None, 100, EVENT_MS)
-    assert not there.is_refused(KEY, HERE)
+    later = Position(there.query, there.told, EVENT_MS, goes_on=False)
+    assert not later.is_refused(KEY, HERE)
 
 
 def test_a_batch_that_ends_where_was_told_before_is_the_one_before():
