@@ -166,7 +166,8 @@ class BatchCost:
             gap_ms = surprise * far_ms
         # What is left of the gap afterwards, times the gap, is the noise on average.
         left = noise / (now.variance(records) + noise)
-        seen = left * (gap_ms / expected_ms) ** 2
+        # A change of the costs is no noise.
+        seen = min(left * (gap_ms / expected_ms) ** 2, OUTLIER**2 * now.noise)
         relative = now.noise + NOISE_WEIGHT * (seen - now.noise)
         return replace(
             now._moved(records, gap_ms, noise),

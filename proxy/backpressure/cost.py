@@ -35,6 +35,9 @@ says nothing of batches that are far larger than any."""
 GROWTH = 4.0
 """How many times as large as a bounded batch the next may be, if time alone does not allow more."""
 
+SAFE = 0.9
+"""Part of the target time that a batch is to take which only the one before it speaks for."""
+
 PROBE = 0.5
 """Part of a batch that is let in to see what is fixed of its time."""
 
@@ -104,8 +107,13 @@ class CostEstimator:
         target_ms = self._target_ms(cost)
         self._allowed = self._fitting(cost, target_ms, doubt=1.0 if took_ms <= target_ms else 0.0)
         if was_bounded:
+            # So many more take no longer than that, whatever part of the time is fixed.
+            safe = SAFE * target_ms / took_ms * records
+            self._allowed = max(self._allowed, min(safe, GROWTH * records))
             growth = max(GROWTH, target_ms / took_ms)
-            if self._needs_probe(cost, records, took_ms) and PROBE * records >= self._least:
+            is_full = took_ms >= FULL * target_ms
+            needs_probe = self._needs_probe(cost, records, took_ms)
+            if is_full and needs_probe and PROBE * records >= self._least:
                 growth = PROBE
             self._allowed = min(self._allowed, max(growth * records, self._least))
         return self.rate
