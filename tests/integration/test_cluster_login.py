@@ -141,6 +141,9 @@ class Book:
     def partitions(self) -> list[tuple[str, int]]:
         return [(self.topic, 0)]
 
+    def stale(self, _now_ms: float) -> list[tuple[str, int]]:
+        return self.partitions()
+
     def log_end(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
         self.end = offset
 
