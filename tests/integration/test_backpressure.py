@@ -366,6 +366,29 @@ def test_a_small_partition_has_its_part_of_each_batch(
     assert [batch.rows for batch in first] == [PER_BATCH] * few
 
 
+@pytest.mark.usefixtures("no_data_loss")
+def test_a_driver_that_plans_no_batch_of_so_few_is_offered_more(
+    proxy: Run,
+    listen: Listen,
+    stream: MakeStream,
+    topic: MakeTopic,
+) -> None:
+    """As with `minOffsetsPerTrigger`: it need not wait for `maxTriggerDelay`."""
+    least = 10 * PER_BATCH
+    running = proxy(rules=[steady("choosy")])
+    listen(running)
+    query = stream(running, "choosy", topic(2))
+    options = {"minOffsetsPerTrigger": str(least), "maxTriggerDelay": "10m"}
+    query.feed(least, RECORD_BYTES)
+    query.start(TRIGGER, options)
+    query.until_read({0: least, 1: least})
+    query.feed(least, RECORD_BYTES)
+    query.until_read({0: 2 * least, 1: 2 * least})
+    query.stop()
+    query.check_all_read({0: 2 * least, 1: 2 * least})
+    assert all(rows >= least for rows in query.sizes().values()), query.sizes()
+
+
 def test_a_run_that_read_past_the_proxy(
     kafka: EmbeddedBroker,
     proxy: Run,
