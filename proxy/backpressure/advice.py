@@ -7,11 +7,11 @@ from proxy.progress.query import QueryProgress
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import DEFAULT, Rule, RuleTable
 
+from .estimator import MS_PER_SECOND
+
 READ_BATCHES = 2
 """A run that reported so many batches to this process planned the last one through it: the proxy
 may have been away during the first."""
-
-MS_PER_SECOND = 1000.0
 
 SHAPED_NOT = {
     "continuous": "a continuous trigger has no batches",

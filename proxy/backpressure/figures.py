@@ -12,7 +12,7 @@ from proxy.wire.offsets import TopicPartition
 from .batch_cost import CostState
 from .cost import CostEstimator
 from .estimator import MS_PER_SECOND, Observed
-from .inputs import Arrivals, HeldTime, PerRecord, RatioState, Reach, WaitingTime, reading
+from .inputs import Arrivals, HeldTime, PerRecord, RatioState, Reach, Reading, WaitingTime
 from .pid import PidEstimator, PidState
 from .records import Kept
 
@@ -88,16 +88,19 @@ class Figures:
     def add(
         self,
         batch: Batch,
+        read: Reading,
         end_ms: float,
         log_ends: Mapping[TopicPartition, int],
         log_ends_ms: float,
+        *,
         left: int | None,
-        static: float = math.inf,
+        static: float,
     ) -> Finding | None:
         """Take a batch in; return None when it says nothing of the rate.
 
         Args:
             batch: of which the driver has reported.
+            read: what it took from its sources.
             end_ms: when it was done.
             log_ends: of the partitions that the query reads, as they were seen last.
             log_ends_ms: when that was.
@@ -111,7 +114,6 @@ class Figures:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None
-        read = reading(batch)
         held_ms = self.held.within(start_ms, end_ms)
         reading_held_ms = self._reading_held.within(start_ms, end_ms)
         self.held.forget(start_ms)

@@ -19,7 +19,7 @@ from .bound import Bound, Return
 from .clamp import Clamp
 from .estimator import MS_PER_SECOND
 from .figures import Figures
-from .inputs import ends_of, reading
+from .inputs import Reading, ends_of, reading
 from .interval import TriggerInterval
 from .records import FORM, Kept, by_topic, key_of
 
@@ -161,8 +161,9 @@ class QueryPressure:
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
-            self.clamp.done(reading(report.batch).offsets, report.age_ms)
-            self._add_batch(report.batch, event_ms)
+            read = reading(report.batch)
+            self.clamp.done(read.offsets, report.age_ms)
+            self._add_batch(report.batch, read, event_ms)
         elif report.event == "idle":
             self._figures.waiting.ms = 0.0
             self.clamp.idle(query, event_ms)
@@ -304,14 +305,16 @@ class QueryPressure:
         self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _add_batch(self, batch: Batch, end_ms: float) -> None:
+    def _add_batch(self, batch: Batch, read: Reading, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         if self.batch_interval_ms is None:
             return
         ends = {key: told.latest for key, told in self.clamp.told.items()}
         ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
         left = self.clamp.told.left(ends_of(batch))
-        found = self._figures.add(batch, end_ms, ends, ends_ms, left, self._static)
+        found = self._figures.add(
+            batch, read, end_ms, ends, ends_ms, left=left, static=self._static
+        )
         if found is None:
             return
         rate, figures = found
