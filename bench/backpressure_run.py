@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from bench.backpressure_jobs import Job
 from bench.lab import Lab, Proxy
 from bench.processes import BenchError, Child, python
+from metrics.clock import MS_PER_SECOND
 from proxy.devkit.jars import connector_jars
 
 READY_TIMEOUT_S = 120.0
@@ -31,7 +32,6 @@ LEAST_DRAIN_S = 15.0
 DRAIN_FACTOR = 3.0
 """And how many times as long as the way without adaptive, if that is more."""
 MOST_DRAIN_S = 60.0
-MS_PER_SECOND = 1000.0
 VALUE = b"x" * 100
 PRODUCER_SETTINGS = {"linger.ms": 5, "acks": "all", "queue.buffering.max.messages": 200_000}
 

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
@@ -32,7 +33,7 @@ from proxy.quota import (
     RuleBook,
 )
 from proxy.relay.pipes import PipePool
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode, clock_ms
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.slices import Slices
 from proxy.state import MemoryStore
 
@@ -42,7 +43,6 @@ TARGET_CHURN_MS = 0.5
 CLIENTS = 10_000
 BOUND = 1e5
 RESPONSE_BYTES = 2e6
-MS_PER_SECOND = 1000.0
 HOUR_MS = 3_600_000.0
 PATHS = ("/metrics", "/v1/clients?limit=1000", "/v1/status?limit=1000", "/v1/quotas")
 

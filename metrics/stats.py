@@ -16,9 +16,9 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
-from .config import MIN_WINDOW_MS, MetricConfig
+from metrics.clock import MS_PER_SECOND
 
-MS_PER_SECOND = 1000.0
+from .config import MIN_WINDOW_MS, MetricConfig
 
 
 class Stat(Protocol):

@@ -11,6 +11,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
@@ -27,14 +28,7 @@ from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
 from proxy.relay.relay import Relay
-from proxy.relay.services import (
-    MS_PER_SECOND,
-    Limits,
-    Reapers,
-    Services,
-    ThrottleMode,
-    clock_ms,
-)
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
 from proxy.reload import Reloader

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from metrics.clock import MS_PER_SECOND
 from proxy import __version__
 from proxy.admin.server import AdminError
 from proxy.app import HIDE_PASSWORD, App, quota_settings
@@ -22,7 +23,6 @@ from proxy.quota.advice import find_gaps
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Adaptive, RuleTable
 from proxy.relay.listener import ListenerError
-from proxy.relay.services import MS_PER_SECOND
 from proxy.state import StateError
 
 EXIT_DONE = 0

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure import records as pressure_records
 from proxy.backpressure.advice import advise
 from proxy.backpressure.control import Backpressure
@@ -23,16 +24,15 @@ from proxy.progress.log_ends import LogEnds
 from proxy.progress.notes import ALARMS, Note
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.progress.spans import PartitionKey
 from proxy.progress.topics import TopicNames
 from proxy.quota.manager import QuotaManager
 from proxy.relay.ask import CLIENT_ID
 from proxy.relay.cluster import Cluster
 from proxy.relay.following import Following
-from proxy.relay.services import MS_PER_SECOND, clock_ms
 from proxy.relay.topic_ids import resolve
 from proxy.relay.upstream import UpstreamError
 from proxy.state import StateError, StateWriter, Store
+from proxy.wire.topic_partition import TopicPartition
 
 TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
@@ -192,7 +192,7 @@ class Queries:
             "bound": pressed[0].bound if pressed else None,
         }
 
-    async def _ends(self, partitions: Collection[PartitionKey]) -> Mapping[PartitionKey, int]:
+    async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Ask the cluster for log ends that a report goes beyond; nothing if it can't be asked."""
         if not partitions:
             return {}

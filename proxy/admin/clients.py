@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from metrics.clock import MS_PER_SECOND
 from proxy.admin.history import share
 from proxy.admin.largest import Largest
 from proxy.admin.queries import Queries
@@ -15,8 +16,6 @@ from proxy.quota.rulebook import RuleBook, RuleEntry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.slices import Slices
-
-MS_PER_SECOND = 1000.0
 
 FRESH_MS = 500.0
 """How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Protocol
 
+from metrics.clock import MS_PER_SECOND
 from proxy.admin.largest import Largest
 from proxy.quota.entities import QuotaKind
 
@@ -17,7 +18,6 @@ SAMPLES = 120
 MAX_SERIES = 200
 """How many series are kept; about 5 kB each."""
 
-MS_PER_SECOND = 1000.0
 
 Key = tuple[str, QuotaKind]
 Clock = Callable[[], float]

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from metrics.clock import MS_PER_SECOND
 from proxy.progress.notes import NoteKind
 from proxy.progress.query import QueryProgress
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import DEFAULT, Rule, RuleTable
-
-from .estimator import MS_PER_SECOND
 
 READ_BATCHES = 2
 """A run that reported so many batches to this process planned the last one through it: the proxy

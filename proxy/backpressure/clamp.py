@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
 from proxy.quota.rules import Adaptive
-from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition
+from proxy.wire.offsets import LATEST, OffsetsAsk
+from proxy.wire.topic_partition import TopicPartition
 
-from .estimator import MS_PER_SECOND
 from .interval import TriggerInterval
 from .position import EVENT_JITTER_MS, Position
 from .shares import shares

@@ -2,10 +2,11 @@
 
 import math
 
+from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import Adaptive
 
 from .batch_cost import BatchCost, CostState
-from .estimator import MS_PER_SECOND, Observed
+from .estimator import Observed
 
 LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:

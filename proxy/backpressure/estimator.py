@@ -6,8 +6,6 @@ from typing import Protocol
 
 from proxy.quota.rules import Adaptive
 
-MS_PER_SECOND = 1000.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:

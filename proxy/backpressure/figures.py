@@ -4,14 +4,15 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from metrics.clock import MS_PER_SECOND
 from proxy.progress.report import Batch
 from proxy.quota.rules import Adaptive
 from proxy.state import Json
-from proxy.wire.offsets import TopicPartition
+from proxy.wire.topic_partition import TopicPartition
 
 from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator import MS_PER_SECOND, Observed
+from .estimator import Observed
 from .inputs import Arrivals, HeldTime, PerRecord, RatioState, Reach, Reading, WaitingTime
 from .pid import PidEstimator, PidState
 from .records import Kept

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from metrics.clock import MS_PER_SECOND
 from proxy.progress.report import Batch
-from proxy.wire.offsets import TopicPartition
-
-from .estimator import MS_PER_SECOND
+from proxy.wire.topic_partition import TopicPartition
 
 MAX_HOLDS = 512
 """How many separate times of holding are kept; beyond it the closest ones count as one."""

@@ -3,9 +3,10 @@
 import math
 from typing import NamedTuple
 
+from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import Adaptive
 
-from .estimator import MS_PER_SECOND, Observed
+from .estimator import Observed
 
 _NEVER = -1.0
 """Of latest time and rate before the first call, as in Spark."""

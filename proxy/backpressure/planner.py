@@ -9,10 +9,10 @@ from proxy.wire.offsets import (
     LATEST,
     READ_UNCOMMITTED,
     OffsetsAsk,
-    TopicPartition,
     change_offsets,
     read_list_offsets_response,
 )
+from proxy.wire.topic_partition import TopicPartition
 
 from .clamp import Clamp
 from .pressure import QueryPressure

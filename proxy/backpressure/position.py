@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from proxy.progress.query import QueryProgress
-from proxy.wire.offsets import TopicPartition
+from proxy.wire.topic_partition import TopicPartition
 
 from .told import ToldEnds
 

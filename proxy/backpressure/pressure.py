@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
+from metrics.clock import MS_PER_SECOND
 from proxy.progress.book import Accepted
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import Batch
@@ -17,7 +18,6 @@ from proxy.state import Json, Record
 
 from .bound import Bound, Return
 from .clamp import Clamp
-from .estimator import MS_PER_SECOND
 from .figures import Figures
 from .inputs import Reading, ends_of, reading
 from .interval import TriggerInterval

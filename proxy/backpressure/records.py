@@ -14,7 +14,7 @@ from pydantic import (
 from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
 from proxy.state import Json, Record
 from proxy.state.form import quoted, read_form
-from proxy.wire.offsets import TopicPartition
+from proxy.wire.topic_partition import TopicPartition
 
 from .batch_cost import LEAST_NOISE, MOST_NOISE
 from .told import KeptEnd

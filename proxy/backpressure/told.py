@@ -5,7 +5,7 @@ from collections.abc import Collection, ItemsView, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.wire.offsets import TopicPartition
+from proxy.wire.topic_partition import TopicPartition
 
 MAX_PLANS = 6
 """Ends of a partition that are remembered with where its log ended then: Spark may tell of a batch

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config.errors import BadValueError, shown
 from proxy.config.fields import (
     DEFAULT,
@@ -31,8 +32,6 @@ from proxy.config.fields import (
 )
 from proxy.config.units import Seconds, format_duration
 from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
-
-MS_PER_S: Final = 1000.0
 
 _BAND_ENDS: Final = 2
 
@@ -149,12 +148,12 @@ class PipelineStage(Section):
             consumes=self.consumes,
             produces=self.produces,
             band=self.band,
-            sampling_interval_ms=self.sampling_interval * MS_PER_S,
-            period_ms=self.period * MS_PER_S,
+            sampling_interval_ms=self.sampling_interval * MS_PER_SECOND,
+            period_ms=self.period * MS_PER_SECOND,
             ratio=self.ratio,
             normal_rate=self.normal_rate,
             step=self.step,
-            t_min_adjust_ms=self.t_min_adjust * MS_PER_S,
+            t_min_adjust_ms=self.t_min_adjust * MS_PER_SECOND,
         )
 
 
@@ -209,4 +208,4 @@ class Pipeline(Section):
     @property
     def timeout_ms(self) -> float:
         """`timeout` as the completion ledger takes it."""
-        return self.timeout * MS_PER_S
+        return self.timeout * MS_PER_SECOND

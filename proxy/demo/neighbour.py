@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from kafka import KafkaConsumer, TopicPartition
 
+from metrics.clock import MS_PER_SECOND
+
 POLL_TIMEOUT_MS = 1000
 RECORDS_PER_POLL = 200
 FETCH_BYTES = 256 * 1024
@@ -19,7 +21,6 @@ FETCH_MAX_WAIT_MS = 20
 CATCH_UP_S = 1.0
 """How much lost time it makes up for, to keep its pace."""
 REPORT_INTERVAL_S = 1.0
-MS_PER_SECOND = 1000.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from metrics.clock import MS_PER_SECOND
 from proxy.demo.figures import LIMITED, UNLIMITED
 
 MIB = 1024 * 1024
-MS_PER_SECOND = 1000.0
 
 PLAIN_INTERVAL_S = 5.0
 BAR_WIDTH = 20

@@ -15,6 +15,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.functions import count, countDistinct, udf
 from pyspark.sql.streaming import StreamingQuery
 
+from metrics.clock import MS_PER_SECOND
 from proxy.demo.jobs import Job
 from proxy.spark import QuotaListener, client_options
 
@@ -22,7 +23,6 @@ POLL_S = 0.5
 """Between two looks at what the queries have done: short against a trigger interval."""
 DRAIN_TIMEOUT_S = 120
 CLOSE_TIMEOUT_S = 5.0
-MS_PER_SECOND = 1000.0
 ROWS_PER_LOOK = 20
 """Rows between two looks whether processing is slow now."""
 

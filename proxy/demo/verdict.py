@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from metrics.clock import MS_PER_SECOND
 from proxy.demo import DemoError
 
-MS_PER_SECOND = 1000.0
 HTTP_TIMEOUT_S = 5.0
 
 EXIT_DONE, EXIT_FAILED = 0, 1

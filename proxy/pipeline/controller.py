@@ -17,11 +17,11 @@ import math
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
+from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
 
 from .graph import MIN_RATE, Node
 from .trigger import Direction
-from .walltime import MS_PER_SECOND
 
 NAMESPACE = "flow"
 RECORD_VERSION = 1

@@ -8,11 +8,12 @@ batch before is done, though its report may be late.
 from collections import deque
 from collections.abc import Set
 
+from proxy.wire.topic_partition import TopicPartition
+
 MAX_LATE = 1_000
 """Batches without a report that are told apart; where so many are late nobody reports."""
 
 
-Partition = tuple[str, int]
 """Topic and number."""
 
 
@@ -22,12 +23,12 @@ class Planned:
     __slots__ = ("_asked", "_earlier")
 
     def __init__(self) -> None:
-        self._asked: set[Partition] = set()
+        self._asked: set[TopicPartition] = set()
         """What the driver has asked for, for the plan that it makes or carries out."""
         self._earlier: deque[int] = deque(maxlen=MAX_LATE)
         """What was told in all with each plan before that one; ascending."""
 
-    def asks(self, partitions: Set[Partition], told: int) -> bool:
+    def asks(self, partitions: Set[TopicPartition], told: int) -> bool:
         """Take note that the driver asks for ends; return whether it makes another plan.
 
         It does when it asks for the same partition again. For one plan it asks each broker that

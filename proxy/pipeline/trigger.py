@@ -26,10 +26,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from metrics.clock import MS_PER_SECOND
 from proxy.state import Json
 
 from .graph import StageSettings
-from .walltime import MS_PER_SECOND
 
 EASED_SHARE = 0.5
 """Share of `max_lag`: with more lag than this a stage does not ask for more."""

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-MS_PER_SECOND = 1000.0
+from metrics.clock import MS_PER_SECOND
+
 ROUND_MS = 3
 """Decimals of a millisecond that survive a wall-clock time in seconds kept as a float."""
 

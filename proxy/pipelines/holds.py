@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from structlog import get_logger
 
+from metrics.clock import MS_PER_SECOND
 from proxy.backpressure.control import Backpressure
 from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.walltime import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 

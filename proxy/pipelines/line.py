@@ -13,8 +13,8 @@ from proxy.pipeline.flow import PipelineFlow, RateChange
 from proxy.pipeline.graph import PipelineGraph, StageSettings
 from proxy.pipeline.lane import TopicRange
 from proxy.pipeline.room import Room
-from proxy.progress.spans import PartitionKey
 from proxy.state import Json
+from proxy.wire.topic_partition import TopicPartition
 
 from .recovery import Recovery
 
@@ -60,7 +60,7 @@ class Line:
     """By stage, where there is one below its normal rate."""
     rooms: dict[str, Room | None] = field(default_factory=dict)
     """By client of a stage: the room for its latest plan."""
-    written: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
+    written: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """Offsets between which stages have written, and nobody who reads there has completed."""
     loaded_ms: float = -math.inf
     """When this process took up the state; long ago if it did not."""
@@ -96,7 +96,7 @@ class Line:
             produces = self.stages[name].produces if name in self.stages else ()
             self.outputs[name] = [each for each in outputs if each.range.topic in produces]
 
-    def completed(self, key: PartitionKey, offset: int) -> None:
+    def completed(self, key: TopicPartition, offset: int) -> None:
         """Take note of how far a reader has completed what stages have written."""
         if key in self.written:
             start, end = self.written[key]

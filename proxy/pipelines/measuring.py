@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from proxy.progress.book import ProgressBook
-from proxy.progress.spans import PartitionKey
+from proxy.wire.topic_partition import TopicPartition
 
 Arrived = dict[str, int]
 """By topic, how many records have arrived since its partitions became known."""
@@ -22,13 +22,13 @@ class Measuring:
 
     def __init__(self, book: ProgressBook) -> None:
         self._book = book
-        self._ends: dict[PartitionKey, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last look."""
         self._arrived: Arrived = {}
 
     def look(self) -> tuple[Arrived, Lags]:
         """Return how much has arrived so far, and the lag as it is now."""
-        ends: dict[PartitionKey, int] = {}
+        ends: dict[TopicPartition, int] = {}
         lags: Lags = defaultdict(int)
         for query in self._book.queries:
             for key, partition in query.partitions.items():

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from structlog import get_logger
 
 from metrics import Instruments
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure.control import Backpressure
 from proxy.config import Config, Pipeline
 from proxy.pipeline.completion import Completion
@@ -22,10 +23,10 @@ from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
 from proxy.progress.book import Accepted, ProgressBook
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import Batch, Report
-from proxy.progress.spans import PartitionKey, spans_of
+from proxy.progress.spans import spans_of
 from proxy.quota.manager import QuotaManager
-from proxy.relay.services import MS_PER_SECOND, clock_ms
 from proxy.state import Store
+from proxy.wire.topic_partition import TopicPartition
 
 from .advice import find_endless
 from .holds import Holds
@@ -143,7 +144,7 @@ class Pipelines:
             self._book.appended(topic, partition, end, now_ms)
             line.wrote(stage.name, Output(TopicRange(topic, partition, start, end), now_ms))
 
-    def plans(self, client_id: str, partitions: Set[PartitionKey], now_ms: float) -> None:
+    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
         """Take note that a driver is about to be told the ends of partitions."""
         for line in self._lines.values():
             stage = self._members.stage_of(line, client_id)
@@ -159,7 +160,7 @@ class Pipelines:
 
     # What reports tell
 
-    def unsure(self, report: Report, now_ms: float) -> set[PartitionKey]:
+    def unsure(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends should be passed to `reported`.
 
         Not none when a stage reports a batch that began before this process did.
@@ -167,19 +168,19 @@ class Pipelines:
         if report.batch is None:
             return set()
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        keys: set[PartitionKey] = set()
+        keys: set[TopicPartition] = set()
         for line in self._lines.values():
             stage = line.members.get(report.client_id or "") or line.members.get(report.name or "")
             if stage is not None and line.recovery.concerns(stage, started_ms):
                 keys |= self._starts(line, stage).keys()
         return keys
 
-    def _starts(self, line: Line, stage: StageSettings) -> dict[PartitionKey, int]:
+    def _starts(self, line: Line, stage: StageSettings) -> dict[TopicPartition, int]:
         """Return up to where it is known who wrote what of a stage's topics.
 
         Where nothing was written yet it is what the readers have completed, if there are any.
         """
-        starts: dict[PartitionKey, int] = {}
+        starts: dict[TopicPartition, int] = {}
         for query in self._book.queries:
             for key, partition in query.partitions.items():
                 if partition.completed_to is not None:
@@ -191,7 +192,7 @@ class Pipelines:
         self,
         accepted: Accepted,
         now_ms: float,
-        ends: Mapping[PartitionKey, int] = MappingProxyType({}),
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
         """Take in a report that the book has accepted; for `ends` see `unsure`."""
         report, query = accepted.report, accepted.query
@@ -226,7 +227,7 @@ class Pipelines:
         line: Line,
         stage: StageSettings,
         accepted: Accepted,
-        ends: Mapping[PartitionKey, int],
+        ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
         report, query = accepted.report, accepted.query
@@ -269,7 +270,7 @@ class Pipelines:
         line: Line,
         stage: StageSettings,
         started_ms: float,
-        ends: Mapping[PartitionKey, int],
+        ends: Mapping[TopicPartition, int],
     ) -> tuple[TopicRange, ...]:
         """Return what only an earlier process can have seen a batch write."""
         if not line.recovery.concerns(stage, started_ms):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from proxy.pipeline.graph import StageSettings
 from proxy.pipeline.lane import TopicRange
-from proxy.progress.spans import PartitionKey
+from proxy.wire.topic_partition import TopicPartition
 
 LATE_MS = 60_000.0
 """The response to what is in the log at the start has passed by then: no client waits longer."""
@@ -29,7 +29,7 @@ class Recovery:
         self._loaded_ms = loaded_ms
         self._done: set[str] = set()
         """Stages that have reported a batch since."""
-        self._counted: dict[PartitionKey, int] = {}
+        self._counted: dict[TopicPartition, int] = {}
         """Up to where records are counted as output although nobody saw who wrote them."""
 
     def concerns(self, stage: StageSettings, started_ms: float) -> bool:
@@ -39,8 +39,8 @@ class Recovery:
     def recover(
         self,
         stage: StageSettings,
-        starts: Mapping[PartitionKey, int],
-        ends: Mapping[PartitionKey, int],
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
         later: Iterable[TopicRange],
     ) -> tuple[TopicRange, ...]:
         """Return what the first batch of a stage is taken to have written.

@@ -14,7 +14,7 @@ from proxy.pipeline.graph import StageSettings
 from proxy.pipeline.planned import Planned
 from proxy.pipeline.room import Room, Writer, fitting
 from proxy.progress.book import ProgressBook
-from proxy.progress.spans import PartitionKey
+from proxy.wire.topic_partition import TopicPartition
 
 from .line import Line
 from .members import Members
@@ -58,7 +58,7 @@ class Rooms:
         bounds = (settings.max_lag, settings.max_pending_batches, settings.max_pending_bytes)
         return any(bound is not None for bound in bounds)
 
-    def asks(self, client_id: str, partitions: Set[PartitionKey]) -> bool:
+    def asks(self, client_id: str, partitions: Set[TopicPartition]) -> bool:
         """Take note that a driver asks for ends; return whether it makes another plan."""
         told, _ = self._told(client_id)
         return self._planned[client_id].asks(partitions, told)
@@ -176,7 +176,7 @@ class Rooms:
 
         Before it has read anything, what was written since this process began.
         """
-        lags: dict[PartitionKey, int] = {}
+        lags: dict[TopicPartition, int] = {}
         for client_id in self._members.clients_of(stage):
             for key in self._partitions(client_id, topics):
                 query = self._book.query_of(client_id)
@@ -196,7 +196,7 @@ class Rooms:
                 lags[key] = end - start
         return sum(lags.values())
 
-    def _partitions(self, client_id: str, topics: Iterable[str]) -> Iterable[PartitionKey]:
+    def _partitions(self, client_id: str, topics: Iterable[str]) -> Iterable[TopicPartition]:
         query = self._book.query_of(client_id)
         return () if query is None else (key for key in query.partitions if key[0] in topics)
 
@@ -206,7 +206,7 @@ class Rooms:
         Where it is not known what was completed, all was.
         """
         query = self._book.query_of(client_id)
-        ends: dict[PartitionKey, tuple[int, int]] = {}
+        ends: dict[TopicPartition, tuple[int, int]] = {}
         for pressed in self._backpressure.of_client(client_id):
             for key, told in pressed.clamp.told.items():
                 end, idle_at = ends.get(key, (0, 0))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from proxy.state import Record
+from proxy.wire.topic_partition import TopicPartition
 
 from .commits import Commits
 from .documents import Document, Times, query_document
@@ -20,7 +21,6 @@ from .records import Journal
 from .report import Report, ReportRefused
 from .roster import Roster
 from .settings import STUCK_AFTER_MS, ProgressSettings
-from .spans import PartitionKey
 
 __all__ = ["Accepted", "ProgressBook"]
 
@@ -43,7 +43,7 @@ class ProgressBook:
         self._commits = Commits()
         self._roster = Roster(self, self._journal)
         self._intake = Intake(self._roster, knows_client)
-        self._readers: dict[PartitionKey, set[PartitionProgress]] = {}
+        self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.update(settings)
 
@@ -85,7 +85,7 @@ class ProgressBook:
         """Return the query of this name; None when it is not known."""
         return self._roster.labelled(name)
 
-    def doubtful(self, report: Report) -> set[PartitionKey]:
+    def doubtful(self, report: Report) -> set[TopicPartition]:
         """Return the partitions of which a report says more than is known of the log.
 
         Ask the cluster for their ends, and pass them on to `report`.
@@ -97,7 +97,7 @@ class ProgressBook:
         report: Report,
         now_ms: float,
         now_s: float,
-        ends: Mapping[PartitionKey, int] = MappingProxyType({}),
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> Accepted:
         """Take in a report. Raises ReportRefused, and then nothing but counts has changed."""
         return self._intake.accept(report, ends, now_ms, now_s)
@@ -132,12 +132,12 @@ class ProgressBook:
             for partition in query.partitions.values():
                 yield query.name, partition
 
-    def partitions(self) -> set[PartitionKey]:
+    def partitions(self) -> set[TopicPartition]:
         """Return the partitions whose log ends are worth asking for."""
         self._readers = {}
         return self._seek(kept for query in self._roster for kept in query.partitions.values())
 
-    def stale(self, now_ms: float) -> set[PartitionKey]:
+    def stale(self, now_ms: float) -> set[TopicPartition]:
         """Return those of them that a query at work reads, and whose end was not learned lately."""
         stale: list[PartitionProgress] = []
         for query in self._roster:
@@ -182,16 +182,16 @@ class ProgressBook:
         """
         return load_records(records, self._roster, self._journal, self._commits)
 
-    def commits(self) -> dict[str, dict[PartitionKey, int]]:
+    def commits(self) -> dict[str, dict[TopicPartition, int]]:
         """Return what is due by group: the offset of the first record that is not complete."""
         return self._commits.due()
 
-    def group_has(self, group: str, offsets: Mapping[PartitionKey, int]) -> None:
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Learn what a group had before the first commit to it. It is not moved back by that."""
         for query in self._of_group(group):
             self._commits.group_has(query, offsets)
 
-    def committed(self, group: str, offsets: Mapping[PartitionKey, int], now_ms: float) -> None:
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Learn that these offsets are in the group: they are due no more."""
         for query in self._of_group(group):
             self._commits.committed(query, offsets, now_ms)
@@ -215,9 +215,9 @@ class ProgressBook:
         self._journal.removed(query, partition)
         self._commits.removed(query, partition)
 
-    def _seek(self, partitions: Iterable[PartitionProgress]) -> set[PartitionKey]:
+    def _seek(self, partitions: Iterable[PartitionProgress]) -> set[TopicPartition]:
         """Return their keys; keep who reads them, so that what is learned finds them at once."""
-        keys: set[PartitionKey] = set()
+        keys: set[TopicPartition] = set()
         for kept in partitions:
             keys.add(kept.key)
             self._readers.setdefault(kept.key, set()).add(kept)

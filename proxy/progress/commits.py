@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from proxy.wire.topic_partition import TopicPartition
+
 from .notes import NoteKind
 from .partition import PartitionProgress
 from .query import QueryProgress
-from .spans import PartitionKey
 
 MAX_MESSAGE_CHARS = 1000
 """Of a failure."""
@@ -28,7 +29,7 @@ class Commits:
     """What is due. A group is moved back only where the query itself went back."""
 
     def __init__(self) -> None:
-        self._due: dict[QueryProgress, dict[PartitionKey, PartitionProgress]] = {}
+        self._due: dict[QueryProgress, dict[TopicPartition, PartitionProgress]] = {}
         self._states: dict[str, GroupState] = {}
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
@@ -55,11 +56,11 @@ class Commits:
         kept = set(groups)
         self._states = {group: state for group, state in self._states.items() if group in kept}
 
-    def due(self) -> dict[str, dict[PartitionKey, int]]:
+    def due(self) -> dict[str, dict[TopicPartition, int]]:
         """Return by group the offset of the first record that is not complete. O(due)."""
-        by_group: dict[str, dict[PartitionKey, int]] = {}
+        by_group: dict[str, dict[TopicPartition, int]] = {}
         for query, partitions in list(self._due.items()):
-            offsets: dict[PartitionKey, int] = {}
+            offsets: dict[TopicPartition, int] = {}
             for key, partition in list(partitions.items()):
                 if _is_due(partition):
                     assert partition.completed_to is not None
@@ -72,7 +73,7 @@ class Commits:
                 by_group.setdefault(query.commit_group, {}).update(offsets)
         return by_group
 
-    def group_has(self, query: QueryProgress, offsets: Mapping[PartitionKey, int]) -> None:
+    def group_has(self, query: QueryProgress, offsets: Mapping[TopicPartition, int]) -> None:
         """Learn what the query's group had before the first commit."""
         for key, offset in offsets.items():
             partition = query.partitions.get(key)
@@ -80,7 +81,7 @@ class Commits:
                 partition.committed = offset
 
     def committed(
-        self, query: QueryProgress, offsets: Mapping[PartitionKey, int], now_ms: float
+        self, query: QueryProgress, offsets: Mapping[TopicPartition, int], now_ms: float
     ) -> None:
         """Learn that these offsets are in the query's group."""
         state = self.state(query.commit_group)

@@ -8,7 +8,8 @@ from typing import Protocol
 from structlog import get_logger
 
 from proxy.progress.group_offsets import GroupOffsets, Refused
-from proxy.progress.link import ClusterAccess, Link, LinkError, Partition, named
+from proxy.progress.link import ClusterAccess, Link, LinkError, named
+from proxy.wire.topic_partition import TopicPartition
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -29,16 +30,16 @@ _log = get_logger(__name__)
 class OffsetBook(Protocol):
     """Who knows what is to be committed."""
 
-    def commits(self) -> Mapping[str, Mapping[Partition, int]]:
+    def commits(self) -> Mapping[str, Mapping[TopicPartition, int]]:
         """Return what is due by group: the offset of the first record that is not complete."""
 
-    def group_has(self, group: str, offsets: Mapping[Partition, int]) -> None:
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Learn what a group had before our first commit; partitions without are left out.
 
         `commits` is asked anew afterwards, and may leave out what would move the group back.
         """
 
-    def committed(self, group: str, offsets: Mapping[Partition, int], now_ms: float) -> None:
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
         """Learn that these offsets are in the group: they are due no more."""
 
     def commit_failed(self, group: str, message: str) -> None:
@@ -106,7 +107,7 @@ class Committer:
             await self._close()
         return not self._due()
 
-    def _due(self) -> list[tuple["_Group", Mapping[Partition, int]]]:
+    def _due(self) -> list[tuple["_Group", Mapping[TopicPartition, int]]]:
         return [(self._group(name), due) for name, due in self._book.commits().items() if due]
 
     def _group(self, name: str) -> "_Group":
@@ -129,9 +130,9 @@ class _Group:
         self._clock_ms = clock_ms
         self._link = Link(access)
         self._offsets = GroupOffsets(name, self._link)
-        self._known: set[Partition] = set()
+        self._known: set[TopicPartition] = set()
         """Where the group was before us has been told to the book."""
-        self._refused: dict[Partition, _Refusal] = {}
+        self._refused: dict[TopicPartition, _Refusal] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
         self._problem: str | None = None
@@ -143,7 +144,7 @@ class _Group:
         """How many connections are open."""
         return self._link.connections
 
-    def may_try(self, due: Mapping[Partition, int]) -> bool:
+    def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
         """Say whether there is something to do, and it is time for it."""
         if self._lock.locked() or _now_s() < self._again_s:
             return False
@@ -179,10 +180,10 @@ class _Group:
         """Close the connections; the next commit opens them again."""
         await self._link.drop()
 
-    def _due(self) -> Mapping[Partition, int]:
+    def _due(self) -> Mapping[TopicPartition, int]:
         return self._book.commits().get(self._name, {})
 
-    def _to_try(self, due: Mapping[Partition, int]) -> dict[Partition, int]:
+    def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
         now_s = _now_s()
         return {
@@ -193,7 +194,7 @@ class _Group:
             or refusal.again_s <= now_s
         }
 
-    async def _introduce(self, tried: Mapping[Partition, int]) -> None:
+    async def _introduce(self, tried: Mapping[TopicPartition, int]) -> None:
         """Tell the book where the group was before our first commit of new partitions."""
         new = tried.keys() - self._known
         offsets, refused = await self._offsets.read(new)
@@ -201,7 +202,7 @@ class _Group:
         self._known |= new - refused.keys()
         self._book.group_has(self._name, offsets)
 
-    async def _commit(self, offsets: Mapping[Partition, int]) -> None:
+    async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         tried = {part: offset for part, offset in offsets.items() if part in self._known}
         if not tried:
             return
@@ -213,7 +214,7 @@ class _Group:
         if taken:
             self._book.committed(self._name, taken, self._clock_ms())
 
-    def _refuse(self, tried: Mapping[Partition, int], refused: Refused) -> None:
+    def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
         now_s = _now_s()
         for partition, reason in refused.items():
             before = self._refused.get(partition)
@@ -238,7 +239,7 @@ class _Group:
         if not self._refused:
             self._say(None)
             return
-        partitions: dict[str, list[Partition]] = {}
+        partitions: dict[str, list[TopicPartition]] = {}
         for partition, refusal in self._refused.items():
             partitions.setdefault(refusal.reason, []).append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TypeAlias
 
+from metrics.clock import MS_PER_SECOND
+
 from .commits import GroupState
 from .notes import Note
 from .partition import PartitionProgress
@@ -15,7 +17,6 @@ from .skips import Skip
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
 
-_MS_PER_SECOND = 1000.0
 
 Document: TypeAlias = dict[str, object]
 """A JSON object."""
@@ -32,7 +33,7 @@ class Times:
         """Return a time in seconds of the Unix epoch, to the millisecond; None for None."""
         if at_ms is None:
             return None
-        return round(self._now_s - (self.now_ms - at_ms) / _MS_PER_SECOND, 3)
+        return round(self._now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
 def query_document(query: QueryProgress, commit: GroupState | None, times: Times) -> Document:
@@ -74,7 +75,7 @@ def _trigger(query: QueryProgress) -> Document | None:
     kind, interval_ms = query.trigger_kind, query.trigger_interval_ms
     if kind is None:
         return None
-    interval_s = interval_ms / _MS_PER_SECOND if interval_ms is not None else None
+    interval_s = interval_ms / MS_PER_SECOND if interval_ms is not None else None
     return {"kind": kind, "interval_s": interval_s}
 
 
@@ -85,7 +86,7 @@ def _batch(batch: LastBatch | None, times: Times) -> Document | None:
     return {
         "id": batch.batch_id,
         "rows": batch.rows,
-        "duration_s": duration_ms / _MS_PER_SECOND if duration_ms is not None else None,
+        "duration_s": duration_ms / MS_PER_SECOND if duration_ms is not None else None,
         "ended": times.at_s(batch.ended_ms),
     }
 
@@ -106,7 +107,7 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
         "high_watermark": partition.high_watermark,
         "log_start": partition.log_start,
         "lag_records": partition.lag_records(),
-        "lag_s": round(lag_ms / _MS_PER_SECOND, 3) if lag_ms is not None else None,
+        "lag_s": round(lag_ms / MS_PER_SECOND, 3) if lag_ms is not None else None,
         "in_flight": _ranges(partition.pending),
         "failed": _ranges(partition.failed),
         "refetched": {

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from metrics.clock import MS_PER_SECOND
 from metrics.exposition import PREFIX
 from metrics.instruments import OTHER
 
@@ -14,7 +15,6 @@ from .partition import PartitionProgress
 
 LABELS = ("query", "topic", "partition")
 
-_MS_PER_SECOND = 1000.0
 
 Values = tuple[float | None, ...]
 """One for each family, None where it is not known."""
@@ -98,7 +98,7 @@ def _values(partition: PartitionProgress, now_ms: float) -> Values:
         partition.high_watermark,
         partition.completed_to,
         partition.lag_records(),
-        lag_ms / _MS_PER_SECOND if lag_ms is not None else None,
+        lag_ms / MS_PER_SECOND if lag_ms is not None else None,
         float(partition.stall.stuck),
         partition.skips.records,
         partition.refetched_records,

@@ -18,7 +18,8 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from proxy.progress.link import Address, Link, LinkError, Partition, by_topic, name_of
+from proxy.progress.link import Address, Link, LinkError, by_topic, name_of
+from proxy.wire.topic_partition import TopicPartition
 
 _GROUP = 0
 """FindCoordinator's kind of key."""
@@ -63,7 +64,7 @@ _OF_PARTITION = {
     ),
 }
 
-Refused: TypeAlias = dict[Partition, str]
+Refused: TypeAlias = dict[TopicPartition, str]
 """Why, by partition."""
 
 
@@ -78,12 +79,14 @@ class GroupOffsets:
         self._link = link
         self._coordinator: Address | None = None
 
-    async def read(self, partitions: Collection[Partition]) -> tuple[dict[Partition, int], Refused]:
+    async def read(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, int], Refused]:
         """Return the offsets that the group has, by partition; without those that have none.
 
         Raises LinkError when that could not be found out for any of them.
         """
-        offsets: dict[Partition, int] = {}
+        offsets: dict[TopicPartition, int] = {}
         refused: Refused = {}
         for topics in by_topic(dict.fromkeys(partitions)):
             asked = [(topic, [number for number, _ in rows]) for topic, rows in topics.items()]
@@ -97,7 +100,7 @@ class GroupOffsets:
                         offsets[topic, number] = offset
         return offsets, refused
 
-    async def write(self, offsets: Mapping[Partition, int]) -> Refused:
+    async def write(self, offsets: Mapping[TopicPartition, int]) -> Refused:
         """Commit offsets. All but those that are returned are in the group from now on.
 
         Raises LinkError when it is not known of some whether they were taken, or none was.

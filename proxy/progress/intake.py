@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from proxy.wire.topic_partition import TopicPartition
+
 from .notes import NoteKind, SkipReason
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .report import Refusal, Report, ReportRefused
 from .roster import Roster
 from .senders import Senders
-from .spans import PartitionKey, Span, spans_of
+from .spans import Span, spans_of
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
@@ -56,7 +58,7 @@ class Intake:
         """Count a report that could not even be read."""
         self.results[error.reason] += 1
 
-    def doubtful(self, report: Report) -> set[PartitionKey]:
+    def doubtful(self, report: Report) -> set[TopicPartition]:
         """Return the partitions of which the report says more than is known of the log."""
         client_id = report.client_id or self._roster.client_of(report.name or "")
         query = self._roster.get(client_id)
@@ -71,7 +73,7 @@ class Intake:
         }
 
     def accept(
-        self, report: Report, ends: Mapping[PartitionKey, int], now_ms: float, now_s: float
+        self, report: Report, ends: Mapping[TopicPartition, int], now_ms: float, now_s: float
     ) -> Accepted:
         """Take a report in. Raises ReportRefused, and then nothing but counts has changed.
 
@@ -125,8 +127,8 @@ class Intake:
         report: Report,
         client_id: str,
         query: QueryProgress | None,
-        spans: Mapping[PartitionKey, Span],
-        ends: Mapping[PartitionKey, int],
+        spans: Mapping[TopicPartition, Span],
+        ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
@@ -216,7 +218,7 @@ class Intake:
         self,
         report: Report,
         query: QueryProgress,
-        spans: Mapping[PartitionKey, Span],
+        spans: Mapping[TopicPartition, Span],
         lost: int,
         now_ms: float,
         now_s: float,
@@ -327,7 +329,7 @@ def _check_same_run(report: Report, query: QueryProgress) -> None:
 
 
 def _check_end(
-    key: PartitionKey, end: int, partition: PartitionProgress | None, asked_end: int | None
+    key: TopicPartition, end: int, partition: PartitionProgress | None, asked_end: int | None
 ) -> None:
     """Raise ReportRefused when the log is known not to reach that far."""
     seen = partition.high_watermark if partition is not None else None
@@ -339,7 +341,7 @@ def _check_end(
 
 
 def _check_span(
-    key: PartitionKey, span: Span, partition: PartitionProgress | None, run_id: str
+    key: TopicPartition, span: Span, partition: PartitionProgress | None, run_id: str
 ) -> None:
     """Raise ReportRefused when a batch cannot have completed this of a partition."""
     where = f"{key[0]}-{key[1]}"

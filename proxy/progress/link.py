@@ -23,6 +23,7 @@ from aiokafka.errors import (
 )
 
 from proxy.login import Login, closed_by_broker
+from proxy.wire.topic_partition import TopicPartition
 
 ANSWER_TIMEOUT_S = 5.0
 """For each step: to connect, and to each answer."""
@@ -45,8 +46,6 @@ REFUSALS = (IllegalSaslStateError, SaslAuthenticationFailed, UnsupportedSaslMech
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
-Partition: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 
 Value = TypeVar("Value")
 
@@ -172,7 +171,7 @@ def name_of(error_code: int) -> str:
 
 
 def by_topic(
-    partitions: Mapping[Partition, Value],
+    partitions: Mapping[TopicPartition, Value],
 ) -> Iterator[dict[str, list[tuple[int, Value]]]]:
     """Put partitions in the shape that requests have, at most MAX_PARTITIONS at a time."""
     items = iter(partitions.items())
@@ -183,7 +182,7 @@ def by_topic(
         yield topics
 
 
-def named(partitions: Iterable[Partition]) -> str:
+def named(partitions: Iterable[TopicPartition]) -> str:
     """Name the first few of some partitions, and say how many more there are."""
     ordered = sorted(partitions)
     text = ", ".join(f"{topic}-{number}" for topic, number in ordered[:MAX_NAMED])

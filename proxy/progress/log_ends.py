@@ -11,8 +11,9 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from structlog import get_logger
 
-from proxy.progress.link import Address, ClusterAccess, Link, LinkError, Partition, by_topic, named
+from proxy.progress.link import Address, ClusterAccess, Link, LinkError, by_topic, named
 from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from proxy.wire.topic_partition import TopicPartition
 
 LOG_END_INTERVAL_S = 10.0
 """Between two questions about all partitions that are followed."""
@@ -39,10 +40,10 @@ _log = get_logger(__name__)
 class LogBook(Protocol):
     """Who wants to know the ends of logs."""
 
-    def partitions(self) -> Iterable[Partition]:
+    def partitions(self) -> Iterable[TopicPartition]:
         """Return the partitions that are followed."""
 
-    def stale(self, now_ms: float) -> Iterable[Partition]:
+    def stale(self, now_ms: float) -> Iterable[TopicPartition]:
         """Return those of them whose end should be known better."""
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
@@ -69,9 +70,9 @@ class LogEnds:
         self._book = book
         self._clock_ms = clock_ms
         self._link = Link(access)
-        self._leaders: dict[Partition, Address] = {}
-        self._absent: frozenset[Partition] = frozenset()
-        self._failing: set[Partition] = set()
+        self._leaders: dict[TopicPartition, Address] = {}
+        self._absent: frozenset[TopicPartition] = frozenset()
+        self._failing: set[TopicPartition] = set()
         """Those that had an error, or no leader, since all were asked for: left out until then."""
         self._problems: dict[object, str | None] = {}
         """What is wrong with each of the two polls."""
@@ -132,7 +133,7 @@ class LogEnds:
                 self._say(poll, None)
             await asyncio.sleep(interval_s)
 
-    async def look_up(self, partitions: Collection[Partition]) -> dict[Partition, int]:
+    async def look_up(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log ends of these partitions; those that are not there are left out.
 
         Raises LinkError when a leader could not be asked.
@@ -146,7 +147,7 @@ class LogEnds:
             async for partition, end in self._offsets(leader, of_leader, LATEST)
         }
 
-    async def _find_leaders(self, partitions: Collection[Partition]) -> LinkError | None:
+    async def _find_leaders(self, partitions: Collection[TopicPartition]) -> LinkError | None:
         """Look for the leaders of partitions; return why nobody could be asked."""
         topics = sorted({topic for topic, _ in partitions})
         request = MetadataRequest(topics, allow_auto_topic_creation=False)
@@ -161,16 +162,18 @@ class LogEnds:
                     self._leaders[topic, number] = brokers[leader]
         return None
 
-    def _by_leader(self, partitions: Iterable[Partition]) -> dict[Address, list[Partition]]:
+    def _by_leader(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[Address, list[TopicPartition]]:
         """Return whom to ask for which of them; those without a known leader are left out."""
-        by_leader: dict[Address, list[Partition]] = {}
+        by_leader: dict[Address, list[TopicPartition]] = {}
         for partition in partitions:
             if partition in self._leaders:
                 by_leader.setdefault(self._leaders[partition], []).append(partition)
         return by_leader
 
     async def _ask_leaders(
-        self, partitions: Iterable[Partition], timestamps: Sequence[int]
+        self, partitions: Iterable[TopicPartition], timestamps: Sequence[int]
     ) -> None:
         """Ask all leaders at the same time. Raises LinkError when one could not be asked."""
         by_leader = self._by_leader(partitions)
@@ -184,7 +187,7 @@ class LogEnds:
     async def _ask(
         self,
         leader: Address,
-        partitions: list[Partition],
+        partitions: list[TopicPartition],
         timestamps: Sequence[int],
         offsets_per_s: float,
     ) -> LinkError | None:
@@ -204,8 +207,8 @@ class LogEnds:
         return None
 
     async def _offsets(
-        self, leader: Address, partitions: Iterable[Partition], timestamp: int
-    ) -> AsyncIterator[tuple[Partition, int]]:
+        self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int
+    ) -> AsyncIterator[tuple[TopicPartition, int]]:
         """Yield each partition's offset; one with an error gets its leader anew.
 
         Raises LinkError.
@@ -233,7 +236,7 @@ class LogEnds:
             _log.warning("log ends not read, lag may be out of date", error=problem)
         self._problem = problem
 
-    def _say_absent(self, absent: frozenset[Partition]) -> None:
+    def _say_absent(self, absent: frozenset[TopicPartition]) -> None:
         if absent - self._absent:
             _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
         self._absent = absent

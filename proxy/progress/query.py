@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from proxy.wire.topic_partition import TopicPartition
+
 from .notes import Advice, Note, NoteKind, SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import Refusal, Trigger
 from .settings import QuerySettings
-from .spans import PartitionKey, Span
+from .spans import Span
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -109,7 +111,7 @@ class QueryProgress:
         """Whether the last report said that there was nothing to do."""
         self.error: str | None = None
         """What the run ended of."""
-        self.partitions: dict[PartitionKey, PartitionProgress] = {}
+        self.partitions: dict[TopicPartition, PartitionProgress] = {}
         self.received = 0
         """Reports accepted."""
         self.lost_reports = 0
@@ -233,7 +235,7 @@ class QueryProgress:
     def completed(
         self,
         batch_id: int,
-        spans: Mapping[PartitionKey, Span],
+        spans: Mapping[TopicPartition, Span],
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
@@ -253,7 +255,7 @@ class QueryProgress:
         self.last_batch_id = batch_id
 
     def completed_late(
-        self, run_id: str, spans: Mapping[PartitionKey, Span], now_ms: float, now_s: float
+        self, run_id: str, spans: Mapping[TopicPartition, Span], now_ms: float, now_s: float
     ) -> None:
         """Take note of a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):

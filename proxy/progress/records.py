@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from proxy.state import Json, Record
 from proxy.state.due import Due
 from proxy.state.form import quoted, read_form
+from proxy.wire.topic_partition import TopicPartition
 
 from .partition import PartitionProgress
 from .query import QueryProgress
 from .report import MAX_INT32, MAX_INT64, Name, Topic, Uuid
-from .spans import PartitionKey
 
 NAMESPACE = "progress/"
 """Where the records are; the rest of a key is LABEL/TOPIC/PARTITION, the first two quoted."""
@@ -28,7 +28,7 @@ _TOPIC_ID = re.compile("[0-9a-f]{32}")
 Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
-_Kept: TypeAlias = tuple[QueryProgress, PartitionKey]
+_Kept: TypeAlias = tuple[QueryProgress, TopicPartition]
 """Which partition of which query."""
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from proxy.wire.topic_partition import TopicPartition
+
 from .report import Source
 
-PartitionKey = tuple[str, int]
 """Topic and partition."""
 
 
@@ -19,13 +20,13 @@ class Span:
     """The offset behind the last one."""
 
 
-def spans_of(sources: Iterable[Source]) -> dict[PartitionKey, Span]:
+def spans_of(sources: Iterable[Source]) -> dict[TopicPartition, Span]:
     """Return what a batch completed of each partition that it read to somewhere.
 
     A query may read one topic by several sources, each at its own offsets. What all of them have
     read counts: the lowest start (None when one has none) and the lowest end.
     """
-    spans: dict[PartitionKey, Span] = {}
+    spans: dict[TopicPartition, Span] = {}
     for source in sources:
         starts: Mapping[str, Mapping[int, int]] = source.start or {}
         for topic, ends in source.end.items():

@@ -2,7 +2,7 @@
 
 import math
 
-MS_PER_SECOND = 1000.0
+from metrics.clock import MS_PER_SECOND
 
 MAX_CARRY_MS = 3_600_000.0
 """What a client owes is forgotten beyond an hour, as its sensor is after an idle one."""

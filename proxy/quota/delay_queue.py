@@ -9,7 +9,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from .control import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND
 
 COMPACT_AT_ENTRIES = 64
 """A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""

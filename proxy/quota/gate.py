@@ -12,7 +12,8 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from .control import MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND
+
 from .entities import QuotaKind
 from .pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
 

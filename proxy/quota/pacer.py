@@ -2,7 +2,9 @@
 
 import math
 
-from .control import MAX_CARRY_MS, MS_PER_SECOND
+from metrics.clock import MS_PER_SECOND
+
+from .control import MAX_CARRY_MS
 
 LARGE_DEBT_MS = 2000.0
 """A client that owes more is not stopped for as long: it goes on slowly until it owes less, so that

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from structlog import get_logger
 
+from metrics.clock import clock_ms
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -23,7 +24,7 @@ from proxy.relay.exchange import ClientSession, Exchange
 from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import Services, clock_ms
+from proxy.relay.services import Services
 from proxy.relay.turn import Turn
 from proxy.relay.upstream import UpstreamError
 from proxy.wire.errors import MalformedFrame, MalformedResponse

@@ -5,11 +5,12 @@ from functools import lru_cache
 
 from prometheus_client import Counter
 
+from metrics.clock import clock_ms
 from proxy.quota.client import Charge, ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Expected
 from proxy.relay.following import Asked, Watch
-from proxy.relay.services import Services, clock_ms
+from proxy.relay.services import Services
 from proxy.wire.apis import (
     FETCH,
     PRODUCE,

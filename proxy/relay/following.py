@@ -19,8 +19,9 @@ from proxy.quota.manager import QuotaManager
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
 from proxy.wire.frames import RequestHead
-from proxy.wire.offsets import LATEST, OffsetsAsk, TopicPartition, read_list_offsets_request
+from proxy.wire.offsets import LATEST, OffsetsAsk, read_list_offsets_request
 from proxy.wire.produce import Appended, read_produce_request, read_produce_response
+from proxy.wire.topic_partition import TopicPartition
 from proxy.wire.varint import Buffer
 from proxy.wire.walk import FetchObserver
 

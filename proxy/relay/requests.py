@@ -1,11 +1,11 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
+from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
 from proxy.relay.flow import Flow, new_scratch
 from proxy.relay.following import FOLLOWED_APIS
 from proxy.relay.pair import Pair
-from proxy.relay.services import clock_ms
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,

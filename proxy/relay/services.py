@@ -1,7 +1,6 @@
 """What every connection needs from the rest of the program, in one place."""
 
 import asyncio
-import time
 from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from typing import get_args
 
 from prometheus_client import Counter
 
+from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from metrics.sensor import DEFAULT_EXPIRY_MS
 from proxy.quota.client import Charge
@@ -21,8 +21,6 @@ from proxy.relay.following import Following
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
 from proxy.wire.errors import FrameFault
-
-MS_PER_SECOND = 1000.0
 
 REJECTIONS = (
     *get_args(FrameFault),
@@ -55,11 +53,6 @@ UPSTREAM_ERRORS = (
 
 MAX_GONE_CLIENTS = 10_000
 """Clients that left whose byte counters are kept; of more the first to leave are dropped."""
-
-
-def clock_ms() -> float:
-    """Return the monotonic time, in milliseconds."""
-    return time.monotonic() * MS_PER_SECOND
 
 
 class ThrottleMode(Enum):

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.client import Charge
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.relay.exchange import ClientSession
-from proxy.relay.services import MS_PER_SECOND, Services, ThrottleMode, clock_ms
+from proxy.relay.services import Services, ThrottleMode
 from proxy.wire.apis import FETCH
 
 

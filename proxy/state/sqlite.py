@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+from metrics.clock import MS_PER_SECOND
+
 from .errors import StateError
 from .schema import damaged, identify, migrate
 from .store import Record, Store
-
-MS_PER_SECOND = 1000.0
 
 LAST_CHARACTER = "\U0010ffff"
 """Sorts behind everything that may stand in a key."""

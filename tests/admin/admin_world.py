@@ -20,7 +20,6 @@ from proxy.state import MemoryStore, Record, StateError
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST = QuotaKind
 START_MS = 1_000_000.0
-MS_PER_SECOND = 1000.0
 HOSTILE = "<img src=x onerror=alert(1)>"
 """A name that would do something if it were not shown as text."""
 

@@ -15,6 +15,7 @@ from support.detour import detour
 from support.proxy_process import HOST
 from support.waiting import at_work, eventually
 
+from metrics.clock import clock_ms
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
@@ -22,7 +23,6 @@ from proxy.progress.book import ProgressBook
 from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.relay.services import clock_ms
 
 Partition = tuple[str, int]
 

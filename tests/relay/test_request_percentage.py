@@ -4,8 +4,8 @@ import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, turns, until
 
+from metrics.clock import clock_ms
 from proxy.quota import QuotaKind, Rule
-from proxy.relay.services import clock_ms
 
 LONG_WAIT_MS = 60_000
 ASKED_BYTES = 10_000

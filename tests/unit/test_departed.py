@@ -6,16 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
+from metrics.clock import clock_ms
 from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings
 from proxy.relay.pipes import PipePool
-from proxy.relay.services import (
-    MAX_GONE_CLIENTS,
-    Limits,
-    Reapers,
-    Services,
-    ThrottleMode,
-    clock_ms,
-)
+from proxy.relay.services import MAX_GONE_CLIENTS, Limits, Reapers, Services, ThrottleMode
 
 HOUR_MS = 3_600_000.0
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
+from metrics.clock import MS_PER_SECOND
 from proxy.login import Login, closed_by_broker
 
 Address: TypeAlias = tuple[str, int]
@@ -47,7 +48,6 @@ METADATA_VERSION = 5
 FIND_COORDINATOR_VERSION = 2
 TRANSACTION_COORDINATOR = 1
 
-MS_PER_SECOND = 1000.0
 
 _LENGTH = struct.Struct(">i")
 _CORRELATION_ID = 1

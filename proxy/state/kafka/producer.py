@@ -19,9 +19,10 @@ from kafka.protocol.producer import (
     ProduceRequest,
 )
 
+from metrics.clock import MS_PER_SECOND
+
 from .link import (
     CONCURRENT_TRANSACTIONS,
-    MS_PER_SECOND,
     Deadline,
     FencedError,
     Link,

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
 
+from metrics.clock import MS_PER_SECOND
 from proxy.login import Login
 from proxy.state.errors import StateError
 from proxy.state.memory import MemoryStore
 from proxy.state.store import Record, Store
 
-from .link import MS_PER_SECOND, Address, Deadline, FencedError, Link, RefusedError, UnansweredError
+from .link import Address, Deadline, FencedError, Link, RefusedError, UnansweredError
 from .log import Log
 from .messages import OWNER_KEY, Content, Owner, read_message, to_message
 from .producer import Producer

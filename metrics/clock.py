@@ -1,0 +1,10 @@
+"""The monotonic clock: who needs the time takes it as an argument, or this function."""
+
+import time
+
+MS_PER_SECOND = 1000.0
+
+
+def clock_ms() -> float:
+    """Return the monotonic time in milliseconds."""
+    return time.monotonic() * MS_PER_SECOND
