@@ -14,7 +14,8 @@ from proxy.backpressure import records as pressure_records
 from proxy.backpressure.advice import advise
 from proxy.backpressure.control import Backpressure
 from proxy.config import Config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.graph import PipelineSettings
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress import records as progress_records
 from proxy.progress.book import ProgressBook
 from proxy.progress.committer import Committer
@@ -75,6 +76,11 @@ def progress_settings(config: Config) -> ProgressSettings:
     )
 
 
+def pipeline_settings(config: Config) -> list[PipelineSettings]:
+    """Turn the configuration's pipelines into what they are made of."""
+    return [pipeline.settings for pipeline in config.pipelines]
+
+
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
@@ -113,7 +119,13 @@ class Queries:
         )
         self._committer = Committer(self._book, access, clock_ms)
         self._log_ends = LogEnds(self._book, access, clock_ms)
-        self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)
+        self._pipelines = RunningPipelines(
+            pipeline_settings(config),
+            self._book,
+            self._backpressure.of_client,
+            quotas,
+            instruments,
+        )
         self.following.appends = self._pipelines
         self._writer: StateWriter | None = None
         self._to_keep = asyncio.Event()
@@ -138,7 +150,7 @@ class Queries:
     def update(self, config: Config) -> None:
         """Take over the queries of another configuration."""
         self._book.update(progress_settings(config))
-        self._pipelines.update(config)
+        self._pipelines.update(pipeline_settings(config))
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""

@@ -80,6 +80,8 @@ class PipelineSettings:
     less."""
     max_pending_batches: int | None = None
     max_pending_bytes: int | None = None
+    timeout_ms: float = 600_000.0
+    """A source batch that is not finished by then has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,18 @@ class PipelineGraph:
         """Return the topics that the node produces and the stage consumes."""
         consumed = self.stages[stage].consumes
         return tuple(topic for topic in consumed if self.producer_of[topic] == node)
+
+
+def find_endless(settings: PipelineSettings) -> Iterator[str]:
+    """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
+    graph = PipelineGraph(settings)
+    for stage in graph.stages.values():
+        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
+        if can_hold and stage.band[0] == 0 and settings.max_lag is None:
+            yield (
+                f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "
+                "band begins at 0: write a max_lag, or a band from above 0"
+            )
 
 
 def _number(path: Path, value: float, low: float, *, above: bool) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ import yaml
 
 from proxy.app import quota_settings
 from proxy.config import load_config
-from proxy.pipelines.advice import find_advice
+from proxy.config.pipeline_advice import find_advice
 from proxy.quota.rules import RuleTable
 
 ADAPTIVE = {"consumer_byte_rate": "1MiB", "adaptive": {"batch_interval": "1s"}}

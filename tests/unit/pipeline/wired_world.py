@@ -13,10 +13,10 @@ from metrics import Instruments, Registry
 from proxy.app import quota_settings
 from proxy.backpressure.control import Backpressure
 from proxy.config import load_config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress.book import ProgressBook
 from proxy.progress.report import parse_report
-from proxy.queries import progress_settings
+from proxy.queries import pipeline_settings, progress_settings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
 from proxy.state import MemoryStore
 
@@ -119,10 +119,10 @@ class World:
         self.book = ProgressBook(progress_settings(self.config), lambda _: True, lambda _: None)
         assert self.book.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
-        self.pipelines = Pipelines(
-            self.config,
+        self.pipelines = RunningPipelines(
+            pipeline_settings(self.config),
             self.book,
-            self.backpressure,
+            self.backpressure.of_client,
             self.quotas,
             instruments,
             clock_ms=lambda: self.now_ms,
@@ -142,7 +142,7 @@ class World:
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(quota_settings(self.config))
-        self.pipelines.update(self.config)
+        self.pipelines.update(pipeline_settings(self.config))
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
         document = {

@@ -1,4 +1,4 @@
-"""Holds the clients of a pipeline to what is said of their nodes.
+"""Enforcer the clients of a pipeline to what is said of their nodes.
 
 Stages are held by the ceiling of their batches, sources by their produce quota.
 """
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.backpressure.control import Backpressure
-from proxy.pipeline.graph import StageSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 
-from .line import Ceiling, Line
-from .members import Members
-from .rooms import Rooms
+from .batch_planner import BatchPlanner, QueriesOf
+from .graph import StageSettings
+from .running_pipeline import Ceiling, RunningPipeline
+from .stage_clients import StageClients
 
 SIZE_DECAY = 0.9
 """Weight of what a source sent before in the size of its records, for each request."""
@@ -40,23 +39,27 @@ class _Size:
         return self.count / self.records if self.records > 0 else None
 
 
-class Holds:
+class Enforcer:
     """Puts rates of nodes in force.
 
     Args:
         members: who belongs to a stage.
-        backpressure: where stages are held.
+        queries_of: where stages are held.
         quotas: where producers are held.
         rooms: say how many records a batch may have.
 
     """
 
     def __init__(
-        self, members: Members, backpressure: Backpressure, quotas: QuotaManager, rooms: Rooms
+        self,
+        members: StageClients,
+        queries_of: QueriesOf,
+        quotas: QuotaManager,
+        rooms: BatchPlanner,
     ) -> None:
         self._members = members
         self._rooms = rooms
-        self._backpressure = backpressure
+        self._queries_of = queries_of
         self._quotas = quotas
         self._sizes: dict[str, _Size] = defaultdict(_Size)
         self._sources_held: dict[str, set[str]] = {}
@@ -66,14 +69,14 @@ class Holds:
         """Take note that a source has sent so many bytes for so many records."""
         self._sizes[client_id].add(count, records)
 
-    def press(self, line: Line, now_ms: float) -> None:
+    def press(self, line: RunningPipeline, now_ms: float) -> None:
         """Hold every node to what is said of it now; clients come and go."""
         for stage in line.stages.values():
             self.press_stage(line, stage, now_ms)
         for client_id in line.sources:
             self._press_source(line, client_id, now_ms)
 
-    def press_stage(self, line: Line, stage: StageSettings, now_ms: float) -> None:
+    def press_stage(self, line: RunningPipeline, stage: StageSettings, now_ms: float) -> None:
         """Hold one stage to what is said of it now.
 
         While it has a batch under way that is read within the room that it was planned for.
@@ -85,18 +88,22 @@ class Holds:
                 line.rooms[client_id] = self._rooms.room(line, stage, client_id, now_ms)
         self._limit(line, stage, clients, now_ms)
 
-    def press_plan(self, line: Line, stage: StageSettings, client_id: str, now_ms: float) -> None:
+    def press_plan(
+        self, line: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
+    ) -> None:
         """Hold a client of a stage to what there is room for now: it plans a batch."""
         line.rooms[client_id] = self._rooms.room(line, stage, client_id, now_ms)
         self._limit(line, stage, self._members.clients_of(stage), now_ms)
 
-    def _limit(self, line: Line, stage: StageSettings, clients: set[str], now_ms: float) -> None:
+    def _limit(
+        self, line: RunningPipeline, stage: StageSettings, clients: set[str], now_ms: float
+    ) -> None:
         change = line.held.get(stage.name)
         line.ceilings.pop(stage.name, None)
         is_there = False
         for client_id in clients:
             room = line.rooms.get(client_id)
-            for pressed in self._backpressure.of_client(client_id):
+            for pressed in self._queries_of(client_id):
                 is_there = True
                 ceiling = change.rate if change is not None else None
                 why, waits = change.reason if change is not None else "", None
@@ -118,7 +125,7 @@ class Holds:
         is_held = change is not None or any(line.rooms.get(each) for each in clients)
         _say_loose(line, stage.name, is_held and not is_there, "a rule with adaptive")
 
-    def release(self, line: Line, now_ms: float) -> None:
+    def release(self, line: RunningPipeline, now_ms: float) -> None:
         """Hold no node any more."""
         line.held.clear()
         line.rooms.clear()
@@ -127,7 +134,7 @@ class Holds:
         for client_id in line.sources:
             self._press_source(line, client_id, now_ms)
 
-    def _press_source(self, line: Line, client_id: str, now_ms: float) -> None:
+    def _press_source(self, line: RunningPipeline, client_id: str, now_ms: float) -> None:
         change = line.held.get(client_id)
         size = self._sizes[client_id].value if client_id in self._sizes else None
         if change is None or change.rate is None or size is None:
@@ -147,7 +154,7 @@ class Holds:
             self._quotas.adapt(QuotaKind.PRODUCER_BYTE_RATE, entity, bound, reason, now_ms)
 
 
-def _say_loose(line: Line, node: str, is_loose: bool, need: str) -> None:
+def _say_loose(line: RunningPipeline, node: str, is_loose: bool, need: str) -> None:
     """Log once that a node cannot be held, for lack of a rule or because it is not there."""
     if not is_loose:
         line.loose.discard(node)

@@ -11,15 +11,6 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure.control import Backpressure
-from proxy.config import Config, Pipeline
-from proxy.pipeline.completion import Completion
-from proxy.pipeline.early import StageBatch
-from proxy.pipeline.flow import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, StageSettings
-from proxy.pipeline.inflight import MaxPending
-from proxy.pipeline.lane import MAX_OFFSET, TopicRange
-from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
 from proxy.progress.book import Accepted, ProgressBook
 from proxy.progress.query import QueryProgress
 from proxy.progress.report import Batch, Report
@@ -28,13 +19,19 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
 
-from .advice import find_endless
-from .holds import Holds
-from .keeping import Keeping
-from .line import Line, Output
-from .measuring import Measuring
-from .members import Members
-from .rooms import Rooms
+from .arrivals import Arrivals
+from .batch_planner import BatchPlanner, QueriesOf
+from .completion import Completion
+from .early import StageBatch
+from .enforcer import Enforcer
+from .flow import PipelineFlow
+from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
+from .inflight import MaxPending
+from .lane import MAX_OFFSET, TopicRange
+from .ledger import PIPELINE_CHANGED, Ended, Outcome
+from .pipeline_state import PipelineState
+from .running_pipeline import Output, RunningPipeline
+from .stage_clients import StageClients
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -45,13 +42,13 @@ FULL_BATCH = 0.5
 _log = get_logger(__name__)
 
 
-class Pipelines:
+class RunningPipelines:
     """All pipelines of the configuration.
 
     Args:
-        config: its `pipelines` are read.
+        pipelines: what they are.
         book: knows log ends and lag, and which client a query reads with.
-        backpressure: where stages are held.
+        queries_of: where stages are held.
         quotas: where producers are held.
         instruments: show state, rates and the ledger.
         clock_ms: monotonic.
@@ -61,9 +58,9 @@ class Pipelines:
 
     def __init__(
         self,
-        config: Config,
+        pipelines: Iterable[PipelineSettings],
         book: ProgressBook,
-        backpressure: Backpressure,
+        queries_of: QueriesOf,
         quotas: QuotaManager,
         instruments: Instruments,
         *,
@@ -73,26 +70,26 @@ class Pipelines:
         self._clock_ms = clock_ms
         self._clock_s = clock_s
         self._book = book
-        self._backpressure = backpressure
+        self._queries_of = queries_of
         self._instruments = instruments
-        self._lines: dict[str, Line] = {}
-        self._members = Members(book)
-        self._rooms = Rooms(self._members, book, backpressure)
-        self._holds = Holds(self._members, backpressure, quotas, self._rooms)
-        self._measuring = Measuring(book)
-        self._keeping = Keeping()
+        self._lines: dict[str, RunningPipeline] = {}
+        self._members = StageClients(book)
+        self._rooms = BatchPlanner(self._members, book, queries_of)
+        self._holds = Enforcer(self._members, queries_of, quotas, self._rooms)
+        self._measuring = Arrivals(book)
+        self._keeping = PipelineState()
         self._wake = asyncio.Event()
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
-        self.update(config)
+        self.update(pipelines)
 
     # Life
 
-    def update(self, config: Config) -> None:
+    def update(self, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
         self.generation += 1
         now_ms = self._clock_ms()
-        wanted = {pipeline.name: pipeline for pipeline in config.pipelines}
+        wanted = {pipeline.name: pipeline for pipeline in pipelines}
         for name in self._lines.keys() - wanted.keys():
             self._drop(self._lines.pop(name), now_ms)
         for name, pipeline in wanted.items():
@@ -175,7 +172,7 @@ class Pipelines:
                 keys |= self._starts(line, stage).keys()
         return keys
 
-    def _starts(self, line: Line, stage: StageSettings) -> dict[TopicPartition, int]:
+    def _starts(self, line: RunningPipeline, stage: StageSettings) -> dict[TopicPartition, int]:
         """Return up to where it is known who wrote what of a stage's topics.
 
         Where nothing was written yet it is what the readers have completed, if there are any.
@@ -224,7 +221,7 @@ class Pipelines:
 
     def _add_batch(
         self,
-        line: Line,
+        line: RunningPipeline,
         stage: StageSettings,
         accepted: Accepted,
         ends: Mapping[TopicPartition, int],
@@ -238,7 +235,7 @@ class Pipelines:
         started_ms = ended_ms - execution_ms
         outputs = line.take_outputs(stage.name, ended_ms)
         unseen = self._unseen(line, stage, started_ms, ends)
-        pressed = self._backpressure.of_client(query.client_id)
+        pressed = self._queries_of(query.client_id)
         size = next((each.bytes_per_record for each in pressed if each.bytes_per_record), 0.0)
         line.completion.stage_batch(
             StageBatch(
@@ -267,7 +264,7 @@ class Pipelines:
 
     def _unseen(
         self,
-        line: Line,
+        line: RunningPipeline,
         stage: StageSettings,
         started_ms: float,
         ends: Mapping[TopicPartition, int],
@@ -345,36 +342,34 @@ class Pipelines:
 
     # Making, changing, dropping
 
-    def _begin(self, pipeline: Pipeline, now_ms: float) -> Line:
-        settings = pipeline.settings
+    def _begin(self, settings: PipelineSettings, now_ms: float) -> RunningPipeline:
         graph = PipelineGraph(settings)
         now_s = self._clock_s()
         completion = Completion(
-            pipeline.name,
+            settings.name,
             [graph.stages[name] for name in graph.order],
-            timeout_ms=pipeline.timeout_ms,
+            timeout_ms=settings.timeout_ms,
             random=SystemRandom(),
             now_ms=now_ms,
             now_s=now_s,
             max_pending=MaxPending(settings.max_pending_batches, settings.max_pending_bytes),
         )
-        _warn(pipeline)
-        return Line(pipeline, graph, PipelineFlow(settings, now_ms, now_s), completion)
+        _warn(settings)
+        return RunningPipeline(settings, graph, PipelineFlow(settings, now_ms, now_s), completion)
 
-    def _change(self, line: Line, pipeline: Pipeline, now_ms: float) -> None:
-        _warn(pipeline)
+    def _change(self, line: RunningPipeline, settings: PipelineSettings, now_ms: float) -> None:
+        _warn(settings)
         self._holds.release(line, now_ms)
-        settings = pipeline.settings
-        line.follow(pipeline, PipelineGraph(settings))
+        line.follow(settings, PipelineGraph(settings))
         line.apply(line.flow.update(settings, now_ms))
         line.apply(line.flow.reapply(now_ms))
         stages = [line.graph.stages[name] for name in line.graph.order]
-        line.completion.update(stages, pipeline.timeout_ms, now_ms)
+        line.completion.update(stages, settings.timeout_ms, now_ms)
         line.completion.max_pending.limit(settings.max_pending_batches, settings.max_pending_bytes)
-        self._forget_nodes(pipeline.name)
+        self._forget_nodes(settings.name)
         self._holds.press(line, now_ms)
 
-    def _drop(self, line: Line, now_ms: float) -> None:
+    def _drop(self, line: RunningPipeline, now_ms: float) -> None:
         self._holds.release(line, now_ms)
         self._tell_ended(line, line.completion.take_ended())
         name, pending = line.name, line.completion.max_pending.batches
@@ -391,7 +386,7 @@ class Pipelines:
 
     # Metrics
 
-    def _tell_ended(self, line: Line, ended: Iterable[Ended]) -> None:
+    def _tell_ended(self, line: RunningPipeline, ended: Iterable[Ended]) -> None:
         name = line.name
         for root in ended:
             if root.outcome is Outcome.COMPLETED:
@@ -408,7 +403,7 @@ class Pipelines:
                 reason=reason,
             )
 
-    def _show(self, line: Line) -> None:
+    def _show(self, line: RunningPipeline) -> None:
         name = line.name
         instruments = self._instruments
         instruments.ledger_pending.of(name).set(line.completion.max_pending.batches)
@@ -436,6 +431,6 @@ def _inputs(stage: StageSettings, query: QueryProgress, batch: Batch) -> Iterato
             yield TopicRange(topic, partition, start, span.end)
 
 
-def _warn(pipeline: Pipeline) -> None:
-    for problem in find_endless(pipeline):
+def _warn(settings: PipelineSettings) -> None:
+    for problem in find_endless(settings):
         _log.warning("a hold may never end", problem=problem)

@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from structlog import get_logger
 
-from proxy.config import Pipeline
-from proxy.pipeline.completion import Completion
-from proxy.pipeline.flow import PipelineFlow, RateChange
-from proxy.pipeline.graph import PipelineGraph, StageSettings
-from proxy.pipeline.lane import TopicRange
-from proxy.pipeline.room import Room
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
+from .completion import Completion
+from .flow import PipelineFlow, RateChange
+from .graph import PipelineGraph, PipelineSettings, StageSettings
+from .lane import TopicRange
 from .recovery import Recovery
+from .room import Room
 
 MAX_OUTPUTS = 10_000
 """Ranges that a stage has written since its last report; of more the oldest belong to no batch."""
@@ -39,14 +38,14 @@ class Ceiling:
     rate: float
     """Records per second; 0 lets no batch begin."""
     room: Room | None
-    """What it waits for; None: a request of a stage after it, see `Line.held`."""
+    """What it waits for; None: a request of a stage after it, see `RunningPipeline.held`."""
 
 
 @dataclass(slots=True)
-class Line:
+class RunningPipeline:
     """One pipeline at work."""
 
-    settings: Pipeline
+    settings: PipelineSettings
     graph: PipelineGraph
     flow: PipelineFlow
     completion: Completion
@@ -85,7 +84,7 @@ class Line:
         """The stages by name."""
         return self.graph.stages
 
-    def follow(self, settings: Pipeline, graph: PipelineGraph) -> None:
+    def follow(self, settings: PipelineSettings, graph: PipelineGraph) -> None:
         """Go on as the configuration says now."""
         self.settings, self.graph = settings, graph
         self.members = {

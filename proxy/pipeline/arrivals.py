@@ -12,7 +12,7 @@ Lags = dict[tuple[str, str], int]
 """By client and topic, how many records wait for it."""
 
 
-class Measuring:
+class Arrivals:
     """Looks at the progress of all queries, again and again.
 
     Args:

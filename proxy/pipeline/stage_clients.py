@@ -1,12 +1,12 @@
 """Who belongs to a stage: the clients of its queries, as far as they are known, and its own."""
 
-from proxy.pipeline.graph import StageSettings
 from proxy.progress.book import ProgressBook
 
-from .line import Line
+from .graph import StageSettings
+from .running_pipeline import RunningPipeline
 
 
-class Members:
+class StageClients:
     """Finds stages by client and clients by stage.
 
     Args:
@@ -17,7 +17,7 @@ class Members:
     def __init__(self, book: ProgressBook) -> None:
         self._book = book
 
-    def stage_of(self, line: Line, client_id: str) -> StageSettings | None:
+    def stage_of(self, line: RunningPipeline, client_id: str) -> StageSettings | None:
         """Return the stage that a client belongs to; None when to none of this pipeline."""
         stage = line.members.get(client_id)
         if stage is None:

@@ -6,24 +6,90 @@ counts.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, ItemsView, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.planned import Planned
-from proxy.pipeline.room import Room, Writer, fitting
 from proxy.progress.book import ProgressBook
 from proxy.wire.topic_partition import TopicPartition
 
-from .line import Line
-from .members import Members
+from .graph import StageSettings
+from .planned import Planned
+from .room import Room, Writer, fitting
+from .running_pipeline import RunningPipeline
+from .stage_clients import StageClients
 
 UNKNOWN_MS = 15_000.0
 """For so long after a start nothing is planned before a stage whose lag is not known again. The
 cluster is asked for the ends of logs at once, and again after 10 s."""
 
 ALL = "as much is in flight as max_pending allows"
+
+
+class OfferedEnd(Protocol):
+    """What a driver was told of the end of a partition."""
+
+    @property
+    def offset(self) -> int:
+        """The end that it was told."""
+
+    @property
+    def idle_at(self) -> int:
+        """All below had been read when the query was idle."""
+
+
+class OfferedEnds(Protocol):
+    """What the drivers of a query were told, by partition."""
+
+    def items(self) -> ItemsView[TopicPartition, OfferedEnd]:
+        """Return partitions and ends."""
+
+
+class BatchClamp(Protocol):
+    """What bounds the batches of a query."""
+
+    @property
+    def told(self) -> OfferedEnds:
+        """The ends that its drivers were told."""
+
+    @property
+    def offsets_per_record(self) -> float:
+        """At least 1."""
+
+    @property
+    def least_offsets(self) -> int:
+        """What a batch has at least."""
+
+
+class BoundedQuery(Protocol):
+    """A query whose rule is adaptive."""
+
+    @property
+    def clamp(self) -> BatchClamp:
+        """What bounds its batches."""
+
+    @property
+    def processing_rate(self) -> float | None:
+        """Records/s; None until known."""
+
+    @property
+    def batch_interval_ms(self) -> float | None:
+        """Between two triggers; None until known."""
+
+    @property
+    def bytes_per_record(self) -> float | None:
+        """None until known."""
+
+    @property
+    def ceiling(self) -> float | None:
+        """Records/s that it is held to; None when it is not."""
+
+    def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
+        """Set the ceiling."""
+
+
+QueriesOf = Callable[[str], Sequence[BoundedQuery]]
+"""Returns the queries of a client id whose rules are adaptive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +101,24 @@ class Ahead:
     bytes: float = 0.0
 
 
-class Rooms:
+class BatchPlanner:
     """Finds the room for the next batch of each client.
 
     Args:
         members: who belongs to a stage.
         book: knows what clients have completed, and log ends.
-        backpressure: knows what drivers were told.
+        queries_of: knows what drivers were told.
 
     """
 
-    def __init__(self, members: Members, book: ProgressBook, backpressure: Backpressure) -> None:
+    def __init__(self, members: StageClients, book: ProgressBook, queries_of: QueriesOf) -> None:
         self._members = members
         self._book = book
-        self._backpressure = backpressure
+        self._queries_of = queries_of
         self._planned: dict[str, Planned] = defaultdict(Planned)
         """By client id."""
 
-    def is_bounded(self, line: Line) -> bool:
+    def is_bounded(self, line: RunningPipeline) -> bool:
         """Say whether there is anything that a batch may have no room for."""
         settings = line.graph.settings
         bounds = (settings.max_lag, settings.max_pending_batches, settings.max_pending_bytes)
@@ -78,12 +144,14 @@ class Rooms:
         )
         if not batches:
             return Ahead()
-        pressed = next(iter(self._backpressure.of_client(client_id)), None)
+        pressed = next(iter(self._queries_of(client_id)), None)
         records = (told - done) / _offsets_per_record(pressed)
         size = pressed.bytes_per_record if pressed is not None else None
         return Ahead(batches, records, records * (size or 0.0))
 
-    def room(self, line: Line, stage: StageSettings, client_id: str, now_ms: float) -> Room | None:
+    def room(
+        self, line: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
+    ) -> Room | None:
         """Return the room for the next batch of a client of a stage; None: no bound."""
         if stage.name in line.graph.first and self._is_full(line, now_ms):
             return Room(0, line.completion.holder() or stage.name, ALL)
@@ -97,7 +165,7 @@ class Rooms:
         ]
         return min(rooms, key=lambda room: room.records, default=None)
 
-    def _is_full(self, line: Line, now_ms: float) -> bool:
+    def _is_full(self, line: RunningPipeline, now_ms: float) -> bool:
         pending = line.completion.max_pending
         if pending.max_batches is None and pending.max_bytes is None:
             return False
@@ -114,7 +182,7 @@ class Rooms:
 
     def _before(
         self,
-        line: Line,
+        line: RunningPipeline,
         stage: StageSettings,
         max_lag: int,
         writing: StageSettings,
@@ -139,7 +207,7 @@ class Rooms:
         ]
         asking = self._writer(line, writing, client_id, stage, now_ms)
         writers.append(replace(asking, weight=writing.normal_rate))
-        pressed = next(iter(self._backpressure.of_client(client_id)), None)
+        pressed = next(iter(self._queries_of(client_id)), None)
         partitions = sum(1 for _ in self._partitions(client_id, writing.consumes))
         offered = pressed.clamp.least_offsets if pressed is not None else 1
         least = max(1, math.ceil(max(partitions, offered) / _offsets_per_record(pressed)))
@@ -150,7 +218,12 @@ class Rooms:
         return Room(records, stage.name, why)
 
     def _writer(
-        self, line: Line, stage: StageSettings, client_id: str, reader: StageSettings, now_ms: float
+        self,
+        line: RunningPipeline,
+        stage: StageSettings,
+        client_id: str,
+        reader: StageSettings,
+        now_ms: float,
     ) -> Writer:
         topics = line.graph.topics_between(stage.name, reader.name)
         planned = self.ahead(client_id).records
@@ -170,7 +243,7 @@ class Rooms:
         )
 
     def _lag(
-        self, line: Line, stage: StageSettings, topics: Iterable[str], now_ms: float
+        self, line: RunningPipeline, stage: StageSettings, topics: Iterable[str], now_ms: float
     ) -> int | None:
         """Return how many records wait for a stage; None when that is not known again yet.
 
@@ -207,7 +280,7 @@ class Rooms:
         """
         query = self._book.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
-        for pressed in self._backpressure.of_client(client_id):
+        for pressed in self._queries_of(client_id):
             for key, told in pressed.clamp.told.items():
                 end, idle_at = ends.get(key, (0, 0))
                 ends[key] = max(end, told.offset), max(idle_at, told.idle_at)
@@ -220,5 +293,5 @@ class Rooms:
         return whole, done
 
 
-def _offsets_per_record(pressed: QueryPressure | None) -> float:
+def _offsets_per_record(pressed: BoundedQuery | None) -> float:
     return pressed.clamp.offsets_per_record if pressed is not None else 1.0

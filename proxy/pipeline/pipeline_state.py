@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from structlog import get_logger
 
-from proxy.pipeline import completion_state, controller
 from proxy.state import Record, StateError, StateWriter, Store
 
-from .line import Line
+from . import completion_state, controller
 from .recovery import Recovery
+from .running_pipeline import RunningPipeline
 
 FLOW_RECORDS = f"{controller.NAMESPACE}/"
 LEDGER_RECORDS = f"{completion_state.NAMESPACE}/"
@@ -17,7 +17,7 @@ LEDGER_RECORDS = f"{completion_state.NAMESPACE}/"
 _log = get_logger(__name__)
 
 
-class Keeping:
+class PipelineState:
     """The records of all pipelines. Nothing is kept before `load`, nor after `close`."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Keeping:
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
 
-    def load(self, store: Store, lines: Mapping[str, Line], now_ms: float) -> None:
+    def load(self, store: Store, lines: Mapping[str, RunningPipeline], now_ms: float) -> None:
         """Give the pipelines, by name, what an earlier process kept there; write there from now."""
         self._store, self._writer = store, StateWriter(store)
         flow, ledger = store.items(FLOW_RECORDS), store.items(LEDGER_RECORDS)
@@ -49,7 +49,7 @@ class Keeping:
                 _say_refused(problem)
             line.apply(line.flow.reapply(now_ms))
 
-    def forget(self, line: Line) -> None:
+    def forget(self, line: RunningPipeline) -> None:
         """Delete all records of a pipeline with the next `keep`: no other may take them up."""
         _, gone = line.completion.changes()
         gone += [record.key for record in line.completion.snapshot()]
@@ -58,7 +58,7 @@ class Keeping:
         gone += [key for key in self._unwritten if key.startswith(prefixes)]
         self._unwritten.update(dict.fromkeys(gone))
 
-    async def keep(self, lines: Iterable[Line]) -> None:
+    async def keep(self, lines: Iterable[RunningPipeline]) -> None:
         """Write what has changed; what can't be written is tried again."""
         for line in lines:
             for records, deleted in (line.flow.changes(), line.completion.changes()):
@@ -76,7 +76,9 @@ class Keeping:
             self._unwritten = writing | self._unwritten
             _log.error("state of pipelines not kept, trying again", error=str(error))
 
-    async def reapply(self, lines: Iterable[Line], clock_ms: Callable[[], float]) -> None:
+    async def reapply(
+        self, lines: Iterable[RunningPipeline], clock_ms: Callable[[], float]
+    ) -> None:
         """Read the state of the flow again and apply it, at a fixed period."""
         now_ms = clock_ms()
         due = [line for line in lines if line.flow.reapply_due(now_ms)]
