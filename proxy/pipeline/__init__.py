@@ -10,8 +10,8 @@ said otherwise. Rates are records per second.
   planned and not reported.
 - `shares`: how several nodes before a stage share what it processes.
 - `flow`: these joined for one pipeline.
-- `ledger`, on `buckets`: when everything made from a source batch is done.
-- `lane`, `edges`: what was written and not yet read. `early`: batches told before those that feed
-  them. `anchoring`: what a batch does to the edges. `inflight`: how much is not finished.
-- `completion`, and `completion_state` for its records: these joined for one pipeline.
+- `ledger`: when everything made from a source batch is done.
+- `edges`: what was written and not yet read. `deferred`: batches reported before those that feed
+  them. `completion`, and `completion_records` for its records: these joined for one pipeline.
+- `running`: all pipelines of the proxy, wired to what is measured, to clients, state and metrics.
 """

@@ -154,7 +154,7 @@ class BatchPlanner:
     ) -> Room | None:
         """Return the room for the next batch of a client of a stage; None: no bound."""
         if stage.name in line.graph.first and self._is_full(line, now_ms):
-            return Room(0, line.completion.holder() or stage.name, ALL)
+            return Room(0, line.completion.oldest_waits_at() or stage.name, ALL)
         max_lag = line.graph.settings.max_lag
         if max_lag is None:
             return None
@@ -166,8 +166,8 @@ class BatchPlanner:
         return min(rooms, key=lambda room: room.records, default=None)
 
     def _is_full(self, line: RunningPipeline, now_ms: float) -> bool:
-        pending = line.completion.max_pending
-        if pending.max_batches is None and pending.max_bytes is None:
+        settings = line.graph.settings
+        if settings.max_pending_batches is None and settings.max_pending_bytes is None:
             return False
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
@@ -178,7 +178,7 @@ class BatchPlanner:
                     ahead = self.ahead(client_id)
                     batches += ahead.batches
                     size_bytes += ahead.bytes
-        return pending.full(batches, size_bytes)
+        return line.completion.is_full(batches, size_bytes)
 
     def _before(
         self,

@@ -33,7 +33,7 @@ from .coordinator import Coordinator, Decision
 from .graph import Node, PipelineGraph, PipelineSettings, Source
 from .shares import Feed, fair_rates, room_for
 from .trigger import Direction, RateMeter, Stage, Trigger, Verdict
-from .walltime import WallTime
+from .wall_time import WallTime
 
 REAPPLY_MS = 5_000.0
 """How often the state is read and applied again."""

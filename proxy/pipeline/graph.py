@@ -8,7 +8,7 @@ to slow down has one address.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MIN_RATE = 1.0
@@ -190,6 +190,10 @@ class PipelineGraph:
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
         of_sources = {source.client_id for source in settings.sources}
+        self._consumers: dict[str, list[str]] = {}
+        for name in self.order:
+            for topic in self.stages[name].consumes:
+                self._consumers.setdefault(topic, []).append(name)
         self.first = tuple(
             name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
         )
@@ -202,6 +206,16 @@ class PipelineGraph:
     def downstream_of(self, node: str) -> tuple[str, ...]:
         """Return the stages that consume what a stage or source produces; empty when none."""
         return tuple(self._downstream.get(node, ()))
+
+    def feeder(self, stage: str, topic: str) -> str | None:
+        """Return the stage that produces what a stage consumes there; None: a source, or nobody."""
+        producer = self.producer_of.get(topic)
+        is_fed = producer in self.stages and topic in self.stages[stage].consumes
+        return producer if is_fed else None
+
+    def consumers_of(self, topic: str) -> Sequence[str]:
+        """Return the stages that consume a topic, in topological order."""
+        return self._consumers.get(topic, ())
 
     def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
         """Return the topics that the node produces and the stage consumes."""

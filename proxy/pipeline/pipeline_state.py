@@ -7,12 +7,12 @@ from structlog import get_logger
 
 from proxy.state import Record, StateError, StateWriter, Store
 
-from . import completion_state, controller
+from . import completion_records, controller
 from .recovery import Recovery
 from .running_pipeline import RunningPipeline
 
 FLOW_RECORDS = f"{controller.NAMESPACE}/"
-LEDGER_RECORDS = f"{completion_state.NAMESPACE}/"
+LEDGER_RECORDS = f"{completion_records.NAMESPACE}/"
 
 _log = get_logger(__name__)
 

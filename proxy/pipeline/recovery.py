@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from proxy.wire.topic_partition import TopicPartition
 
+from .edges import TopicRange
 from .graph import StageSettings
-from .lane import TopicRange
 
 LATE_MS = 60_000.0
 """The response to what is in the log at the start has passed by then: no client waits longer."""

@@ -21,14 +21,13 @@ from proxy.wire.topic_partition import TopicPartition
 
 from .arrivals import Arrivals
 from .batch_planner import BatchPlanner, QueriesOf
-from .completion import Completion
-from .early import StageBatch
+from .completion import PIPELINE_CHANGED, Completion
+from .deferred import StageBatch
+from .edges import MAX_OFFSET, TopicRange
 from .enforcer import Enforcer
 from .flow import PipelineFlow
 from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
-from .inflight import MaxPending
-from .lane import MAX_OFFSET, TopicRange
-from .ledger import PIPELINE_CHANGED, Ended, Outcome
+from .ledger import EndedRoot, RootOutcome
 from .pipeline_state import PipelineState
 from .running_pipeline import Output, RunningPipeline
 from .stage_clients import StageClients
@@ -345,15 +344,7 @@ class RunningPipelines:
     def _begin(self, settings: PipelineSettings, now_ms: float) -> RunningPipeline:
         graph = PipelineGraph(settings)
         now_s = self._clock_s()
-        completion = Completion(
-            settings.name,
-            [graph.stages[name] for name in graph.order],
-            timeout_ms=settings.timeout_ms,
-            random=SystemRandom(),
-            now_ms=now_ms,
-            now_s=now_s,
-            max_pending=MaxPending(settings.max_pending_batches, settings.max_pending_bytes),
-        )
+        completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
         _warn(settings)
         return RunningPipeline(settings, graph, PipelineFlow(settings, now_ms, now_s), completion)
 
@@ -363,16 +354,14 @@ class RunningPipelines:
         line.follow(settings, PipelineGraph(settings))
         line.apply(line.flow.update(settings, now_ms))
         line.apply(line.flow.reapply(now_ms))
-        stages = [line.graph.stages[name] for name in line.graph.order]
-        line.completion.update(stages, settings.timeout_ms, now_ms)
-        line.completion.max_pending.limit(settings.max_pending_batches, settings.max_pending_bytes)
+        line.completion.update(line.graph, now_ms)
         self._forget_nodes(settings.name)
         self._holds.press(line, now_ms)
 
     def _drop(self, line: RunningPipeline, now_ms: float) -> None:
         self._holds.release(line, now_ms)
         self._tell_ended(line, line.completion.take_ended())
-        name, pending = line.name, line.completion.max_pending.batches
+        name, pending = line.name, line.completion.ledger.pending_batches
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
@@ -386,10 +375,10 @@ class RunningPipelines:
 
     # Metrics
 
-    def _tell_ended(self, line: RunningPipeline, ended: Iterable[Ended]) -> None:
+    def _tell_ended(self, line: RunningPipeline, ended: Iterable[EndedRoot]) -> None:
         name = line.name
         for root in ended:
-            if root.outcome is Outcome.COMPLETED:
+            if root.outcome is RootOutcome.COMPLETED:
                 duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
                 self._instruments.ledger_completion_seconds.of(name).observe(duration_s)
                 continue
@@ -406,7 +395,7 @@ class RunningPipelines:
     def _show(self, line: RunningPipeline) -> None:
         name = line.name
         instruments = self._instruments
-        instruments.ledger_pending.of(name).set(line.completion.max_pending.batches)
+        instruments.ledger_pending.of(name).set(line.completion.ledger.pending_batches)
         nodes = {node.name: node.normal_rate for node in line.graph.nodes.values()}
         for node, normal_rate in nodes.items():
             change, ceiling = line.held.get(node), line.ceilings.get(node)

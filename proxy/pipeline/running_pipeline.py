@@ -11,9 +11,9 @@ from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
 from .completion import Completion
+from .edges import TopicRange
 from .flow import PipelineFlow, RateChange
 from .graph import PipelineGraph, PipelineSettings, StageSettings
-from .lane import TopicRange
 from .recovery import Recovery
 from .room import Room
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.lane import TopicRange
 from proxy.pipeline.recovery import LATE_MS, Recovery
 
 LOADED_MS = 1000.0
