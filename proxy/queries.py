@@ -179,7 +179,7 @@ class Queries:
         except ReportRefused as error:
             self._book.report_unread(error)
             raise
-        unknown = self._book.doubtful(report) | self._pipelines.unsure(report, clock_ms())
+        unknown = self._book.doubtful(report) | self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown)
         now_ms = clock_ms()
         accepted = self._book.report(report, now_ms, time.time(), ends)

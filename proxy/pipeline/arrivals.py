@@ -13,7 +13,7 @@ Lags = dict[tuple[str, str], int]
 
 
 class Arrivals:
-    """Looks at the progress of all queries, again and again.
+    """Counts arrivals by the progress of all queries.
 
     Args:
         book: knows log ends and lag.
@@ -23,10 +23,10 @@ class Arrivals:
     def __init__(self, book: ProgressBook) -> None:
         self._book = book
         self._ends: dict[TopicPartition, int] = {}
-        """The log end of each partition that was known at the last look."""
+        """The log end of each partition that was known at the last time."""
         self._arrived: Arrived = {}
 
-    def look(self) -> tuple[Arrived, Lags]:
+    def measure(self) -> tuple[Arrived, Lags]:
         """Return how much has arrived so far, and the lag as it is now."""
         ends: dict[TopicPartition, int] = {}
         lags: Lags = defaultdict(int)

@@ -6,18 +6,18 @@ counts.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, ItemsView, Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from proxy.progress.book import ProgressBook
+from proxy.progress.partition import PartitionProgress
 from proxy.wire.topic_partition import TopicPartition
 
+from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
+from .bounded_query import BoundedQuery, QueriesOf
 from .graph import StageSettings
-from .planned import Planned
-from .room import Room, Writer, fitting
+from .planned_batches import PlannedBatches
 from .running_pipeline import RunningPipeline
-from .stage_clients import StageClients
 
 UNKNOWN_MS = 15_000.0
 """For so long after a start nothing is planned before a stage whose lag is not known again. The
@@ -26,74 +26,8 @@ cluster is asked for the ends of logs at once, and again after 10 s."""
 ALL = "as much is in flight as max_pending allows"
 
 
-class OfferedEnd(Protocol):
-    """What a driver was told of the end of a partition."""
-
-    @property
-    def offset(self) -> int:
-        """The end that it was told."""
-
-    @property
-    def idle_at(self) -> int:
-        """All below had been read when the query was idle."""
-
-
-class OfferedEnds(Protocol):
-    """What the drivers of a query were told, by partition."""
-
-    def items(self) -> ItemsView[TopicPartition, OfferedEnd]:
-        """Return partitions and ends."""
-
-
-class BatchClamp(Protocol):
-    """What bounds the batches of a query."""
-
-    @property
-    def told(self) -> OfferedEnds:
-        """The ends that its drivers were told."""
-
-    @property
-    def offsets_per_record(self) -> float:
-        """At least 1."""
-
-    @property
-    def least_offsets(self) -> int:
-        """What a batch has at least."""
-
-
-class BoundedQuery(Protocol):
-    """A query whose rule is adaptive."""
-
-    @property
-    def clamp(self) -> BatchClamp:
-        """What bounds its batches."""
-
-    @property
-    def processing_rate(self) -> float | None:
-        """Records/s; None until known."""
-
-    @property
-    def batch_interval_ms(self) -> float | None:
-        """Between two triggers; None until known."""
-
-    @property
-    def bytes_per_record(self) -> float | None:
-        """None until known."""
-
-    @property
-    def ceiling(self) -> float | None:
-        """Records/s that it is held to; None when it is not."""
-
-    def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
-        """Set the ceiling."""
-
-
-QueriesOf = Callable[[str], Sequence[BoundedQuery]]
-"""Returns the queries of a client id whose rules are adaptive."""
-
-
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Planned:
     """What a client has planned and not reported."""
 
     batches: int = 0
@@ -102,140 +36,123 @@ class Ahead:
 
 
 class BatchPlanner:
-    """Finds the room for the next batch of each client.
+    """Computes the limit of the next batch of each client.
 
     Args:
-        members: who belongs to a stage.
         book: knows what clients have completed, and log ends.
         queries_of: knows what drivers were told.
 
     """
 
-    def __init__(self, members: StageClients, book: ProgressBook, queries_of: QueriesOf) -> None:
-        self._members = members
+    def __init__(self, book: ProgressBook, queries_of: QueriesOf) -> None:
         self._book = book
         self._queries_of = queries_of
-        self._planned: dict[str, Planned] = defaultdict(Planned)
+        self._batches: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
         """By client id."""
 
-    def is_bounded(self, line: RunningPipeline) -> bool:
-        """Say whether there is anything that a batch may have no room for."""
-        settings = line.graph.settings
-        bounds = (settings.max_lag, settings.max_pending_batches, settings.max_pending_bytes)
-        return any(bound is not None for bound in bounds)
-
-    def asks(self, client_id: str, partitions: Set[TopicPartition]) -> bool:
-        """Take note that a driver asks for ends; return whether it makes another plan."""
-        told, _ = self._told(client_id)
-        return self._planned[client_id].asks(partitions, told)
+    def look_up(self, client_id: str, partitions: Set[TopicPartition]) -> bool:
+        """Record that a driver looks up ends; return whether it makes another plan."""
+        offered, _ = self._offered(client_id)
+        return self._batches[client_id].look_up(partitions, offered)
 
     def reported(self, client_id: str) -> None:
-        """Take note of a report on a batch."""
-        if client_id in self._planned:
-            self._planned[client_id].reported()
+        """Record that a batch was reported."""
+        if client_id in self._batches:
+            self._batches[client_id].reported()
 
-    def ahead(self, client_id: str) -> Ahead:
+    def planned(self, client_id: str) -> Planned:
         """Return what a client has planned and not reported."""
-        told, done = self._told(client_id)
-        batches = (
-            self._planned[client_id].batches(told, done)
-            if client_id in self._planned
-            else (int(told > done))
-        )
+        offered, done = self._offered(client_id)
+        plans = self._batches.get(client_id)
+        batches = int(offered > done) if plans is None else plans.batches(offered, done)
         if not batches:
-            return Ahead()
-        pressed = next(iter(self._queries_of(client_id)), None)
-        records = (told - done) / _offsets_per_record(pressed)
-        size = pressed.bytes_per_record if pressed is not None else None
-        return Ahead(batches, records, records * (size or 0.0))
+            return Planned()
+        bounded = self._bounded(client_id)
+        records = (offered - done) / _offsets_per_record(bounded)
+        size = bounded.bytes_per_record if bounded is not None else None
+        return Planned(batches, records, records * (size or 0.0))
 
-    def room(
-        self, line: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
-    ) -> Room | None:
-        """Return the room for the next batch of a client of a stage; None: no bound."""
-        if stage.name in line.graph.first and self._is_full(line, now_ms):
-            return Room(0, line.completion.oldest_waits_at() or stage.name, ALL)
-        max_lag = line.graph.settings.max_lag
-        if max_lag is None:
+    def limit(
+        self, pipeline: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
+    ) -> BatchLimit | None:
+        """Return the limit of the next batch of a client of a stage; None: no bound."""
+        if stage.name in pipeline.graph.first and self._is_full(pipeline, now_ms):
+            return BatchLimit(0, pipeline.completion.oldest_waits_at() or stage.name, ALL)
+        if pipeline.graph.settings.max_lag is None:
             return None
-        rooms = [
-            room
-            for name in line.graph.downstream_of(stage.name)
-            if (room := self._before(line, line.stages[name], max_lag, stage, client_id, now_ms))
-        ]
-        return min(rooms, key=lambda room: room.records, default=None)
+        readers = [pipeline.stages[name] for name in pipeline.graph.downstream_of(stage.name)]
+        limits = (self._before(pipeline, each, stage, client_id, now_ms) for each in readers)
+        return min(filter(None, limits), key=lambda limit: limit.records, default=None)
 
-    def _is_full(self, line: RunningPipeline, now_ms: float) -> bool:
-        settings = line.graph.settings
-        if settings.max_pending_batches is None and settings.max_pending_bytes is None:
-            return False
+    def _is_full(self, pipeline: RunningPipeline, now_ms: float) -> bool:
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
-        for name in line.graph.first:
-            batches += line.completion.waiting(name)
-            if line.flow.is_alive(name, now_ms):
-                for client_id in self._members.clients_of(line.stages[name]):
-                    ahead = self.ahead(client_id)
-                    batches += ahead.batches
-                    size_bytes += ahead.bytes
-        return line.completion.is_full(batches, size_bytes)
+        for name in pipeline.graph.first:
+            batches += pipeline.completion.waiting(name)
+            if pipeline.flow.stages[name].is_alive(now_ms):
+                for client_id in pipeline.clients_of(pipeline.stages[name]):
+                    planned = self.planned(client_id)
+                    batches += planned.batches
+                    size_bytes += planned.bytes
+        return pipeline.completion.is_full(batches, size_bytes)
 
     def _before(
         self,
-        line: RunningPipeline,
+        pipeline: RunningPipeline,
+        reader: StageSettings,
         stage: StageSettings,
-        max_lag: int,
-        writing: StageSettings,
         client_id: str,
         now_ms: float,
-    ) -> Room | None:
-        """Return what a client of the stage `writing` may plan for the sake of one it feeds."""
+    ) -> BatchLimit | None:
+        """Return what a client of a stage may plan for the sake of a stage that it feeds."""
+        graph, max_lag = pipeline.graph, pipeline.graph.settings.max_lag
+        assert max_lag is not None
         # What sources bring is not kept back here: it takes no room from what stages write.
-        topics = [topic for topic in stage.consumes if line.graph.producer_of[topic] in line.stages]
-        lag = self._lag(line, stage, topics, now_ms)
+        topics = [topic for topic in reader.consumes if graph.producer_of[topic] in graph.stages]
+        lag = self._lag(pipeline, reader, topics, now_ms)
         if lag is None:
-            return Room(0, stage.name, f"how much waits for {stage.name} is not known yet")
+            return BatchLimit(0, reader.name, f"how much waits for {reader.name} is not known yet")
         clients = {
             (name, client)
-            for name in line.graph.upstream_of(stage.name)
-            if name in line.stages and line.flow.is_alive(name, now_ms)
-            for client in self._members.clients_of(line.stages[name])
+            for name in graph.upstream_of(reader.name)
+            if name in graph.stages and pipeline.flow.stages[name].is_alive(now_ms)
+            for client in pipeline.clients_of(graph.stages[name])
         }
         writers = [
-            self._writer(line, line.stages[name], client, stage, now_ms)
-            for name, client in clients - {(writing.name, client_id)}
+            self._writer(pipeline, graph.stages[name], client, reader, now_ms)
+            for name, client in clients - {(stage.name, client_id)}
         ]
-        asking = self._writer(line, writing, client_id, stage, now_ms)
-        writers.append(replace(asking, weight=writing.normal_rate))
-        pressed = next(iter(self._queries_of(client_id)), None)
-        partitions = sum(1 for _ in self._partitions(client_id, writing.consumes))
-        offered = pressed.clamp.least_offsets if pressed is not None else 1
-        least = max(1, math.ceil(max(partitions, offered) / _offsets_per_record(pressed)))
-        records = fitting(max_lag, lag, writers, client_id, least)
+        asking = self._writer(pipeline, stage, client_id, reader, now_ms)
+        writers.append(replace(asking, weight=stage.normal_rate))
+        bounded = self._bounded(client_id)
+        partitions = sum(1 for _ in self._partitions(client_id, stage.consumes))
+        offsets = bounded.clamp.least_offsets if bounded is not None else 1
+        least = max(1, math.ceil(max(partitions, offsets) / _offsets_per_record(bounded)))
+        records = records_that_fit(max_lag, lag, writers, client_id, least)
         if records is None:
             return None
-        why = f"{lag:,} records wait for {stage.name}, and max_lag is {max_lag:,}"
-        return Room(records, stage.name, why)
+        why = f"{lag:,} records wait for {reader.name}, and max_lag is {max_lag:,}"
+        return BatchLimit(records, reader.name, why)
 
     def _writer(
         self,
-        line: RunningPipeline,
+        pipeline: RunningPipeline,
         stage: StageSettings,
         client_id: str,
         reader: StageSettings,
         now_ms: float,
-    ) -> Writer:
-        topics = line.graph.topics_between(stage.name, reader.name)
-        planned = self.ahead(client_id).records
-        has_work = planned > 0 or self._lag(line, stage, stage.consumes, now_ms) != 0
-        return Writer(
+    ) -> UpstreamWriter:
+        topics = pipeline.graph.topics_between(stage.name, reader.name)
+        planned = self.planned(client_id).records
+        has_work = planned > 0 or self._lag(pipeline, stage, stage.consumes, now_ms) != 0
+        return UpstreamWriter(
             name=client_id,
             weight=stage.normal_rate if has_work else 0.0,
-            records_out=line.flow.records_out(stage.name, topics),
+            records_out=pipeline.flow.stages[stage.name].records_out(topics),
             planned=planned,
             written=sum(
                 each.range.end - each.range.start
-                for each in line.outputs.get(stage.name, ())
+                for each in pipeline.outputs.get(stage.name, ())
                 if each.range.topic in topics
             )
             if planned
@@ -243,55 +160,59 @@ class BatchPlanner:
         )
 
     def _lag(
-        self, line: RunningPipeline, stage: StageSettings, topics: Iterable[str], now_ms: float
+        self, pipeline: RunningPipeline, stage: StageSettings, topics: Iterable[str], now_ms: float
     ) -> int | None:
         """Return how many records wait for a stage; None when that is not known again yet.
 
         Before it has read anything, what was written since this process began.
         """
         lags: dict[TopicPartition, int] = {}
-        for client_id in self._members.clients_of(stage):
-            for key in self._partitions(client_id, topics):
-                query = self._book.query_of(client_id)
-                assert query is not None
-                partition = query.partitions[key]
+        for client_id in pipeline.clients_of(stage):
+            for key, partition in self._partitions(client_id, topics):
                 if partition.position is None:
                     continue
                 lag = partition.lag_records()
                 if lag is None:
-                    if now_ms - line.loaded_ms < UNKNOWN_MS:
+                    if now_ms - pipeline.loaded_ms < UNKNOWN_MS:
                         return None
                     continue
                 lags[key] = max(lags.get(key, 0), lag)
-                line.completed(key, partition.position)
-        for key, (start, end) in line.written.items():
+                pipeline.completed(key, partition.position)
+        for key, (start, end) in pipeline.unread.items():
             if key[0] in topics and key not in lags:
                 lags[key] = end - start
         return sum(lags.values())
 
-    def _partitions(self, client_id: str, topics: Iterable[str]) -> Iterable[TopicPartition]:
+    def _partitions(
+        self, client_id: str, topics: Iterable[str]
+    ) -> Iterator[tuple[TopicPartition, PartitionProgress]]:
         query = self._book.query_of(client_id)
-        return () if query is None else (key for key in query.partitions if key[0] in topics)
+        for key, partition in query.partitions.items() if query is not None else ():
+            if key[0] in topics:
+                yield key, partition
 
-    def _told(self, client_id: str) -> tuple[int, int]:
+    def _bounded(self, client_id: str) -> BoundedQuery | None:
+        return next(iter(self._queries_of(client_id)), None)
+
+    def _offered(self, client_id: str) -> tuple[int, int]:
         """Return what the drivers of a client were told in all, and completed of that, in offsets.
 
         Where it is not known what was completed, all was.
         """
         query = self._book.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
-        for pressed in self._queries_of(client_id):
-            for key, told in pressed.clamp.told.items():
+        for bounded in self._queries_of(client_id):
+            for key, told in bounded.clamp.told.items():
                 end, idle_at = ends.get(key, (0, 0))
                 ends[key] = max(end, told.offset), max(idle_at, told.idle_at)
-        whole = done = 0
+        offered = done = 0
         for key, (end, idle_at) in ends.items():
             partition = query.partitions.get(key) if query is not None else None
             completed = partition.completed_to if partition is not None else None
-            whole += end
+            offered += end
             done += end if completed is None else min(end, max(completed, idle_at))
-        return whole, done
+        return offered, done
 
 
-def _offsets_per_record(pressed: BoundedQuery | None) -> float:
-    return pressed.clamp.offsets_per_record if pressed is not None else 1.0
+def _offsets_per_record(bounded: BoundedQuery | None) -> float:
+    return bounded.clamp.offsets_per_record if bounded is not None else 1.0

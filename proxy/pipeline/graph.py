@@ -83,6 +83,12 @@ class PipelineSettings:
     timeout_ms: float = 600_000.0
     """A source batch that is not finished by then has failed."""
 
+    @property
+    def bounds_batches(self) -> bool:
+        """Whether there is anything that a batch may have no room for."""
+        bounds = (self.max_lag, self.max_pending_batches, self.max_pending_bytes)
+        return any(bound is not None for bound in bounds)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -1,67 +1,68 @@
 """Keeps the state of pipelines: read at the start, written when it changes, read again at times."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 from structlog import get_logger
 
 from proxy.state import Record, StateError, StateWriter, Store
 
 from . import completion_records, controller
-from .recovery import Recovery
 from .running_pipeline import RunningPipeline
 
 FLOW_RECORDS = f"{controller.NAMESPACE}/"
 LEDGER_RECORDS = f"{completion_records.NAMESPACE}/"
 
+REAPPLY_MS = 5_000.0
+"""How often the state of the flow is read and applied again."""
+
 _log = get_logger(__name__)
 
 
 class PipelineState:
-    """The records of all pipelines. Nothing is kept before `load`, nor after `close`."""
+    """The records of all pipelines. Nothing is kept before `load`, nor after `close`.
 
-    def __init__(self) -> None:
+    Args:
+        clock_ms: monotonic.
+
+    """
+
+    def __init__(self, clock_ms: Callable[[], float]) -> None:
+        self._clock_ms = clock_ms
         self._store: Store | None = None
         self._writer: StateWriter | None = None
+        self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
 
-    def load(self, store: Store, lines: Mapping[str, RunningPipeline], now_ms: float) -> None:
-        """Give the pipelines, by name, what an earlier process kept there; write there from now."""
+    def load(self, store: Store, pipelines: Collection[RunningPipeline]) -> None:
+        """Give the pipelines what an earlier process kept there; write there from now."""
         self._store, self._writer = store, StateWriter(store)
         flow, ledger = store.items(FLOW_RECORDS), store.items(LEDGER_RECORDS)
-        kept = tuple(
-            prefix
-            for line in lines.values()
-            for prefix in (line.flow.prefix, line.completion.prefix)
-        )
+        kept = tuple(prefix for each in pipelines for prefix in _prefixes(each))
         strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
         for key in strays:
-            _say_refused(f"{key}: there is no such pipeline any more; deleted")
+            _log_refused(f"{key}: there is no such pipeline any more; deleted")
         store.put_many((), delete=strays)
-        for line in lines.values():
-            kept_ledger = _under(ledger, line.completion.prefix)
-            if kept_ledger:
-                line.recovery = Recovery(now_ms)
-            problems = line.completion.load(kept_ledger, now_ms)
-            problems += line.flow.load(_under(flow, line.flow.prefix), now_ms)
-            for problem in problems:
-                _say_refused(problem)
-            line.apply(line.flow.reapply(now_ms))
+        for each in pipelines:
+            of_flow, of_ledger = _prefixes(each)
+            for problem in each.load(
+                _under(flow, of_flow), _under(ledger, of_ledger), self._clock_ms()
+            ):
+                _log_refused(problem)
 
-    def forget(self, line: RunningPipeline) -> None:
+    def forget(self, pipeline: RunningPipeline) -> None:
         """Delete all records of a pipeline with the next `keep`: no other may take them up."""
-        _, gone = line.completion.changes()
-        gone += [record.key for record in line.completion.snapshot()]
-        gone += [controller.record_key(line.name, node) for node in line.graph.nodes]
-        prefixes = (line.flow.prefix, line.completion.prefix)
-        gone += [key for key in self._unwritten if key.startswith(prefixes)]
+        _, gone = pipeline.completion.changes()
+        gone += [record.key for record in pipeline.completion.snapshot()]
+        gone += [controller.record_key(pipeline.name, node) for node in pipeline.graph.nodes]
+        gone += [key for key in self._unwritten if key.startswith(_prefixes(pipeline))]
         self._unwritten.update(dict.fromkeys(gone))
 
-    async def keep(self, lines: Iterable[RunningPipeline]) -> None:
+    async def keep(self, pipelines: Iterable[RunningPipeline]) -> None:
         """Write what has changed; what can't be written is tried again."""
-        for line in lines:
-            for records, deleted in (line.flow.changes(), line.completion.changes()):
+        for each in pipelines:
+            for records, deleted in (each.flow.changes(), each.completion.changes()):
                 self._unwritten.update(dict.fromkeys(deleted))
                 self._unwritten.update({record.key: record for record in records})
         if self._writer is None or not self._unwritten:
@@ -76,23 +77,19 @@ class PipelineState:
             self._unwritten = writing | self._unwritten
             _log.error("state of pipelines not kept, trying again", error=str(error))
 
-    async def reapply(
-        self, lines: Iterable[RunningPipeline], clock_ms: Callable[[], float]
-    ) -> None:
-        """Read the state of the flow again and apply it, at a fixed period."""
-        now_ms = clock_ms()
-        due = [line for line in lines if line.flow.reapply_due(now_ms)]
-        if not due or self._store is None:
+    async def reapply(self, pipelines: Iterable[RunningPipeline]) -> None:
+        """Read the state of the flow again, at a fixed period."""
+        if self._clock_ms() < self._reapply_ms or self._store is None:
             return
+        self._reapply_ms = self._clock_ms() + REAPPLY_MS
+        running = list(pipelines)  # others may come and go meanwhile
         try:
             records = await asyncio.to_thread(self._store.items, FLOW_RECORDS)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
-            records = None
-        for line in due:
-            if records is not None:
-                line.flow.load(_under(records, line.flow.prefix), clock_ms())
-            line.apply(line.flow.reapply(clock_ms()))
+            return
+        for each in running:
+            each.load_flow(_under(records, each.flow.prefix), self._clock_ms())
 
     async def close(self) -> None:
         """Keep nothing more: the store may be closed then."""
@@ -101,9 +98,13 @@ class PipelineState:
             await writer.close()
 
 
+def _prefixes(pipeline: RunningPipeline) -> tuple[str, str]:
+    return pipeline.flow.prefix, pipeline.completion.prefix
+
+
 def _under(records: Iterable[Record], prefix: str) -> list[Record]:
     return [record for record in records if record.key.startswith(prefix)]
 
 
-def _say_refused(problem: str) -> None:
+def _log_refused(problem: str) -> None:
     _log.warning("state of a pipeline not taken up", problem=problem)

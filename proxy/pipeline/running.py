@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from random import SystemRandom
 from types import MappingProxyType
 
 from structlog import get_logger
@@ -12,31 +11,24 @@ from structlog import get_logger
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.progress.book import Accepted, ProgressBook
-from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch, Report
-from proxy.progress.spans import spans_of
+from proxy.progress.report import Report
 from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
 
 from .arrivals import Arrivals
-from .batch_planner import BatchPlanner, QueriesOf
-from .completion import PIPELINE_CHANGED, Completion
-from .deferred import StageBatch
-from .edges import MAX_OFFSET, TopicRange
+from .batch_planner import BatchPlanner
+from .bounded_query import QueriesOf
+from .completion import PIPELINE_CHANGED
+from .edges import TopicRange
 from .enforcer import Enforcer
-from .flow import PipelineFlow
-from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
+from .graph import PipelineSettings
 from .ledger import EndedRoot, RootOutcome
 from .pipeline_state import PipelineState
-from .running_pipeline import Output, RunningPipeline
-from .stage_clients import StageClients
+from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
-
-FULL_BATCH = 0.5
-"""Of its interval: a batch that takes less does not say how fast its stage can process."""
 
 _log = get_logger(__name__)
 
@@ -71,12 +63,11 @@ class RunningPipelines:
         self._book = book
         self._queries_of = queries_of
         self._instruments = instruments
-        self._lines: dict[str, RunningPipeline] = {}
-        self._members = StageClients(book)
-        self._rooms = BatchPlanner(self._members, book, queries_of)
-        self._holds = Enforcer(self._members, queries_of, quotas, self._rooms)
-        self._measuring = Arrivals(book)
-        self._keeping = PipelineState()
+        self._pipelines: dict[str, RunningPipeline] = {}
+        self._planner = BatchPlanner(book, queries_of)
+        self._enforcer = Enforcer(self._planner, queries_of, quotas)
+        self._arrivals = Arrivals(book)
+        self._state = PipelineState(clock_ms)
         self._wake = asyncio.Event()
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
@@ -88,24 +79,26 @@ class RunningPipelines:
         """Follow the pipelines of another configuration; those that remain go on."""
         self.generation += 1
         now_ms = self._clock_ms()
-        wanted = {pipeline.name: pipeline for pipeline in pipelines}
-        for name in self._lines.keys() - wanted.keys():
-            self._drop(self._lines.pop(name), now_ms)
-        for name, pipeline in wanted.items():
-            line = self._lines.get(name)
-            if line is None:
-                self._lines[name] = self._begin(pipeline, now_ms)
-            elif line.settings != pipeline:
-                self._change(line, pipeline, now_ms)
+        wanted = {settings.name: settings for settings in pipelines}
+        for name in self._pipelines.keys() - wanted.keys():
+            self._drop(self._pipelines.pop(name), now_ms)
+        for name, settings in wanted.items():
+            pipeline = self._pipelines.get(name)
+            if pipeline is None:
+                made = RunningPipeline(settings, self._book, now_ms, self._clock_s())
+                self._pipelines[name] = made
+            elif pipeline.graph.settings != settings:
+                self._enforcer.release(pipeline, now_ms)
+                pipeline.update(settings, now_ms)
+                self._forget_nodes(name)
+                self._enforcer.hold(pipeline, now_ms)
         self._wake.set()
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
-        now_ms = self._clock_ms()
-        self._keeping.load(store, self._lines, now_ms)
-        for line in self._lines.values():
-            line.loaded_ms = now_ms
-            self._holds.press(line, now_ms)  # before a driver asks
+        self._state.load(store, self._pipelines.values())
+        for pipeline in self._pipelines.values():
+            self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""
@@ -114,49 +107,50 @@ class RunningPipelines:
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
         await self.keep()
-        await self._keeping.close()
+        await self._state.close()
 
     async def keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
-        await self._keeping.keep(self._lines.values())
+        await self._state.keep(self._pipelines.values())
 
-    # What the relay tells
+    # What the relay sees
 
     def follows(self, client_id: str | None) -> bool:
-        """Say whether what a client writes is of interest."""
+        """Return whether what a client writes is of interest."""
         return client_id is not None and any(
-            self._members.stage_of(line, client_id) is not None or client_id in line.sources
-            for line in self._lines.values()
+            pipeline.stage_of(client_id) is not None or client_id in pipeline.sources
+            for pipeline in self._pipelines.values()
         )
 
     def appended(
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
-        """Take note that a client has written the records from `start` up to `end`."""
-        for line in self._lines.values():
-            stage = self._members.stage_of(line, client_id)
-            if stage is None or topic not in stage.produces:
-                continue
-            self._book.appended(topic, partition, end, now_ms)
-            line.wrote(stage.name, Output(TopicRange(topic, partition, start, end), now_ms))
+        """Record that a client has written the records from `start` up to `end`."""
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(client_id)
+            if stage is not None and topic in stage.produces:
+                self._book.appended(topic, partition, end, now_ms)
+                pipeline.wrote(stage.name, TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
-        """Take note that a driver is about to be told the ends of partitions."""
-        for line in self._lines.values():
-            stage = self._members.stage_of(line, client_id)
-            if stage is None or not self._rooms.is_bounded(line):
-                continue
-            if self._rooms.asks(client_id, partitions):
-                self._holds.press_plan(line, stage, client_id, now_ms)
+        """Record that a driver is about to be told the ends of partitions."""
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(client_id)
+            if (
+                stage is not None
+                and pipeline.graph.settings.bounds_batches
+                and self._planner.look_up(client_id, partitions)
+            ):
+                self._enforcer.hold_plan(pipeline, stage, client_id, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
-        """Take note that a client has sent so many bytes for so many records."""
-        if records and any(client_id in line.sources for line in self._lines.values()):
-            self._holds.sent(client_id, count, records)
+        """Record that a client has sent so many bytes for so many records."""
+        if records and any(client_id in each.sources for each in self._pipelines.values()):
+            self._enforcer.sent(client_id, count, records)
 
-    # What reports tell
+    # What reports say
 
-    def unsure(self, report: Report, now_ms: float) -> set[TopicPartition]:
+    def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends should be passed to `reported`.
 
         Not none when a stage reports a batch that began before this process did.
@@ -164,25 +158,9 @@ class RunningPipelines:
         if report.batch is None:
             return set()
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
-        keys: set[TopicPartition] = set()
-        for line in self._lines.values():
-            stage = line.members.get(report.client_id or "") or line.members.get(report.name or "")
-            if stage is not None and line.recovery.concerns(stage, started_ms):
-                keys |= self._starts(line, stage).keys()
-        return keys
-
-    def _starts(self, line: RunningPipeline, stage: StageSettings) -> dict[TopicPartition, int]:
-        """Return up to where it is known who wrote what of a stage's topics.
-
-        Where nothing was written yet it is what the readers have completed, if there are any.
-        """
-        starts: dict[TopicPartition, int] = {}
-        for query in self._book.queries:
-            for key, partition in query.partitions.items():
-                if partition.completed_to is not None:
-                    starts[key] = min(starts.get(key, MAX_OFFSET), partition.completed_to)
-        starts |= line.completion.known_ends()
-        return {key: start for key, start in starts.items() if key[0] in stage.produces}
+        members = (report.client_id or "", report.name or "")
+        found = (each.lost_ends(members, started_ms) for each in self._pipelines.values())
+        return set[TopicPartition]().union(*found)
 
     def reported(
         self,
@@ -190,106 +168,39 @@ class RunningPipelines:
         now_ms: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
-        """Take in a report that the book has accepted; for `ends` see `unsure`."""
+        """Apply a report that the book has accepted; for `ends` see `lost_ends`."""
         report, query = accepted.report, accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
-        for line in self._lines.values():
-            stage = self._members.stage_of(line, query.client_id)
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(query.client_id)
             if stage is None:
                 continue
-            line.flow.alive(stage.name, now_ms)
+            trigger = pipeline.flow.stages[stage.name]
+            trigger.seen(now_ms)
             is_late = report.run_id != query.run_id  # of an earlier run
             if report.event == "running" or (is_late and report.batch is None):
                 continue
             if report.batch is not None:
-                self._add_batch(line, stage, accepted, ends, now_ms)
+                pipeline.add_batch(stage, accepted, self._queries_of(query.client_id), ends, now_ms)
             elif report.event == "idle":
-                # What came after that belongs to a batch that is not reported yet.
-                idle_ms = now_ms - report.age_ms
-                if all(each.at_ms <= idle_ms for each in line.outputs[stage.name]):
-                    line.completion.idle(stage.name, now_ms)
+                pipeline.idle(stage, now_ms - report.age_ms, now_ms)
             elif report.event == "terminated":
-                line.flow.ended(stage.name)
-            self._rooms.reported(query.client_id)
+                trigger.ended()
+            self._planner.reported(query.client_id)
             # What it has completed makes room for those before it, a root that ends for the first.
-            before = line.graph.upstream_of(stage.name)
-            for name in {stage.name, *line.graph.first, *before} & line.stages.keys():
-                self._holds.press_stage(line, line.stages[name], now_ms)
+            graph = pipeline.graph
+            before = {stage.name, *graph.first, *graph.upstream_of(stage.name)}
+            for name in before & graph.stages.keys():
+                self._enforcer.hold_stage(pipeline, graph.stages[name], now_ms)
             self._wake.set()
-
-    def _add_batch(
-        self,
-        line: RunningPipeline,
-        stage: StageSettings,
-        accepted: Accepted,
-        ends: Mapping[TopicPartition, int],
-        now_ms: float,
-    ) -> None:
-        report, query = accepted.report, accepted.query
-        batch = report.batch
-        assert batch is not None
-        ended_ms = now_ms - report.age_ms
-        execution_ms = float(batch.execution_ms or 0)
-        started_ms = ended_ms - execution_ms
-        outputs = line.take_outputs(stage.name, ended_ms)
-        unseen = self._unseen(line, stage, started_ms, ends)
-        pressed = self._queries_of(query.client_id)
-        size = next((each.bytes_per_record for each in pressed if each.bytes_per_record), 0.0)
-        line.completion.stage_batch(
-            StageBatch(
-                stage=stage.name,
-                batch=batch.batch_id,
-                inputs=tuple(_inputs(stage, query, batch)),
-                outputs=(*outputs, *unseen),
-                started_ms=started_ms,
-                size_bytes=round(batch.rows * (size or 0.0)),
-            ),
-            now_ms,
-        )
-        if batch.rows > 0 and execution_ms > 0:
-            rate = next((each.processing_rate for each in pressed if each.processing_rate), None)
-            # A short batch had little to do: what it shows is Spark's own time, not the stage's.
-            if not any(
-                execution_ms < FULL_BATCH * (each.batch_interval_ms or 0) for each in pressed
-            ):
-                line.flow.processing_rate(
-                    stage.name, rate or batch.rows / execution_ms * MS_PER_SECOND, now_ms
-                )
-            made: dict[str, int] = dict.fromkeys(stage.produces, 0)
-            for each in outputs:
-                made[each.topic] += each.end - each.start
-            line.flow.converted(stage.name, batch.rows, made)
-
-    def _unseen(
-        self,
-        line: RunningPipeline,
-        stage: StageSettings,
-        started_ms: float,
-        ends: Mapping[TopicPartition, int],
-    ) -> tuple[TopicRange, ...]:
-        """Return what only an earlier process can have seen a batch write."""
-        if not line.recovery.concerns(stage, started_ms):
-            return ()
-        later = [each.range for each in line.outputs[stage.name]]
-        unseen = line.recovery.recover(stage, self._starts(line, stage), ends, later)
-        if unseen:
-            records = sum(each.end - each.start for each in unseen)
-            _log.info("counted what an earlier process saw", stage=stage.name, records=records)
-        return unseen
 
     # What the admin server asks
 
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
         now_ms = self._clock_ms()
-        return [
-            {
-                **line.describe(line.flow.documents(now_ms)),
-                "completion": line.completion.document(now_ms),
-            }
-            for line in self._lines.values()
-        ]
+        return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
     # The loop
 
@@ -308,75 +219,39 @@ class RunningPipelines:
                     _log.error("unexpected error", about="pipelines", exc_info=error)
             self._wake.clear()
             await self.keep()
-            await self._keeping.reapply(self._lines.values(), self._clock_ms)
+            await self._state.reapply(self._pipelines.values())
 
     def tick(self, now_ms: float) -> None:
-        """Look at what is measured and due, and hold and release accordingly."""
-        if not self._lines:
+        """Do what is due by what is measured, and hold and release accordingly."""
+        if not self._pipelines:
             return
-        arrived, lags = self._measuring.look()
-        for line in self._lines.values():
-            for source in line.graph.settings.sources:
-                for topic in source.produces:
-                    if topic in arrived:
-                        line.flow.arrived(topic, arrived[topic], now_ms)
-            for stage in line.stages.values():
-                if all(topic in arrived for topic in stage.consumes):
-                    received = sum(arrived[topic] for topic in stage.consumes)
-                    line.flow.sample(stage.name, received, now_ms)
-                clients = self._members.clients_of(stage)
-                known = [
-                    lags[client, topic]
-                    for client in clients
-                    for topic in stage.consumes
-                    if (client, topic) in lags
-                ]
-                if known:
-                    line.flow.lag(stage.name, sum(known))
-            line.completion.tick(now_ms)
-            self._tell_ended(line, line.completion.take_ended())
-            line.apply(line.flow.tick(now_ms))
-            self._holds.press(line, now_ms)
-            self._show(line)
+        arrived, lags = self._arrivals.measure()
+        for pipeline in self._pipelines.values():
+            pipeline.measure(arrived, lags, now_ms)
+            pipeline.completion.tick(now_ms)
+            self._count_ended(pipeline.name, pipeline.completion.take_ended())
+            pipeline.log(pipeline.flow.tick(now_ms))
+            self._enforcer.hold(pipeline, now_ms)
+            self._show(pipeline)
 
-    # Making, changing, dropping
-
-    def _begin(self, settings: PipelineSettings, now_ms: float) -> RunningPipeline:
-        graph = PipelineGraph(settings)
-        now_s = self._clock_s()
-        completion = Completion(graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
-        _warn(settings)
-        return RunningPipeline(settings, graph, PipelineFlow(settings, now_ms, now_s), completion)
-
-    def _change(self, line: RunningPipeline, settings: PipelineSettings, now_ms: float) -> None:
-        _warn(settings)
-        self._holds.release(line, now_ms)
-        line.follow(settings, PipelineGraph(settings))
-        line.apply(line.flow.update(settings, now_ms))
-        line.apply(line.flow.reapply(now_ms))
-        line.completion.update(line.graph, now_ms)
-        self._forget_nodes(settings.name)
-        self._holds.press(line, now_ms)
-
-    def _drop(self, line: RunningPipeline, now_ms: float) -> None:
-        self._holds.release(line, now_ms)
-        self._tell_ended(line, line.completion.take_ended())
-        name, pending = line.name, line.completion.ledger.pending_batches
+    def _drop(self, pipeline: RunningPipeline, now_ms: float) -> None:
+        self._enforcer.release(pipeline, now_ms)
+        name, pending = pipeline.name, pipeline.completion.ledger.pending_batches
+        self._count_ended(name, pipeline.completion.take_ended())
         _log.warning("pipeline is gone", pipeline=name, pending=pending)
         if pending:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         self._forget_nodes(name)
         self._instruments.ledger_pending.forget(pipeline=name)
-        self._keeping.forget(line)
+        self._state.forget(pipeline)
+
+    # Metrics
 
     def _forget_nodes(self, pipeline: str) -> None:
         for metric in (self._instruments.stage_state, self._instruments.stage_rate):
             metric.forget(pipeline=pipeline)
 
-    # Metrics
-
-    def _tell_ended(self, line: RunningPipeline, ended: Iterable[EndedRoot]) -> None:
-        name = line.name
+    def _count_ended(self, name: str, ended: Iterable[EndedRoot]) -> None:
         for root in ended:
             if root.outcome is RootOutcome.COMPLETED:
                 duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
@@ -392,34 +267,11 @@ class RunningPipelines:
                 reason=reason,
             )
 
-    def _show(self, line: RunningPipeline) -> None:
-        name = line.name
-        instruments = self._instruments
-        instruments.ledger_pending.of(name).set(line.completion.ledger.pending_batches)
-        nodes = {node.name: node.normal_rate for node in line.graph.nodes.values()}
-        for node, normal_rate in nodes.items():
-            change, ceiling = line.held.get(node), line.ceilings.get(node)
-            is_held = change is not None or ceiling is not None
-            rate = change.rate if change is not None and change.rate is not None else normal_rate
-            if ceiling is not None:
-                rate = min(rate, ceiling.rate)
-            instruments.stage_state.of(name, node).set(float(is_held))
-            instruments.stage_rate.of(name, node).set(rate)
-
-
-def _inputs(stage: StageSettings, query: QueryProgress, batch: Batch) -> Iterator[TopicRange]:
-    """Yield what a batch has completed of the topics of its stage."""
-    for (topic, partition), span in spans_of(batch.sources).items():
-        if topic not in stage.consumes:
-            continue
-        start = span.start
-        if start is None:  # the first batch of a query
-            kept = query.partitions.get((topic, partition))
-            start = min(span.end, (kept.log_start if kept else None) or 0)
-        if start < span.end:
-            yield TopicRange(topic, partition, start, span.end)
-
-
-def _warn(settings: PipelineSettings) -> None:
-    for problem in find_endless(settings):
-        _log.warning("a hold may never end", problem=problem)
+    def _show(self, pipeline: RunningPipeline) -> None:
+        name, instruments = pipeline.name, self._instruments
+        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
+        for node in pipeline.graph.nodes.values():
+            state, ceiling = pipeline.flow.state_of(node.name), pipeline.ceilings.get(node.name)
+            held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
+            instruments.stage_state.of(name, node.name).set(float(bool(held)))
+            instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))

@@ -68,17 +68,17 @@ class Line:
 
     @classmethod
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
-        completion = Completion(
-            PipelineGraph(settings), random=Random(1), now_ms=now_ms, now_s=NOW_S
-        )
-        return cls(settings, PipelineFlow(settings, now_ms, NOW_S), completion)
+        graph = PipelineGraph(settings)
+        completion = Completion(graph, random=Random(1), now_ms=now_ms, now_s=NOW_S)
+        return cls(settings, PipelineFlow(graph, now_ms, NOW_S), completion)
 
     def run(self, stage: str, received: float, processing: float, lag: int, now_ms: float) -> None:
         """Tell how a stage did in the second before."""
         self.sent[stage] = self.sent.get(stage, 0.0) + received
-        self.flow.sample(stage, self.sent[stage], now_ms)
-        self.flow.processing_rate(stage, processing, now_ms)
-        self.flow.lag(stage, lag)
+        trigger = self.flow.stages[stage]
+        trigger.sample(self.sent[stage], now_ms)
+        trigger.processed(processing, now_ms)
+        trigger.lag(lag)
 
     def batch(self, stage: StageSettings, records: int, now_ms: float) -> None:
         """Let a stage finish a batch: it reads so many records, and writes as many."""
@@ -112,7 +112,7 @@ class PipelineWorld(SparkWorld):
     def pipelines(self) -> Sequence[Mapping[str, object]]:
         return [
             {
-                **line.flow.documents(self.now_ms),
+                **line.flow.document(self.now_ms),
                 "completion": line.completion.document(self.now_ms),
             }
             for line in self.lines.values()

@@ -157,7 +157,7 @@ class World:
             "batch": batch,
         }
         report = parse_report(json.dumps(document).encode())
-        asked = self.pipelines.unsure(report, self.now_ms)
+        asked = self.pipelines.lost_ends(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.book.report(report, self.now_ms, START_S)
         self.backpressure.reported(accepted, self.now_ms)
