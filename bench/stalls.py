@@ -30,7 +30,7 @@ from proxy.quota import (
     QuotaManager,
     QuotaSettings,
     Rule,
-    RuleBook,
+    RuleRegistry,
 )
 from proxy.relay.pipes import PipePool
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
@@ -137,7 +137,7 @@ class _Proxy:
             metrics=metrics,
             not_ready=lambda: None,
             quotas=self.quotas,
-            rules=RuleBook(self.quotas, MemoryStore(), settings),
+            rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             source=_Nothing(),
             history=self.history,
             parse_size=parse_size,

@@ -13,7 +13,7 @@ from proxy.admin.errors import ApiError, answer
 from proxy.admin.overrides import ParseSize, parse_override
 from proxy.admin.pieces import answer_in_slices
 from proxy.admin.status import Status
-from proxy.quota.rulebook import RuleBook
+from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
 from proxy.slices import Slices
 from proxy.state import StateError
@@ -52,7 +52,7 @@ class Api:
     def __init__(
         self,
         clients: Clients,
-        rules: RuleBook,
+        rules: RuleRegistry,
         status: Status,
         parse_size: ParseSize,
         clock_ms: Callable[[], float],

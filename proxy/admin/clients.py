@@ -12,7 +12,7 @@ from proxy.admin.queries import Queries
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rulebook import RuleBook, RuleEntry
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.slices import Slices
@@ -50,7 +50,7 @@ class Clients:
     def __init__(
         self,
         quotas: QuotaManager,
-        rules: RuleBook,
+        rules: RuleRegistry,
         queries: Queries,
         slices: Slices,
         clock_ms: Callable[[], float],

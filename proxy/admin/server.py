@@ -20,7 +20,7 @@ from proxy.admin.scrape import CONTENT_TYPE, scrape
 from proxy.admin.spark import SparkApi
 from proxy.admin.status import NotReady, Status, StatusSource
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
+from proxy.quota.rule_registry import RuleRegistry
 from proxy.slices import Slices
 
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -64,7 +64,7 @@ class AdminServer:
         metrics: CollectorRegistry,
         not_ready: NotReady,
         quotas: QuotaManager,
-        rules: RuleBook,
+        rules: RuleRegistry,
         source: StatusSource,
         history: History,
         parse_size: ParseSize,
