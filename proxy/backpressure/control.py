@@ -6,8 +6,8 @@ from operator import attrgetter
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
-from proxy.progress.book import Accepted
-from proxy.progress.roster import FORGET_AFTER_MS
+from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.state import Record
@@ -73,8 +73,8 @@ class Backpressure:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, {}).values())
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+    def reported(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Take in a report that the registry has accepted."""
         self._follow_rules(now_ms)
         for query in self.of_client(accepted.query.client_id):
             query.reported(accepted, now_ms)

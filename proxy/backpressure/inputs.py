@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_HOLDS = 512
@@ -240,7 +240,7 @@ class Reading:
     in a first batch, and where a partition is new."""
 
 
-def reading(batch: Batch) -> Reading:
+def reading(batch: BatchReport) -> Reading:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
     spans: dict[tuple[str, int], tuple[int, int]] = {}
@@ -256,7 +256,7 @@ def reading(batch: Batch) -> Reading:
     return Reading(records, sum(high - low for low, high in spans.values()))
 
 
-def ends_of(batch: Batch) -> dict[TopicPartition, int]:
+def ends_of(batch: BatchReport) -> dict[TopicPartition, int]:
     """Return up to where a batch read each partition."""
     ends: dict[TopicPartition, int] = {}
     for source in batch.sources:

@@ -8,9 +8,9 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.book import Accepted
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Adaptive, Rule
@@ -137,8 +137,8 @@ class QueryPressure:
         self._ceiling, self._ceiling_why = ceiling, why
         self._enforce(now_ms)
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+    def reported(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Take in a report that the registry has accepted."""
         report, query = accepted.report, accepted.query
         is_greeting = report.event == "running"
         if report.run_id != query.run_id or (is_greeting and query.ended):
@@ -273,7 +273,7 @@ class QueryPressure:
         )
         self._enforce(now_ms)
 
-    def _follow_interval(self, query: QueryProgress, batch: Batch | None) -> None:
+    def _follow_interval(self, query: QueryProgress, batch: BatchReport | None) -> None:
         if batch is not None:
             self._interval.add(batch)
         self._set_interval(self._interval.of(query, self._settings.batch_interval_ms))
@@ -305,7 +305,7 @@ class QueryPressure:
         self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _add_batch(self, batch: Batch, read: Reading, end_ms: float) -> None:
+    def _add_batch(self, batch: BatchReport, read: Reading, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         if self.batch_interval_ms is None:
             return

@@ -131,7 +131,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class Source(_Part):
+class SourceProgress(_Part):
     """What a batch read of one Kafka source."""
 
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)]
@@ -143,7 +143,7 @@ class Source(_Part):
     rows: Int64
 
 
-class Batch(_Part):
+class BatchReport(_Part):
     """One micro-batch that is done."""
 
     batch_id: Int64
@@ -152,7 +152,7 @@ class Batch(_Part):
     rows: Int64
     durations_ms: Annotated[dict[Name, Int64], Field(max_length=MAX_DURATIONS)]
     """Spark's durationMs: `triggerExecution` and others."""
-    sources: Annotated[tuple[Source, ...], Field(max_length=MAX_SOURCES, strict=False)]
+    sources: Annotated[tuple[SourceProgress, ...], Field(max_length=MAX_SOURCES, strict=False)]
 
     @property
     def timestamp_ms(self) -> float:
@@ -165,7 +165,7 @@ class Batch(_Part):
         return self.durations_ms.get("triggerExecution")
 
 
-class Trigger(_Part):
+class TriggerReport(_Part):
     """When a run plans its batches."""
 
     kind: Literal["processing_time", "available_now", "once", "continuous"]
@@ -189,7 +189,7 @@ class Report(_Part):
     """None: the name."""
     age_ms: Annotated[float, Field(ge=0, le=MAX_AGE_MS)]
     """How long ago the driver saw the event."""
-    batch: Batch | None = None
+    batch: BatchReport | None = None
     """With `progress` and never else."""
     error: Annotated[str, Field(max_length=MAX_ERROR_CHARS)] | None = None
     """With `terminated`, when the query failed."""
@@ -197,7 +197,7 @@ class Report(_Part):
     """With `running`: of the last batch of the run that Spark told the listener of."""
     under_way: bool | None = None
     """With `running`: whether a batch is planned and not yet done; None when that is not known."""
-    trigger: Trigger | None = None
+    trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ def parse_report(raw: bytes) -> Report:
 
     Raises ReportRefused: malformed when it is none, impossible for figures that no batch can have:
     negative rows, offsets or times. Whether offsets agree with each other and the log is checked
-    by the book.
+    by the registry.
     """
     if len(raw) > MAX_REPORT_BYTES:
         raise _malformed(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
@@ -237,7 +237,7 @@ def parse_report(raw: bytes) -> Report:
     return report
 
 
-def _size(batch: Batch) -> int:
+def _size(batch: BatchReport) -> int:
     return sum(
         max(map(_partitions, (source.end, source.start or {}, source.latest or {})))
         for source in batch.sources
@@ -248,7 +248,7 @@ def _partitions(offsets: Mapping[str, Mapping[int, int]]) -> int:
     return sum(map(len, offsets.values()))
 
 
-def _figures(batch: Batch) -> Iterator[tuple[tuple[str | int, ...], int]]:
+def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:
     """Yield where each figure stands, and the figure. There may be tens of thousands."""
     yield ("batch_id",), batch.batch_id
     yield ("rows",), batch.rows

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 MAX_RANGES = 128
 """How many ranges one set holds unless it is told otherwise."""
 
-Range = tuple[int, int]
+OffsetRange = tuple[int, int]
 """Offsets from the first up to but not including the second."""
 
 
-class Ranges:
+class OffsetRanges:
     """A set of offsets: disjoint ranges in order, which do not touch.
 
     When there would be more than `max_ranges` of them, the two with the smallest gap between them
     become one, so the set may hold offsets that were never added and never lacks one that was.
-    Use it only where that is the safe side. `blurred` tells how many offsets came in that way.
+    Use it only where that is the safe side. `filled_gaps` tells how many offsets came in that way.
 
     Adding and removing cost O(log n) to find the place and O(ranges touched); `max_ranges` bounds
     both. Raises ValueError when `max_ranges` is below 1.
     """
 
-    __slots__ = ("_ends", "_max", "_starts", "blurred")
+    __slots__ = ("_ends", "_max", "_starts", "filled_gaps")
 
     def __init__(self, max_ranges: int = MAX_RANGES) -> None:
         if max_ranges < 1:
@@ -29,17 +29,17 @@ class Ranges:
         self._max = max_ranges
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self.blurred = 0
+        self.filled_gaps = 0
         """How many offsets were taken in only to keep to the bound, since the set was made."""
 
-    def __iter__(self) -> Iterator[Range]:
+    def __iter__(self) -> Iterator[OffsetRange]:
         return iter(list(zip(self._starts, self._ends, strict=True)))
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __repr__(self) -> str:
-        return f"Ranges({list(self)})"
+        return f"OffsetRanges({list(self)})"
 
     @property
     def first(self) -> int | None:
@@ -74,7 +74,7 @@ class Ranges:
     def remove(self, start: int, end: int) -> None:
         """Remove the offsets from `start` to before `end`.
 
-        At the bound a hole within a range may close again; see `blurred`.
+        At the bound a hole within a range may close again; see `filled_gaps`.
         """
         if start >= end or not self._starts:
             return
@@ -98,9 +98,9 @@ class Ranges:
         self._starts.clear()
         self._ends.clear()
 
-    def missing(self, start: int, end: int) -> list[Range]:
+    def missing(self, start: int, end: int) -> list[OffsetRange]:
         """Return the ranges of `start` to before `end` that are not in the set, in order."""
-        gaps: list[Range] = []
+        gaps: list[OffsetRange] = []
         for index in range(bisect_right(self._ends, start), len(self._starts)):
             if self._starts[index] >= end:
                 break
@@ -111,13 +111,13 @@ class Ranges:
             gaps.append((start, end))
         return gaps
 
-    def without(self, other: "Ranges") -> list[Range]:
+    def without(self, other: "OffsetRanges") -> list[OffsetRange]:
         """Return the ranges of this set that are not in the other one, in order."""
         return [gap for start, end in self for gap in other.missing(start, end)]
 
-    def copy(self) -> "Ranges":
+    def copy(self) -> "OffsetRanges":
         """Return a set of the same offsets with the same bound."""
-        copy = Ranges(self._max)
+        copy = OffsetRanges(self._max)
         copy._starts, copy._ends = self._starts.copy(), self._ends.copy()
         return copy
 
@@ -125,6 +125,6 @@ class Ranges:
         while len(self._starts) > self._max:
             starts, ends = self._starts, self._ends
             gap, index = min((starts[i + 1] - ends[i], i) for i in range(len(starts) - 1))
-            self.blurred += gap
+            self.filled_gaps += gap
             del starts[index + 1]
             del ends[index]

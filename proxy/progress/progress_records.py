@@ -32,7 +32,7 @@ _Kept: TypeAlias = tuple[QueryProgress, TopicPartition]
 """Which partition of which query."""
 
 
-class Kept(BaseModel):
+class ProgressRecord(BaseModel):
     """What a record says."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
@@ -63,9 +63,9 @@ def key_of(label: str, topic: str, partition: int) -> str:
     return f"{NAMESPACE}{quoted(label)}/{quoted(topic)}/{partition}"
 
 
-def read_record(record: Record) -> Kept:
+def read_record(record: Record) -> ProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    kept = read_form(record, FORM, Kept)
+    kept = read_form(record, FORM, ProgressRecord)
     if record.key != key_of(kept.label, kept.topic, kept.partition):
         raise ValueError(
             f"it is about {kept.label!r}, {kept.topic}-{kept.partition}, which is not its key"
@@ -125,11 +125,11 @@ def _record_of(kept: _Kept) -> Record | None:
 
 def _record(query: QueryProgress, partition: PartitionProgress) -> Record | None:
     """Return the record of a partition; None while nothing of it is completed."""
-    completed = partition.completed_to
+    completed = partition.committed_to
     if completed is None or query.progress_id is None or partition.run_id is None:
         return None
     topic_id = partition.topic_id
-    # As Kept has it, but made without it: there may be thousands.
+    # As ProgressRecord has it, but made without it: there may be thousands.
     value: Json = {
         "label": query.name,
         "client_id": query.client_id,
@@ -141,8 +141,8 @@ def _record(query: QueryProgress, partition: PartitionProgress) -> Record | None
         "partition": partition.partition,
         "leader": partition.leader,
         "completed": completed,
-        "delivered": max(partition.delivered_to or 0, completed),
+        "delivered": max(partition.position or 0, completed),
         "backwards": partition.may_go_back,
-        "at_s": partition.completed_s,
+        "at_s": partition.committed_at_s,
     }
     return Record.of(key_of(query.name, *partition.key), value, FORM)
