@@ -125,9 +125,9 @@ class Queries:
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
-        for problem in self._registry.load(store.items(progress_records.NAMESPACE)):
+        for problem in self._registry.load(store.items(progress_records.FORMAT.prefix)):
             _log.warning("progress not taken up", problem=problem)
-        kept = store.items(pressure_records.NAMESPACE)
+        kept = store.items(pressure_records.FORMAT.prefix)
         for problem in self._backpressure.load(kept, clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
@@ -244,21 +244,20 @@ class Queries:
     async def _keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
         async with self._keeping:
-            writer = self._writer
-            if writer is None:
-                return
-            records, deleted = self._registry.changes()
-            pressures, forgotten = self._backpressure.changes()
-            records += pressures
-            deleted += forgotten
-            if not records and not deleted:
-                return
-            try:
-                await writer.put_many(records, delete=deleted)
-            except StateError as error:
-                self._registry.changes_failed()
-                self._backpressure.changes_failed()
-                _log.error("progress not kept, trying again", error=str(error))
+            while (writer := self._writer) is not None:
+                records, deleted = self._registry.changes()
+                pressures, forgotten = self._backpressure.changes()
+                records += pressures
+                deleted += forgotten
+                if not records and not deleted:
+                    return
+                try:
+                    await writer.put_many(records, delete=deleted)
+                except StateError as error:
+                    self._registry.changes_failed()
+                    self._backpressure.changes_failed()
+                    _log.error("progress not kept, trying again", error=str(error))
+                    return
 
     async def _resolve_names(self) -> None:
         tries: dict[bytes, int] = {}

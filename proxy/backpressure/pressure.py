@@ -21,7 +21,7 @@ from .clamp import Clamp
 from .figures import Figures
 from .inputs import Reading, ends_of, reading
 from .interval import TriggerInterval
-from .records import FORM, Kept, by_topic, key_of
+from .records import FORMAT, Kept, by_topic, key_of
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
@@ -252,7 +252,7 @@ class QueryPressure:
             "told": by_topic(self.clamp.told.kept()),
             "starts": by_topic(self.clamp.told.starts),
         }
-        return Record.of(self.key, value, FORM)
+        return Record.of(self.key, value, FORMAT.version)
 
     def resume(self, kept: Kept, now_ms: float) -> None:
         """Go on from what an earlier process kept, as if its last report had come just now."""

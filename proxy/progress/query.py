@@ -66,6 +66,9 @@ class QuerySink(Protocol):
     def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
         """Learn that a partition's record is not wanted any more."""
 
+    def relabelled(self, query: "QueryProgress", old_label: str) -> None:
+        """Learn that the records of a query are to stand under another label."""
+
 
 class QueryProgress:
     """What the client of one query was given and has completed.

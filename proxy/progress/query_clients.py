@@ -7,7 +7,6 @@ they are away for long or the room is needed.
 from collections.abc import Iterator
 
 from .events import EventKind
-from .progress_records import Journal
 from .query import QueryProgress, QuerySink
 from .settings import ProgressSettings
 
@@ -19,9 +18,8 @@ daily job finds its progress after a weekend's first day."""
 class QueryClients:
     """The followed queries. Times are monotonic milliseconds."""
 
-    def __init__(self, sink: QuerySink, journal: Journal) -> None:
+    def __init__(self, sink: QuerySink) -> None:
         self._sink = sink
-        self._journal = journal
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
         self._settings = ProgressSettings()
@@ -140,12 +138,11 @@ class QueryClients:
     def _set_label(self, query: QueryProgress, label: str) -> None:
         if label == query.name and self._labels.get(label) is query:
             return
-        if self._labels.get(query.name) is query:
-            del self._labels[query.name]
-            self._journal.forget_keys(query)
-        query.name = label
+        old_label, query.name = query.name, label
+        if self._labels.get(old_label) is query:
+            del self._labels[old_label]
+            self._sink.relabelled(query, old_label)
         self._labels[label] = query
-        self._journal.keep_all(query)
 
     def _make(self, client_id: str) -> QueryProgress:
         query = self._queries[client_id] = QueryProgress(client_id, client_id, self._sink)

@@ -6,16 +6,15 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from proxy.state import Record
+from proxy.state import Journal, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .commits import Commits
 from .documents import Document, Times, query_document
 from .events import OnEvent, ProgressEvent
-from .loading import load_records
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
-from .progress_records import Journal
+from .progress_records import FORMAT, key_of, load_records, record_of
 from .query import QueryProgress
 from .query_clients import QueryClients
 from .report import Report, ReportRefused
@@ -23,6 +22,9 @@ from .report_handler import AcceptedReport, KnowsClient, ReportHandler
 from .settings import STUCK_AFTER_MS, ProgressSettings
 
 __all__ = ["AcceptedReport", "QueryRegistry"]
+
+MAX_RECORDS_PER_WRITE = 1000
+"""Making them takes some 10 ms."""
 
 
 class QueryRegistry:
@@ -39,9 +41,9 @@ class QueryRegistry:
         self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
     ) -> None:
         self._on_event = on_event
-        self._journal = Journal()
+        self._journal = Journal(record_of, key_of)
         self._commits = Commits()
-        self._clients = QueryClients(self, self._journal)
+        self._clients = QueryClients(self)
         self._reports = ReportHandler(self._clients, knows_client)
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
@@ -164,12 +166,14 @@ class QueryRegistry:
             kept.record_log_start(offset, now_ms)
 
     def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call; O(changed).
+        """Return records to write and keys to delete since the last call, until there are none.
+
+        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still.
 
         A partition has a record once a batch has completed something of it. What is delivered
         alone makes no record due: it is written with what is completed.
         """
-        return self._journal.take()
+        return self._journal.take(MAX_RECORDS_PER_WRITE)
 
     def changes_failed(self) -> None:
         """Let the next `changes` return what the last one did as well: it was not written."""
@@ -207,13 +211,19 @@ class QueryRegistry:
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Take note that a partition's record is out of date; for the queries of this book."""
-        self._journal.changed(query, partition)
+        self._journal.mark_changed((query, partition.key))
         self._commits.changed(query, partition)
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Take note that a partition is let go; for the queries of this book."""
-        self._journal.removed(query, partition)
+        self._journal.mark_removed((query, partition.key))
         self._commits.removed(query, partition)
+
+    def relabelled(self, query: QueryProgress, old_label: str) -> None:
+        """Move a query's records under its present label; for the queries of this registry."""
+        for key in query.partitions:
+            self._journal.mark_deleted(FORMAT.key(old_label, *key))
+            self._journal.mark_changed((query, key))
 
     def _seek(self, partitions: Iterable[PartitionProgress]) -> set[TopicPartition]:
         """Return their keys; keep who reads them, so that what is learned finds them at once."""

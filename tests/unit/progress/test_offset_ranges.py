@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.progress.offset_ranges import OffsetRanges
+from proxy.progress.offset_ranges import OffsetRanges, RangeSet
 
 OFFSETS = st.integers(0, 60)
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "below"]), OFFSETS, OFFSETS))
@@ -84,6 +84,7 @@ def test_it_is_a_set_of_offsets(steps, start, end):
     assert (ranges.first, bool(ranges)) == (min(model, default=None), bool(model))
     assert ranges.filled_gaps == 0
     assert offsets(ranges.missing(start, end)) == set(range(start, end)) - model
+    assert ranges.covered(start, end) == len(set(range(start, end)) & model)
     for offset in range(61):
         end_at = next(n for n in range(offset, 99) if n not in model)
         assert ranges.end_at(offset) == (end_at if offset in model else None)
@@ -123,6 +124,37 @@ def test_at_the_bound_the_nearest_two_become_one():
     ranges = made((0, 1), (10, 11), (13, 14), max_ranges=2)
     assert list(ranges) == [(0, 1), (10, 14)]
     assert ranges.filled_gaps == 2
+
+
+@given(STEPS, st.integers(1, 4))
+def test_or_the_lowest_are_dropped_and_nothing_comes_in(steps, max_ranges):
+    ranges, model = OffsetRanges(max_ranges, drop_lowest=True), set()
+    for what, low, high in steps:
+        span = set(range(low, high))
+        if what == "add":
+            ranges.add(low, high)
+            model |= span
+        elif what == "remove":
+            ranges.remove(low, high)
+            model -= span
+        else:
+            ranges.remove_below(low)
+            model = {offset for offset in model if offset >= low}
+        check_form(ranges)
+        assert len(ranges) <= max_ranges
+        assert offsets(ranges) == {offset for offset in model if offset >= (ranges.first or 0)} or (
+            not ranges and not model
+        )
+        model = offsets(ranges)
+        assert ranges.filled_gaps == 0
+
+
+def test_a_set_of_times():
+    held = RangeSet[float](2)
+    assert (held.add(0.5, 1.0), held.add(2.0, 2.5), held.add(0.75, 1.25)) == (0.5, 0.5, 0.25)
+    assert held.covered(0.0, 2.25) == 1.0
+    assert (held.add(10.0, 11.0), list(held)) == (1.0, [(0.5, 2.5), (10.0, 11.0)])
+    assert held.filled_gaps == 0.75
 
 
 def test_memory_does_not_grow_with_offsets():

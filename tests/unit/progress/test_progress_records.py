@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import Client, World, configured, uuid
 
-from proxy.progress.progress_records import key_of
+from proxy.progress.progress_records import FORMAT
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
@@ -229,7 +229,7 @@ GOOD = {
     "backwards": False,
     "at_s": 1.5,
 }
-KEY = key_of("orders", "t", 0)
+KEY = FORMAT.key("orders", "t", 0)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ KEY = key_of("orders", "t", 0)
 def test_records_that_do_not_fit_are_refused_and_the_others_kept(
     world, key, change, version, named
 ):
-    other = Record.of(key_of("orders", "t", 7), {**GOOD, "partition": 7})
+    other = Record.of(FORMAT.key("orders", "t", 7), {**GOOD, "partition": 7})
     (refused,) = world.registry.load([Record.of(key, {**GOOD, **change}, version), other])
     assert key in refused
     assert named in refused
@@ -274,7 +274,7 @@ def test_damaged_records_are_refused(world, text):
 def test_two_queries_of_one_client_cannot_both_be_loaded(world):
     def record(label, at_s):
         value = {**GOOD, "label": label, "client_id": "c", "at_s": at_s, "query_id": uuid(label)}
-        return Record.of(key_of(label, "t", 0), {**value, "name": label})
+        return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
     (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
     assert "progress/old/t/0" in refused
@@ -286,7 +286,7 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
 
     def record(label, at_s):
         value = {**GOOD, "label": label, "client_id": label, "at_s": at_s, "query_id": uuid(label)}
-        return Record.of(key_of(label, "t", 0), {**value, "name": label})
+        return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
     (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
     assert "progress/old/t/0" in refused
