@@ -243,23 +243,9 @@ class Reading:
 def reading(batch: BatchReport) -> Reading:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for source in batch.sources:
-        for topic, ends in source.end.items():
-            starts = (source.start or {}).get(topic, {})
-            for partition, end in ends.items():
-                start = starts.get(partition)
-                if start is None:
-                    return Reading(records, None)
-                low, high = spans.get((topic, partition), (start, end))
-                spans[topic, partition] = min(low, start), max(high, end)
-    return Reading(records, sum(high - low for low, high in spans.values()))
-
-
-def ends_of(batch: BatchReport) -> dict[TopicPartition, int]:
-    """Return up to where a batch read each partition."""
-    ends: dict[TopicPartition, int] = {}
-    for source in batch.sources:
-        for topic, of_topic in source.end.items():
-            ends |= {(topic, partition): end for partition, end in of_topic.items()}
-    return ends
+    offsets = 0
+    for read in batch.ranges.values():
+        if read.start is None:
+            return Reading(records, None)
+        offsets += read.end - read.start
+    return Reading(records, offsets)

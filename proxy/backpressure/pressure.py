@@ -19,7 +19,7 @@ from proxy.state import Json, Record
 from .bound import Bound, Return
 from .clamp import Clamp
 from .figures import Figures
-from .inputs import Reading, ends_of, reading
+from .inputs import Reading, reading
 from .interval import TriggerInterval
 from .records import FORMAT, Kept, by_topic, key_of
 
@@ -311,7 +311,7 @@ class QueryPressure:
             return
         ends = {key: told.latest for key, told in self.clamp.told.items()}
         ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
-        left = self.clamp.told.left(ends_of(batch))
+        left = self.clamp.told.left({key: each.end for key, each in batch.ranges.items()})
         found = self._figures.add(
             batch, read, end_ms, ends, ends_ms, left=left, static=self._static
         )

@@ -24,7 +24,6 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import BatchReport, Report
 from proxy.progress.report_handler import AcceptedReport
-from proxy.progress.spans import ranges_of
 from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
@@ -426,7 +425,7 @@ class Pipelines:
 
 def _inputs(stage: StageSettings, query: QueryProgress, batch: BatchReport) -> Iterator[TopicRange]:
     """Yield what a batch has completed of the topics of its stage."""
-    for (topic, partition), span in ranges_of(batch.sources).items():
+    for (topic, partition), span in batch.ranges.items():
         if topic not in stage.consumes:
             continue
         start = span.start

@@ -12,8 +12,8 @@ from typing import Final
 from .events import EventKind, PartitionSink, SkipReason
 from .log_edges import LogEdges
 from .offset_ranges import OffsetRange, OffsetRanges
+from .report import BatchRange
 from .skipped_ranges import SkippedRanges
-from .spans import BatchRange
 from .stall import Stall
 
 

@@ -11,9 +11,8 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import Advice, EventKind, ProgressEvent, SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import Refusal, TriggerReport
+from .report import BatchRange, Refusal, TriggerReport
 from .settings import QuerySettings
-from .spans import BatchRange
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
@@ -18,6 +20,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+from proxy.wire.topic_partition import TopicPartition
 
 MAX_REPORT_BYTES = 4 << 20
 """Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
@@ -143,6 +147,22 @@ class SourceProgress(_Part):
     rows: Int64
 
 
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What a batch completed of a partition."""
+
+    start: int | None
+    """None when the batch says nothing of it: the first one of a query, or a new partition."""
+    end: int
+    """The offset behind the last one."""
+
+    def of_both(self, other: "BatchRange") -> "BatchRange":
+        """Return what two sources that read the partition have both completed."""
+        is_known = self.start is not None and other.start is not None
+        start = min(self.start or 0, other.start or 0) if is_known else None
+        return BatchRange(start, min(self.end, other.end))
+
+
 class BatchReport(_Part):
     """One micro-batch that is done."""
 
@@ -163,6 +183,25 @@ class BatchReport(_Part):
     def execution_ms(self) -> int | None:
         """How long the whole batch took, from its trigger on; None when it does not say."""
         return self.durations_ms.get("triggerExecution")
+
+    @cached_property
+    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
+        """What the batch completed of each partition that it read to somewhere.
+
+        A query may read one topic by several sources, each at its own offsets. What all of them
+        have read counts: the lowest start (None when one has none) and the lowest end. So the
+        ranges of batches in a row join, whichever source is ahead.
+        """
+        ranges: dict[TopicPartition, BatchRange] = {}
+        for source in self.sources:
+            starts = source.start or {}
+            for topic, ends in source.end.items():
+                of_topic = starts.get(topic, {})
+                for partition, end in ends.items():
+                    read = BatchRange(of_topic.get(partition), end)
+                    other = ranges.get((topic, partition))
+                    ranges[topic, partition] = read if other is None else read.of_both(other)
+        return ranges
 
 
 class TriggerReport(_Part):

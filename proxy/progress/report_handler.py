@@ -10,9 +10,8 @@ from .events import EventKind, SkipReason
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
-from .report import Refusal, Report, ReportRefused
+from .report import BatchRange, Refusal, Report, ReportRefused
 from .senders import Senders
-from .spans import BatchRange, ranges_of
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
@@ -63,7 +62,7 @@ class ReportHandler:
         client_id = report.client_id or self._clients.client_of(report.name or "")
         query = self._clients.get(client_id)
         partitions = query.partitions if query is not None else {}
-        ranges = ranges_of(report.batch.sources) if report.batch is not None else {}
+        ranges = report.batch.ranges if report.batch is not None else {}
         return {
             key
             for key, span in ranges.items()
@@ -83,7 +82,7 @@ class ReportHandler:
         try:
             client_id = self._client_of(report)
             query = self._clients.get(client_id) or self._movable(report, now_ms)
-            ranges = ranges_of(report.batch.sources) if report.batch is not None else {}
+            ranges = report.batch.ranges if report.batch is not None else {}
             self._check(report, client_id, query, ranges, ends, now_ms)
         except ReportRefused as error:
             self.results[error.reason] += 1

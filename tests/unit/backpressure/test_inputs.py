@@ -183,6 +183,12 @@ READ = [
         18,
         10,
     ),
+    (
+        "a source that is ahead: what both have read",
+        [({"t": {"0": 0}}, {"t": {"0": 10}}, 10), ({"t": {"0": 20}}, {"t": {"0": 25}}, 5)],
+        15,
+        10,
+    ),
     ("the first batch has no start", [(None, {"t": {"0": 10}}, 10)], 10, None),
     ("a new partition has none", [({"t": {"0": 1}}, {"t": {"0": 3, "1": 9}}, 11)], 11, None),
 ]

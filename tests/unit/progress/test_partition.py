@@ -10,8 +10,8 @@ from proxy.progress.events import EventKind, SkipReason
 from proxy.progress.log_edges import CUT_CONFIRM_MS
 from proxy.progress.offset_ranges import MAX_RANGES
 from proxy.progress.partition import PartitionProgress
+from proxy.progress.report import BatchRange
 from proxy.progress.skipped_ranges import MAX_SKIPS
-from proxy.progress.spans import BatchRange
 
 RUN, OTHER_RUN = "run-1", "run-2"
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16

@@ -15,11 +15,11 @@ from proxy.progress.report import (
     MAX_PARTITIONS,
     MAX_REPORT_BYTES,
     STATUS,
+    BatchRange,
     Refusal,
     ReportRefused,
     parse_report,
 )
-from proxy.progress.spans import BatchRange, ranges_of
 
 SENDER, QUERY, RUN = "a" * 32, "00000000-0000-0000-0000-00000000000b", "c" * 32
 
@@ -323,4 +323,16 @@ def source(end, start=None):
 )
 def test_what_a_batch_completed(sources, ranges):
     report = parse(changed("batch/sources", sources))
-    assert ranges_of(report.batch.sources) == ranges
+    assert report.batch.ranges == ranges
+
+
+def test_the_ranges_of_batches_in_a_row_join_whichever_source_is_ahead():
+    slow, fast = [0, 10, 30, 60], [0, 25, 40, 60]
+    ranges = []
+    for number in range(3):
+        sources = [
+            source({"t": {"0": read[number + 1]}}, {"t": {"0": read[number]}})
+            for read in (slow, fast)
+        ]
+        ranges.append(parse(changed("batch/sources", sources)).batch.ranges["t", 0])
+    assert ranges == [BatchRange(0, 10), BatchRange(10, 30), BatchRange(30, 60)]
