@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 
 from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.backpressure.planner import DriverLookups
-from proxy.progress.book import ProgressBook
 from proxy.progress.query import QueryProgress
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.quota.entities import ClientIdentity
@@ -200,12 +200,12 @@ class Following:
 
     def __init__(
         self,
-        book: ProgressBook,
+        registry: QueryRegistry,
         backpressure: Backpressure,
         names: TopicNames,
         quotas: QuotaManager,
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._backpressure = backpressure
         self._names = names
         self._quotas = quotas
@@ -216,7 +216,7 @@ class Following:
     def generation(self) -> int:
         """Changes whenever `watch` may give another answer."""
         own = self.appends.generation if self.appends is not None else 0
-        return self._book.generation + self._quotas.generation + own
+        return self._registry.generation + self._quotas.generation + own
 
     def watch(
         self, identity: ClientIdentity, node_id: int | None, present: Watch | None, now_ms: float
@@ -243,8 +243,8 @@ class Following:
     ) -> Reads | None:
         pressure = self._backpressure.pressure(identity, now_ms)
         if pressure is not None:
-            self._book.follow(client_id)
-        query = self._book.query_of(client_id)
+            self._registry.follow(client_id)
+        query = self._registry.query_of(client_id)
         if present is not None and present.reads is not None:
             if query is present.reads.query:
                 present.reads.follow(pressure)
