@@ -27,8 +27,8 @@ from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.turn import Turn
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.sasl import SaslExchange
 
 LINGER_S = 1.0

@@ -17,7 +17,7 @@ from proxy.wire.apis import (
     is_known,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.prefix import (
+from proxy.wire.request_fields import (
     FetchLimits,
     fetch_limits,
     lower_fetch_bytes,

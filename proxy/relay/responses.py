@@ -11,12 +11,12 @@ from proxy.relay.pair import Pair
 from proxy.relay.services import ThrottleMode
 from proxy.relay.upstream import UpstreamError
 from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
-from proxy.wire.errors import MalformedResponse
-from proxy.wire.fetch import FetchAsk
+from proxy.wire.fetch import FetchRequestPartitions
+from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
-from proxy.wire.offsets import OffsetsAsk
+from proxy.wire.list_offsets import OffsetLookup
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
-from proxy.wire.walk import FetchWalker, neutral_tail
 
 LONGEST_MUTE_MS = 2000.0
 """A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
@@ -110,7 +110,9 @@ class ResponseFlow(Flow):
             exchange.measured = True
             if self._hold(exchange, frame_bytes):
                 return 0
-        if isinstance(exchange.asked, OffsetsAsk) and self._awaits_report(exchange, exchange.asked):
+        if isinstance(exchange.asked, OffsetLookup) and self._awaits_report(
+            exchange, exchange.asked
+        ):
             return 0
         plan = exchange.plan
         throttle = plan.throttle_offset if exchange.throttle_ms else 0
@@ -133,21 +135,21 @@ class ResponseFlow(Flow):
         asked = exchange.asked
         if (
             plan.takes_whole
-            or not (asked is None or isinstance(asked, FetchAsk))
+            or not (asked is None or isinstance(asked, FetchRequestPartitions))
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if plan.handling is Handling.WALK or isinstance(asked, FetchAsk):
+        if plan.handling is Handling.WALK or isinstance(asked, FetchRequestPartitions):
             start = plan.body_offset
             if frame_bytes <= start:
                 raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
             if _has_header_tags(plan, view):
                 raise MalformedResponse("a response header with tagged fields")
             observer = None
-            if isinstance(asked, FetchAsk) and exchange.watch is not None:
+            if isinstance(asked, FetchRequestPartitions) and exchange.watch is not None:
                 observer = exchange.watch.observer(asked, clock_ms())
             self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
             return self._walk(self._walker, view, start)
@@ -255,7 +257,7 @@ class ResponseFlow(Flow):
         self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
         return True
 
-    def _awaits_report(self, exchange: Exchange, asked: OffsetsAsk) -> bool:
+    def _awaits_report(self, exchange: Exchange, asked: OffsetLookup) -> bool:
         """Let a driver's look-up wait a little for the report on its last batch, if need be."""
         now_ms = clock_ms()
         wait_ms = exchange.watch.wait_ms(asked, now_ms) if exchange.watch is not None else 0.0

@@ -20,7 +20,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.relay.following import Following
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
-from proxy.wire.errors import FrameFault
+from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),

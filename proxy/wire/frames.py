@@ -10,8 +10,8 @@ from proxy.wire.apis import (
     request_is_flexible,
     response_is_flexible,
 )
-from proxy.wire.errors import FrameFault, MalformedFrame, MalformedResponse
-from proxy.wire.varint import Buffer, read_tags
+from proxy.wire.layout import Buffer, read_tags
+from proxy.wire.malformed import FrameFault, MalformedFrame, MalformedResponse
 
 __all__ = [
     "MAX_HEADER_BYTES",

@@ -17,23 +17,25 @@ from proxy.wire.apis import (
     is_known,
     max_safe_version,
 )
-from proxy.wire.errors import MalformedResponse
 from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     Array,
+    Buffer,
     Cursor,
     Node,
     Record,
     Sized,
     TagSection,
     read_string,
+    read_tags,
     record_of,
     response_layout,
     tagged_response_layout,
     write_count,
     write_string,
+    write_tags,
 )
-from proxy.wire.varint import Buffer, read_tags, write_tags
+from proxy.wire.malformed import MalformedResponse
 
 __all__ = [
     "Advertise",

@@ -10,8 +10,8 @@ from proxy.wire.apis import (
     request_is_flexible,
     response_is_flexible,
 )
-from proxy.wire.varint import write_uvarint
-from proxy.wire.walk import neutral_tail
+from proxy.wire.fetch_response import neutral_tail
+from proxy.wire.layout import write_uvarint
 
 LIST_OFFSETS = 2
 FIRST_VERSION_WITHOUT_NODE = 15
