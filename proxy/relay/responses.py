@@ -5,12 +5,12 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.client import Charge, largest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.pair import Pair
 from proxy.relay.services import ThrottleMode
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
+from proxy.wire.apis import FETCH, PRODUCE, ApiPlan, Handling
 from proxy.wire.fetch import FetchRequestPartitions
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
@@ -115,7 +115,7 @@ class ResponseFlow(Flow):
         ):
             return 0
         plan = exchange.plan
-        throttle = plan.throttle_offset if exchange.throttle_ms else 0
+        throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
@@ -205,7 +205,7 @@ class ResponseFlow(Flow):
             self._send(neutral_tail(bytes(frame)))
             return
         response = bytes(frame)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.login_answered(exchange, response)
         if exchange.asked is not None and exchange.watch is not None:
             response = exchange.watch.answered(
@@ -224,7 +224,7 @@ class ResponseFlow(Flow):
                 exchange.api_key, exchange.version, response, exchange.throttle_ms
             )
         self._send(response)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.login_ends()
 
     def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
@@ -250,7 +250,7 @@ class ResponseFlow(Flow):
             exchange.throttle_ms = round(mute_ms)
             self._conn.mute(now_ms + mute_ms, api_key)
             return False
-        if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
+        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
         self.paused = True
         self._busy_time.held(charge.due_ms)
@@ -284,6 +284,6 @@ class ResponseFlow(Flow):
         return charge
 
 
-def _has_header_tags(plan: Plan, view: memoryview) -> bool:
+def _has_header_tags(plan: ApiPlan, view: memoryview) -> bool:
     """Say whether the header has tagged fields, so that the body is not where we expect it."""
     return plan.is_flexible and view[plan.body_offset - 1] != 0

@@ -12,7 +12,7 @@ from functools import cache
 from struct import Struct
 from typing import Any, Protocol, TypeAlias
 
-from proxy.wire.apis import ADDRESS_APIS, APIS, FETCH
+from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import (
     NO_OFFSET,
     FetchedPartition,
@@ -332,7 +332,7 @@ class FetchWalker:
         """
         if not 0 <= version <= APIS[FETCH].max_version:
             raise ValueError(f"no schema for Fetch version {version}")
-        self._has_endpoints = version >= ADDRESS_APIS[FETCH]
+        self._has_endpoints = version >= APIS[FETCH].first_with_addresses
         program, self._tagged = body_program(version, observer is not None)
         self.remaining_bytes = body_bytes
         self._telling = Telling(observer) if observer is not None else None

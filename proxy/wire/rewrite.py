@@ -8,12 +8,12 @@ from struct import Struct
 from typing import TypeAlias
 
 from proxy.wire.apis import (
-    ADDRESS_APIS,
     API_VERSIONS,
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
     LENGTH_BYTES,
     METADATA,
+    api_of,
     is_known,
     max_safe_version,
 )
@@ -86,7 +86,7 @@ def rewrite_response(
     """
     if api_key == API_VERSIONS:
         edits = _cap_versions(version, frame, passes_unknown)
-    elif version < ADDRESS_APIS.get(api_key, version + 1):
+    elif version < api_of(api_key).first_with_addresses:
         return frame
     else:
         layout, cursor = _open(api_key, version, frame)
