@@ -99,7 +99,7 @@ class Reader:
             return
         if asked_offset is not None:
             if kept.out_of_range_at is not None:
-                self._find_lost(flow, asked_offset, answer.log_start, now_ms)
+                self._find_lost(flow, asked_offset, answer.log_start_offset, now_ms)
             if kept.fetched_from is None:  # a new run began, or the topic was made anew, meanwhile
                 kept.asked(asked_offset, now_ms)
         if self._node_id is not None:
@@ -108,7 +108,7 @@ class Reader:
         if answer.records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
             self._given(flow, asked_offset, answer.end_offset, now_ms)
         # Only after what was delivered: the rest below it is lost.
-        kept.record_log_start(answer.log_start, now_ms)
+        kept.record_log_start(answer.log_start_offset, now_ms)
 
     def _begin(
         self,

@@ -19,7 +19,7 @@ from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
 from proxy.quota.rules import Adaptive, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 CLIENT = "etl-orders"
@@ -221,9 +221,9 @@ def stamp(seconds: float) -> str:
 
 def ask(
     partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
-) -> OffsetsAsk:
+) -> OffsetLookup:
     keys = [(topic, index) for index in partitions]
-    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
+    return OffsetLookup(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
