@@ -31,7 +31,7 @@ from proxy.quota import (
     QuotaManager,
     QuotaSettings,
     Rule,
-    RuleBook,
+    RuleRegistry,
 )
 from proxy.relay.pipes import PipePool
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
@@ -120,7 +120,7 @@ class _Proxy:
             instruments=instruments,
             pipes=PipePool(),
         )
-        self.history = History(self.quotas.readings)
+        self.history = History(self.quotas.measured_rates)
         self.slices = Slices()
         self.admin = AdminServer(
             "127.0.0.1",
@@ -128,7 +128,7 @@ class _Proxy:
             metrics=metrics,
             not_ready=lambda: None,
             quotas=self.quotas,
-            rules=RuleBook(self.quotas, MemoryStore(), settings),
+            rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             relay=_relay,
             history=self.history,
             parse_size=parse_size,

@@ -3,9 +3,9 @@
 from prometheus_client import Counter
 
 from metrics.clock import clock_ms
-from proxy.quota.client import Charge, ClientQuotas
+from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import Expected
+from proxy.quota.gate import InFlightFetch
 from proxy.relay.following import Asked, Watch
 from proxy.relay.services import Services
 from proxy.wire.apis import api_name, plan_of
@@ -109,13 +109,13 @@ class Exchange:
         """How long the broker may sit on the request for lack of data."""
         self.full_bytes = 0
         """With a response of at least so many bytes it did not lack data."""
-        self.expected: Expected | None = None
+        self.expected: InFlightFetch | None = None
         """Counts the response to a Fetch of a bounded client until it comes."""
         self.watch: Watch | None = None
         """Who follows the client's reads, when this is one of them."""
         self.asked: Asked | None = None
         """What it asks for; read only when it is followed."""
-        self.charge: Charge | None = None
+        self.charge: ThrottleTime | None = None
         """What the request's own bytes cost; later, what its response is held for."""
         self.measured = False
         """Whether the response has been charged."""

@@ -2,7 +2,7 @@
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import BusyTime
-from proxy.quota.client import Charge, largest
+from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import Exchange
@@ -268,19 +268,19 @@ class ResponseFlow(Flow):
         self._delayed = reaper.add(now_ms + min(wait_ms, REPORT_CHECK_MS), self.resume)
         return True
 
-    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
+    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         session = exchange.session
         quotas, charge = session.quotas, exchange.charge
         if exchange.api_key == FETCH:
             if exchange.expected is not None:
-                exchange.expected.met(frame_bytes)
+                exchange.expected.answered(frame_bytes)
                 session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
 
 

@@ -13,7 +13,7 @@ from prometheus_client import Counter
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from metrics.sensor import DEFAULT_EXPIRY_MS
-from proxy.quota.client import Charge
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
@@ -208,7 +208,7 @@ class Services:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: Charge, hold_s: float) -> None:
+    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
         """Count a response that is held for `hold_s` seconds."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()

@@ -16,8 +16,8 @@ from proxy.quota import (
     QuotaManager,
     QuotaSettings,
     Rule,
-    RuleBook,
-    RuleSource,
+    RuleOrigin,
+    RuleRegistry,
     selector,
 )
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
@@ -52,7 +52,7 @@ class Desk:
     def reopen(self, file=FILE):
         instruments = Instruments(CollectorRegistry(), max_label_sets=100)
         self.manager = QuotaManager(file, instruments, Registry(file.max_sensors))
-        self.book = RuleBook(self.manager, self.store, file)
+        self.book = RuleRegistry(self.manager, self.store, file)
 
     def listed(self):
         return [
@@ -76,7 +76,7 @@ def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
     desk = Desk()
     made = desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB}, "shared", "ann", NOON_S)
     assert (made.source, made.by, made.at_s, made.in_force) == (
-        RuleSource.OVERRIDE,
+        RuleOrigin.OVERRIDE,
         "ann",
         NOON_S,
         True,
@@ -115,7 +115,7 @@ def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
     desk = Desk()
     desk.book.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")
     desk.book.put({"client-id": "c", "user": "u"}, {CONSUMER: 2.0}, by="bob")
-    (made,) = (entry for entry in desk.book.entries() if entry.source is RuleSource.OVERRIDE)
+    (made,) = (entry for entry in desk.book.entries() if entry.source is RuleOrigin.OVERRIDE)
     assert (made.by, made.rule.bounds[CONSUMER]) == ("bob", 2.0)
     assert len(desk.store.items("")) == 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .entities import ClientIdentity, QuotaKind
-from .gate import Expected, Waiter
+from .gate import InFlightFetch, Waiter
 from .meter import Meter
 from .rules import Match
 
@@ -26,7 +26,7 @@ for one gets no shorter holds by it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class ThrottleTime:
     """A response that must be held."""
 
     due_ms: float
@@ -37,7 +37,7 @@ class Charge:
     entity: str
 
 
-def largest(charges: Iterable[Charge | None]) -> Charge | None:
+def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
     return max(
         (charge for charge in charges if charge is not None),
@@ -74,7 +74,7 @@ class ClientQuotas:
         """Whether a rule bounds any of the client's traffic."""
         return bool(self._matches_in_force())
 
-    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> Charge | None:
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
 
         Call it once for each response, also when that will not be held.
@@ -96,7 +96,7 @@ class ClientQuotas:
             self._manager.count_violation(meter)
         if not delay_ms:
             return None
-        return Charge(now_ms + delay_ms, delay_ms, kind, meter.entity)
+        return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
     def admit(
         self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
@@ -127,7 +127,7 @@ class ClientQuotas:
 
     def grant(
         self, asked_bytes: int, last_bytes: int | None, now_ms: float
-    ) -> tuple[int, Expected | None]:
+    ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what then counts until its response.
 
         Args:

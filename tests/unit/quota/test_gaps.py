@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.quota import DEFAULT, QuotaKind, Rule, RuleTable
-from proxy.quota.advice import find_gaps
+from proxy.quota.gaps import find_gaps
 
 CONSUMER, PRODUCER, _ = QuotaKind
 OPEN = "no rule bounds clients that no rule names"

@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.errors import BadValueError, shown
 from proxy.config.fields import (
     DEFAULT,
     MIN_INTERVAL_S,
@@ -30,6 +29,7 @@ from proxy.config.fields import (
     Size,
     Text,
 )
+from proxy.config.problems import BadValueError, shown
 from proxy.config.units import Seconds, format_duration
 from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
 
@@ -170,7 +170,7 @@ class PendingLimit(Section):
         return self
 
 
-class Pipeline(Section):
+class PipelineSection(Section):
     """Stages and sources that are joined by topics.
 
     With `hold_producers` sources are slowed as well, by their produce quota. Above `max_lag`

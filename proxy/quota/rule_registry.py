@@ -10,11 +10,10 @@ from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
-from .rules import Adaptive, Rule
+from .rules import AdaptiveBound, QuotaSettings, Rule
 from .selector import parse_selector, selector
-from .settings import QuotaSettings
 
-__all__ = ["RuleBook", "RuleEntry", "RuleSource", "parse_selector", "selector"]
+__all__ = ["RuleEntry", "RuleOrigin", "RuleRegistry", "parse_selector", "selector"]
 
 NAMESPACE = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
@@ -23,7 +22,7 @@ FORM = 1
 """Version of what is written there."""
 
 
-class RuleSource(StrEnum):
+class RuleOrigin(StrEnum):
     """Where a rule comes from. For the same keys OVERRIDE beats KAFKA, and KAFKA beats FILE."""
 
     OVERRIDE = "override"
@@ -39,7 +38,7 @@ class RuleEntry:
     """A rule, and how it got here."""
 
     rule: Rule
-    source: RuleSource
+    source: RuleOrigin
     by: str | None = None
     """Who made the override; None when not known, and for other sources."""
     at_s: float | None = None
@@ -48,7 +47,7 @@ class RuleEntry:
     """False when a rule of a stronger source has the same keys."""
 
 
-class RuleBook:
+class RuleRegistry:
     """All rules by source, and the only one who gives the manager its rules.
 
     A rule takes the place of one with the same keys in a weaker source, with all its bounds: what
@@ -120,7 +119,7 @@ class RuleBook:
         (made,) = (
             entry
             for entry in self._entries
-            if entry.source is RuleSource.OVERRIDE and selector(entry.rule.keys) == name
+            if entry.source is RuleOrigin.OVERRIDE and selector(entry.rule.keys) == name
         )
         return made
 
@@ -155,7 +154,7 @@ class RuleBook:
     def _compose(self) -> None:
         strongest_first = chain(
             (self._overrides[name] for name in sorted(self._overrides)),
-            (RuleEntry(rule, RuleSource.KAFKA) for rule in self._kafka),
+            (RuleEntry(rule, RuleOrigin.KAFKA) for rule in self._kafka),
         )
         adaptive = {
             selector(rule.keys): rule.adaptive for rule in self._settings.rules if rule.adaptive
@@ -164,7 +163,7 @@ class RuleBook:
             replace(entry, rule=replace(_adapted(entry.rule, adaptive), number=number))
             for number, entry in enumerate(strongest_first, len(self._settings.rules))
         )
-        of_file = (RuleEntry(rule, RuleSource.FILE) for rule in self._settings.rules)
+        of_file = (RuleEntry(rule, RuleOrigin.FILE) for rule in self._settings.rules)
         by_name: dict[str, list[RuleEntry]] = {}
         for entry in chain(numbered, of_file):
             same = by_name.setdefault(selector(entry.rule.keys), [])
@@ -175,7 +174,7 @@ class RuleBook:
         self._manager.update(replace(self._settings, rules=rules))
 
 
-def _adapted(rule: Rule, adaptive: Mapping[str, Adaptive]) -> Rule:
+def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
     """Return a rule with what the file's rule for the same keys says of an adaptive bound."""
     if rule.scope != "each" or QuotaKind.CONSUMER_BYTE_RATE not in rule.bounds:
         return rule
@@ -216,7 +215,7 @@ def _override(
         bounds=checked,
         place=f"override by {by}" if by else "override",
     )
-    return RuleEntry(rule, RuleSource.OVERRIDE, by, made_s)
+    return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
 
 
 def _finite(value: object) -> float | None:

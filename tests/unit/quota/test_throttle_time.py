@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota.control import throttle_time_ms
+from proxy.quota.pacer import throttle_time_ms
 
 MB = 1_000_000.0
 

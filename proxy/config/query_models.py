@@ -4,7 +4,6 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from proxy.config.errors import BadValueError
 from proxy.config.fields import (
     BatchInterval,
     Duration,
@@ -15,6 +14,7 @@ from proxy.config.fields import (
     Text,
     one_of,
 )
+from proxy.config.problems import BadValueError
 from proxy.config.units import Seconds, format_duration, format_number
 
 DEFAULT_HOLD_S: Final = 30.0
@@ -30,7 +30,7 @@ GAINS: Final = ("proportional", "integral", "derivative")
 Estimator = Literal["cost", "pid"]
 
 
-class AdaptiveBound(Section):
+class AdaptiveSection(Section):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
     Rates are records per second; None is no limit. `estimator` is `cost`, or `pid` where a gain is
@@ -106,7 +106,7 @@ class AdaptiveBound(Section):
         return hold
 
 
-class Query(Section):
+class QuerySection(Section):
     """A Structured Streaming query whose progress is followed.
 
     `name` is Spark's queryName, and the label in metrics. `client_id` is its `kafka.client.id`,
