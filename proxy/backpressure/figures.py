@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
@@ -88,7 +88,7 @@ class Figures:
 
     def add(
         self,
-        batch: Batch,
+        batch: BatchReport,
         read: Reading,
         end_ms: float,
         log_ends: Mapping[TopicPartition, int],

@@ -1,8 +1,5 @@
 """One request on its way to a broker, and what is to be done with the response to it."""
 
-from dataclasses import dataclass
-from functools import lru_cache
-
 from prometheus_client import Counter
 
 from metrics.clock import clock_ms
@@ -11,29 +8,11 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.relay.following import Asked, Watch
 from proxy.relay.services import Services
-from proxy.wire.apis import (
-    FETCH,
-    PRODUCE,
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    Handling,
-    api_name,
-    handling,
-    is_membership,
-    response_body_offset,
-    response_is_flexible,
-    throttle_offset,
-)
+from proxy.wire.apis import api_name, plan_of
 from proxy.wire.frames import RequestHead
 
-LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
-"""Never held, and read whole in both directions: they tell who the client is."""
-
-
-_BYTE_RATES = {
-    FETCH: (QuotaKind.CONSUMER_BYTE_RATE,),
-    PRODUCE: (QuotaKind.PRODUCER_BYTE_RATE,),
-}
+QUOTA_KINDS = {kind.value: (kind,) for kind in QuotaKind}
+"""The quotas at whose gates a request waits, by the byte rate of its API."""
 
 _NEVER_LOOKED = -1
 """Instead of a generation."""
@@ -88,43 +67,6 @@ class ClientSession:
         if self._watch is not None:
             self._watch.close()
         self._services.client_left(self.identity)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done with every response of one API and version; looked up once per request."""
-
-    handling: Handling
-    takes_whole: bool
-    """It is taken into memory before it is sent on."""
-    is_flexible: bool
-    """Its header ends with a tag section, whose one byte is 0 when it is empty."""
-    body_offset: int
-    """Where its body starts when that section is empty."""
-    throttle_offset: int
-    """Where its throttle time can be written without taking it whole; 0: nowhere."""
-    costs_time: bool
-    """Its service time counts for `request_percentage`."""
-    kinds: tuple[QuotaKind, ...]
-    """Quotas at whose gates its request waits."""
-
-
-@lru_cache(maxsize=1024)
-def plan_of(api_key: int, version: int) -> Plan:
-    """Return the plan of an API and version."""
-    how = handling(api_key, version)
-    is_login = api_key in LOGIN_APIS
-    costs_time = not (is_login or is_membership(api_key))
-    takes_whole = is_login or how in (Handling.REWRITE, Handling.API_VERSIONS)
-    return Plan(
-        handling=how,
-        takes_whole=takes_whole,
-        is_flexible=response_is_flexible(api_key, version),
-        body_offset=response_body_offset(api_key, version),
-        throttle_offset=0 if takes_whole else throttle_offset(api_key, version) or 0,
-        costs_time=costs_time,
-        kinds=_BYTE_RATES.get(api_key, ()),
-    )
 
 
 class Exchange:

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.errors import MalformedFrame, MalformedResponse
-from proxy.wire.offsets import (
+from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    OffsetsAsk,
+    OffsetLookup,
     change_offsets,
     read_list_offsets_request,
     read_list_offsets_response,
 )
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 API = APIS[LIST_OFFSETS]
 VERSIONS = range(1, API.max_version + 1)
@@ -93,7 +93,7 @@ def test_it_covers_every_version():
 def test_a_request_is_read_as_it_was_written(version, partitions, isolation):
     ask = read_list_offsets_request(version, request_body(version, partitions, isolation))
     assert ask.timestamps == {key: timestamp for key, (_, timestamp, _) in partitions.items()}
-    assert ask.isolation == (isolation if version >= 2 else READ_UNCOMMITTED)
+    assert ask.isolation_level == (isolation if version >= 2 else READ_UNCOMMITTED)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -147,13 +147,13 @@ def test_version_0_is_left_alone(filler):
     frame = filler(1).response(LIST_OFFSETS, 0)
     assert read_list_offsets_response(0, frame) == {}
     assert change_offsets(0, frame, {("t", 0): 5}) is frame
-    assert read_list_offsets_request(0, b"whatever") == OffsetsAsk(READ_UNCOMMITTED, {})
+    assert read_list_offsets_request(0, b"whatever") == OffsetLookup(READ_UNCOMMITTED, {})
 
 
 def test_what_spark_4_asks():
     asked = {("t", 0): (0, LATEST, 0), ("t", 1): (0, EARLIEST, 0)}
     ask = read_list_offsets_request(9, memoryview(request_body(9, asked, READ_UNCOMMITTED)))
-    assert ask == OffsetsAsk(READ_UNCOMMITTED, {("t", 0): LATEST, ("t", 1): EARLIEST})
+    assert ask == OffsetLookup(READ_UNCOMMITTED, {("t", 0): LATEST, ("t", 1): EARLIEST})
 
 
 @pytest.mark.parametrize("version", VERSIONS)

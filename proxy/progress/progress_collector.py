@@ -47,11 +47,11 @@ class ProgressSource(Protocol):
 
 
 class ProgressCollector(Collector):
-    """A prometheus_client collector: register it, and each scrape reads the book.
+    """A prometheus_client collector: register it, and each scrape reads the registry.
 
     The first `max_label_sets` partitions have series of their own, in the order in which they came
     to be followed. The others are added up with OTHER for query, topic and partition; of their lag
-    in seconds the longest is shown. Scrape in the thread that the book is used in.
+    in seconds the longest is shown. Scrape in the thread that the registry is used in.
 
     Raises ValueError when `max_label_sets` is below 1.
     """
@@ -94,9 +94,9 @@ class ProgressCollector(Collector):
 def _values(partition: PartitionProgress, now_ms: float) -> Values:
     lag_ms = partition.lag_ms(now_ms)
     return (
-        partition.delivered_to,
+        partition.position,
         partition.high_watermark,
-        partition.completed_to,
+        partition.committed_to,
         partition.lag_records(),
         lag_ms / MS_PER_SECOND if lag_ms is not None else None,
         float(partition.stall.stuck),

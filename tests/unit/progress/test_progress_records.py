@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import Client, World, configured, uuid
 
-from proxy.progress.records import key_of
+from proxy.progress.progress_records import FORMAT
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
@@ -20,7 +20,7 @@ def store():
 
 
 def save(world, store):
-    records, deletes = world.book.changes()
+    records, deletes = world.registry.changes()
     store.put_many(records, delete=deletes)
     return records, deletes
 
@@ -31,7 +31,7 @@ def restart(world, store, settings=None):
     if settings is not None:
         world.settings = settings
     world.reopen()
-    return world.book.load(store.items("progress/"))
+    return world.registry.load(store.items("progress/"))
 
 
 def completed(world, *, to=10, topic="t", **more):
@@ -77,13 +77,13 @@ def test_only_what_changed_is_written(world, store):
 
 def test_what_could_not_be_written_is_due_again(world, store):
     driver = completed(world, to={0: 10, 1: 10})
-    world.book.changes()
+    world.registry.changes()
     driver.batch({0: 10}, {0: 20})
     world.query().let_go(world.part(partition=1), "gone", 0.0)
-    world.book.changes_failed()
+    world.registry.changes_failed()
     assert len(save(world, store)[0]) == 1
-    world.book.changes_failed()
-    records, deletes = world.book.changes()
+    world.registry.changes_failed()
+    records, deletes = world.registry.changes()
     assert ([r.value["completed"] for r in records], deletes) == ([20], ["progress/orders/t/1"])
 
 
@@ -93,7 +93,7 @@ def test_progress_outlives_a_restart(world, tmp_path):
     driver = completed(world, to={0: 20, 1: 7})
     assert restart(world, store) == []
     part, query = world.part(), world.query()
-    assert (part.completed_to, part.delivered_to, part.leader) == (20, 30, 4)
+    assert (part.committed_to, part.position, part.leader) == (20, 30, 4)
     assert (part.topic_id, part.run_id) == (TOPIC_ID, driver.run_id)
     assert (query.query_id, query.run_batches) == (driver.query_id, 0)
     assert save(world, store) == ([], [])
@@ -106,7 +106,7 @@ def test_reports_go_on_after_a_restart_and_those_missed_are_lost(world, store):
     driver.lose(3)
     accepted = driver.batch(50, 60, batch_id=4)
     assert (accepted.new_run, accepted.lost_reports) == (False, 0)
-    assert (world.part().completed_to, world.skipped()) == (60, [])
+    assert (world.part().committed_to, world.skipped()) == (60, [])
     assert world.kinds() == ["lost_reports"]
 
 
@@ -129,7 +129,7 @@ def test_a_topic_made_anew_while_the_proxy_was_away_starts_over(world, store):
     completed(world, to=20)
     restart(world, store)
     Client(world, topic_id=b"n" * 16).read(0, hw=9, end=5)
-    assert (world.part().completed_to, world.part().delivered_to) == (None, 5)
+    assert (world.part().committed_to, world.part().position) == (None, 5)
     _, deletes = save(world, store)
     assert deletes == ["progress/orders/t/0"]
     assert store.items("") == []
@@ -137,12 +137,12 @@ def test_a_topic_made_anew_while_the_proxy_was_away_starts_over(world, store):
 
 def test_a_group_that_is_to_be_moved_back_is_after_a_restart_too(world, store):
     driver = completed(world, to=50)
-    world.book.committed("orders-progress", {("t", 0): 50}, world.now_ms)
+    world.registry.committed("orders-progress", {("t", 0): 50}, world.now_ms)
     driver.restart("run-2")
     driver.batch(0, 20)
     restart(world, store)
-    world.book.group_has("orders-progress", {("t", 0): 50})
-    assert world.book.commits() == {"orders-progress": {("t", 0): 20}}
+    world.registry.group_has("orders-progress", {("t", 0): 50})
+    assert world.registry.commits() == {"orders-progress": {("t", 0): 20}}
 
 
 def test_the_configuration_decides_which_client_a_label_is(world, store):
@@ -150,7 +150,7 @@ def test_the_configuration_decides_which_client_a_label_is(world, store):
     renamed = ProgressSettings(queries=(QuerySettings(name="orders", client_id="etl-2"),))
     assert restart(world, store, renamed) == []
     assert world.query("orders") is None
-    assert world.part(client_id="etl-2").completed_to == 20
+    assert world.part(client_id="etl-2").committed_to == 20
 
 
 def test_a_query_that_is_not_configured_is_found_by_its_client_id(world, store):
@@ -159,14 +159,14 @@ def test_a_query_that_is_not_configured_is_found_by_its_client_id(world, store):
     save(world, store)
     assert store.items("")[0].key == "progress/n%20a%2Fm%3Fe/t/0"
     assert restart(world, store) == []
-    assert (world.query("c").name, world.part(client_id="c").completed_to) == ("n a/m?e", 10)
+    assert (world.query("c").name, world.part(client_id="c").committed_to) == ("n a/m?e", 10)
 
 
 def test_a_new_label_moves_the_records(world, store):
     world.known.add("c")
     completed(world, name="n", client_id="c", query_id=uuid("other"))
     save(world, store)
-    world.book.update(configured("orders", "n"))
+    world.registry.update(configured("orders", "n"))
     save(world, store)
     assert [record.key for record in store.items("")] == ["progress/n%20%28c%29/t/0"]
 
@@ -201,7 +201,7 @@ def test_records_of_a_query_that_was_taken_over_from_are_left_out(world, store):
     (refused,) = restart(world, store)
     assert "'progress/orders/t/1'" in refused
     assert f"of query {uuid('query')}" in refused
-    assert world.part().completed_to == 5
+    assert world.part().committed_to == 5
     assert ("t", 1) not in world.query().partitions
 
 
@@ -229,7 +229,7 @@ GOOD = {
     "backwards": False,
     "at_s": 1.5,
 }
-KEY = key_of("orders", "t", 0)
+KEY = FORMAT.key("orders", "t", 0)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ KEY = key_of("orders", "t", 0)
 def test_records_that_do_not_fit_are_refused_and_the_others_kept(
     world, key, change, version, named
 ):
-    other = Record.of(key_of("orders", "t", 7), {**GOOD, "partition": 7})
-    (refused,) = world.book.load([Record.of(key, {**GOOD, **change}, version), other])
+    other = Record.of(FORMAT.key("orders", "t", 7), {**GOOD, "partition": 7})
+    (refused,) = world.registry.load([Record.of(key, {**GOOD, **change}, version), other])
     assert key in refused
     assert named in refused
     assert set(world.query().partitions) == {("t", 7)}
@@ -266,7 +266,7 @@ def test_records_that_do_not_fit_are_refused_and_the_others_kept(
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{", '{"label":NaN}'])
 def test_damaged_records_are_refused(world, text):
-    (refused,) = world.book.load([Record(KEY, text, 1)])
+    (refused,) = world.registry.load([Record(KEY, text, 1)])
     assert KEY in refused
     assert world.query().partitions == {}
 
@@ -274,9 +274,9 @@ def test_damaged_records_are_refused(world, text):
 def test_two_queries_of_one_client_cannot_both_be_loaded(world):
     def record(label, at_s):
         value = {**GOOD, "label": label, "client_id": "c", "at_s": at_s, "query_id": uuid(label)}
-        return Record.of(key_of(label, "t", 0), {**value, "name": label})
+        return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
-    (refused,) = world.book.load([record("old", 1.0), record("new", 2.0)])
+    (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
     assert "progress/old/t/0" in refused
     assert world.query("c").name == "new"
 
@@ -286,12 +286,12 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
 
     def record(label, at_s):
         value = {**GOOD, "label": label, "client_id": label, "at_s": at_s, "query_id": uuid(label)}
-        return Record.of(key_of(label, "t", 0), {**value, "name": label})
+        return Record.of(FORMAT.key(label, "t", 0), {**value, "name": label})
 
-    (refused,) = world.book.load([record("old", 1.0), record("new", 2.0)])
+    (refused,) = world.registry.load([record("old", 1.0), record("new", 2.0)])
     assert "progress/old/t/0" in refused
-    assert [query.name for query in world.book.queries] == ["new"]
-    assert world.book.changes() == ([], [])
+    assert [query.name for query in world.registry.queries] == ["new"]
+    assert world.registry.changes() == ([], [])
 
 
 @given(
@@ -304,5 +304,5 @@ def test_whatever_stands_in_a_record_it_is_taken_or_refused(change):
     world = World()
     value = json.loads(json.dumps({**GOOD, **change}).replace("Infinity", "1e999"))
     record = Record(KEY, json.dumps(value), 1)
-    refused = world.book.load([record])
-    assert len(refused) == (0 if world.book.partitions() else 1)
+    refused = world.registry.load([record])
+    assert len(refused) == (0 if world.registry.partitions() else 1)

@@ -7,10 +7,10 @@ from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from proxy.wire.apis import LENGTH_BYTES, LIST_OFFSETS, is_known
-from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     Array,
+    Buffer,
     Cursor,
     Fixed,
     Record,
@@ -21,7 +21,7 @@ from proxy.wire.layout import (
     request_layout,
     response_layout,
 )
-from proxy.wire.varint import Buffer
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 LATEST = -1
 """As a timestamp: the end of the log; with READ_COMMITTED its last stable offset."""
@@ -58,10 +58,10 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsAsk:
+class OffsetLookup:
     """What a ListOffsets request asks for."""
 
-    isolation: int
+    isolation_level: int
     """READ_UNCOMMITTED or READ_COMMITTED; before version 2 always the first."""
     timestamps: Mapping[TopicPartition, int]
     """Milliseconds of the Unix epoch, or LATEST, EARLIEST and others below 0. Of a partition that
@@ -79,13 +79,13 @@ class PartitionOffset(NamedTuple):
     """-1 when there is none."""
 
 
-def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetsAsk:
+def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetLookup:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
     """
     if not _is_read(version):
-        return OffsetsAsk(READ_UNCOMMITTED, {}, correlation_id)
+        return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
     layout = request_layout(LIST_OFFSETS, version)
     try:
         isolation = READ_UNCOMMITTED
@@ -100,7 +100,7 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
         }
     except MalformedResponse as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    return OffsetsAsk(isolation, timestamps, correlation_id)
+    return OffsetLookup(isolation, timestamps, correlation_id)
 
 
 def read_list_offsets_response(

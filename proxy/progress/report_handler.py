@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .notes import NoteKind, SkipReason
+from .events import EventKind, SkipReason
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
-from .report import Refusal, Report, ReportRefused
-from .roster import Roster
+from .query_clients import QueryClients
+from .report import BatchRange, Refusal, Report, ReportRefused
 from .senders import Senders
-from .spans import Span, spans_of
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
@@ -26,7 +25,7 @@ _THIS_PROXY = "let the query read through this proxy, and report what it read"
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedReport:
     """What became of a report."""
 
     report: Report
@@ -37,7 +36,7 @@ class Accepted:
     """How many reports of its sender, of this or another query, were lost just before it."""
 
 
-class Intake:
+class ReportHandler:
     """Checks reports against what is known, and passes them on.
 
     An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
@@ -46,8 +45,8 @@ class Intake:
     nothing is known of it.
     """
 
-    def __init__(self, roster: Roster, knows_client: KnowsClient) -> None:
-        self._roster = roster
+    def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
+        self._clients = clients
         self._knows_client = knows_client
         self._senders = Senders()
         self.results: Counter[str] = Counter()
@@ -58,15 +57,15 @@ class Intake:
         """Count a report that could not even be read."""
         self.results[error.reason] += 1
 
-    def doubtful(self, report: Report) -> set[TopicPartition]:
+    def unknown_ends(self, report: Report) -> set[TopicPartition]:
         """Return the partitions of which the report says more than is known of the log."""
-        client_id = report.client_id or self._roster.client_of(report.name or "")
-        query = self._roster.get(client_id)
+        client_id = report.client_id or self._clients.client_of(report.name or "")
+        query = self._clients.get(client_id)
         partitions = query.partitions if query is not None else {}
-        spans = spans_of(report.batch.sources) if report.batch is not None else {}
+        ranges = report.batch.ranges if report.batch is not None else {}
         return {
             key
-            for key, span in spans.items()
+            for key, span in ranges.items()
             if (kept := partitions.get(key)) is None
             or kept.high_watermark is None
             or kept.high_watermark < span.end
@@ -74,7 +73,7 @@ class Intake:
 
     def accept(
         self, report: Report, ends: Mapping[TopicPartition, int], now_ms: float, now_s: float
-    ) -> Accepted:
+    ) -> AcceptedReport:
         """Take a report in. Raises ReportRefused, and then nothing but counts has changed.
 
         `ends`: log ends that the cluster was just asked for.
@@ -82,9 +81,9 @@ class Intake:
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
-            query = self._roster.get(client_id) or self._movable(report, now_ms)
-            spans = spans_of(report.batch.sources) if report.batch is not None else {}
-            self._check(report, client_id, query, spans, ends, now_ms)
+            query = self._clients.get(client_id) or self._movable(report, now_ms)
+            ranges = report.batch.ranges if report.batch is not None else {}
+            self._check(report, client_id, query, ranges, ends, now_ms)
         except ReportRefused as error:
             self.results[error.reason] += 1
             if report.number is not None:
@@ -94,28 +93,28 @@ class Intake:
                 if error.reason is Refusal.CLIENT_TAKEN:
                     who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
                     text = f"{who} says that it reads with client-id {client_id!r} too: {_OWN_ID}"
-                    query.advise(NoteKind.CLIENT_SHARED, text, now_ms)
+                    query.advise(EventKind.CLIENT_SHARED, text, now_ms)
             raise
         if query is None:
-            query = self._roster.add(client_id)
+            query = self._clients.add(client_id)
             assert query is not None, "there was room"
         elif query.client_id != client_id:
-            self._roster.move(query, client_id)
+            self._clients.move(query, client_id)
         is_late = _is_late(report, query)
         if report.number is None:
             return self._greet(report, query, now_ms)
         lost = self._count(report, report.number, query)
         if is_late:
             if report.batch is not None:
-                query.completed_late(report.run_id, spans, now_ms, now_s)
-            return Accepted(report, query, new_run=False, lost_reports=lost)
-        return self._apply(report, query, spans, lost, now_ms, now_s)
+                query.completed_late(report.run_id, ranges, now_ms, now_s)
+            return AcceptedReport(report, query, new_run=False, lost_reports=lost)
+        return self._apply(report, query, ranges, lost, now_ms, now_s)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
-            return self._roster.client_of(report.name)
+            return self._clients.client_of(report.name)
         raise ReportRefused(
             Refusal.NO_CLIENT,
             f"query {report.query_id} has neither a name nor a client id",
@@ -127,7 +126,7 @@ class Intake:
         report: Report,
         client_id: str,
         query: QueryProgress | None,
-        spans: Mapping[TopicPartition, Span],
+        ranges: Mapping[TopicPartition, BatchRange],
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
@@ -139,10 +138,10 @@ class Intake:
         if query is not None:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
-        if len(partitions.keys() | spans.keys()) > MAX_PARTITIONS:
+        if len(partitions.keys() | ranges.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
-        for key, span in spans.items():
+        for key, span in ranges.items():
             _check_end(key, span.end, partitions.get(key), ends.get(key))
             _check_span(key, span, partitions.get(key), report.run_id)
 
@@ -160,37 +159,37 @@ class Intake:
                 f"no client {client_id!r} has connected, and the configuration has none",
                 fix,
             )
-        self._roster.now_ms = now_ms
-        if query is None and not self._roster.has_room():
+        self._clients.now_ms = now_ms
+        if query is None and not self._clients.has_room():
             raise ReportRefused(
                 Refusal.UNKNOWN_QUERY,
-                f"{len(self._roster)} queries are followed already, and none of them is gone",
+                f"{len(self._clients)} queries are followed already, and none of them is gone",
                 "raise limits.max_client_entities, or stop queries",
             )
 
     def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        query = self._roster.of_query(report.query_id)
+        query = self._clients.of_query(report.query_id)
         if query is None or query.settings is not None or query.reports_are_fresh(now_ms):
             return None
         return query
 
-    def _greet(self, report: Report, query: QueryProgress, now_ms: float) -> Accepted:
+    def _greet(self, report: Report, query: QueryProgress, now_ms: float) -> AcceptedReport:
         """Take note that a run lives. One that is not known began some time ago."""
         if _is_past(report, query, now_ms):
-            return Accepted(report, query, new_run=False, lost_reports=0)
+            return AcceptedReport(report, query, new_run=False, lost_reports=0)
         new_run = query.run_id != report.run_id
         if new_run:
             self._begin_run(report, query, None, now_ms)
         self._heard(report, query, now_ms)
-        return Accepted(report, query, new_run, lost_reports=0)
+        return AcceptedReport(report, query, new_run, lost_reports=0)
 
     def _begin_run(
         self, report: Report, query: QueryProgress, began_ms: float | None, now_ms: float
     ) -> None:
         if query.query_id not in (None, report.query_id):
             text = f"query {report.query_id} takes over from {query.query_id}"
-            query.note(NoteKind.TAKEN_OVER, None, text, now_ms)
+            query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
         query.begin_run(report.run_id, began_ms, now_ms)
 
     def _heard(self, report: Report, query: QueryProgress, now_ms: float) -> None:
@@ -203,7 +202,7 @@ class Intake:
             query.reported_name = report.name
         if report.trigger is not None:
             query.trigger = report.trigger
-        self._roster.relabel(query)
+        self._clients.relabel(query)
 
     def _count(self, report: Report, number: int, query: QueryProgress) -> int:
         """Count an accepted report of an event; return how many were lost just before it."""
@@ -218,11 +217,11 @@ class Intake:
         self,
         report: Report,
         query: QueryProgress,
-        spans: Mapping[TopicPartition, Span],
+        ranges: Mapping[TopicPartition, BatchRange],
         lost: int,
         now_ms: float,
         now_s: float,
-    ) -> Accepted:
+    ) -> AcceptedReport:
         query.last_report_ms = now_ms
         began_ms = now_ms - report.age_ms
         # A run that is idle may have been going for long: it does not begin now.
@@ -244,11 +243,11 @@ class Intake:
                 report.batch.execution_ms,
                 began_ms,
             )
-            query.completed(report.batch.batch_id, spans, gap, now_ms, now_s)
+            query.completed(report.batch.batch_id, ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
             error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
             query.end_run(error, now_ms)
-        return Accepted(report, query, new_run, lost)
+        return AcceptedReport(report, query, new_run, lost)
 
 
 def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
@@ -333,7 +332,7 @@ def _check_end(
 ) -> None:
     """Raise ReportRefused when the log is known not to reach that far."""
     seen = partition.high_watermark if partition is not None else None
-    is_fresh = asked_end is not None or (partition is not None and partition.told)
+    is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
     log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
     if is_fresh and log_end is not None and end > log_end:
         text = f"{key[0]}-{key[1]} ends at {end}, beyond the log's end {log_end}"
@@ -341,7 +340,7 @@ def _check_end(
 
 
 def _check_span(
-    key: TopicPartition, span: Span, partition: PartitionProgress | None, run_id: str
+    key: TopicPartition, span: BatchRange, partition: PartitionProgress | None, run_id: str
 ) -> None:
     """Raise ReportRefused when a batch cannot have completed this of a partition."""
     where = f"{key[0]}-{key[1]}"
@@ -355,7 +354,7 @@ def _check_span(
         raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
     if partition is None:
         return
-    done = partition.completed_to
+    done = partition.committed_to
     if done is None or partition.run_id != run_id or another:
         return
     low = end if start is None else min(start, end)

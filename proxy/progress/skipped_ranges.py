@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from .notes import SkipReason
-from .ranges import Range, Ranges
+from .events import SkipReason
+from .offset_ranges import OffsetRange, OffsetRanges
 
 MAX_SKIPS = 16
 """How many are kept one by one; the two oldest become one when there are more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkippedRange:
     """A range that the query will not read, or has not read in order."""
 
     start: int
@@ -23,35 +23,35 @@ class Skip:
     """When it was noticed; the latest time when it stands for several."""
 
 
-class SkipLog:
+class SkippedRanges:
     """The skipped ranges of one partition.
 
     What is skipped again, for whatever reason, is not counted again until `forget_below` was
-    called for it. The number of known ranges is bounded (see Ranges): beyond it, what lies in a
-    narrow gap between two skipped ranges counts as known.
+    called for it. The number of known ranges is bounded (see OffsetRanges): beyond it, what lies in
+    a narrow gap between two skipped ranges counts as known.
     """
 
     __slots__ = ("_known", "records", "skips")
 
     def __init__(self) -> None:
-        self._known = Ranges()
-        self.skips: list[Skip] = []
+        self._known = OffsetRanges()
+        self.skips: list[SkippedRange] = []
         """In order of time; at most MAX_SKIPS."""
         self.records = 0
         """How many offsets were skipped, ever."""
 
     @property
-    def blurred(self) -> int:
+    def filled_gaps(self) -> int:
         """How many offsets count as known only to keep to the bound."""
-        return self._known.blurred
+        return self._known.filled_gaps
 
-    def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[Range]:
+    def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[OffsetRange]:
         """Take note of a skipped range; return the parts of it that are new."""
         new = self._known.missing(start, end)
         for low, high in new:
             self._known.add(low, high)
             self.records += high - low
-            self.skips.append(Skip(low, high, reason, high - low, now_ms))
+            self.skips.append(SkippedRange(low, high, reason, high - low, now_ms))
             if len(self.skips) > MAX_SKIPS:
                 self.skips[:2] = (_joined(*self.skips[:2]),)
         return new
@@ -69,8 +69,8 @@ class SkipLog:
         self._known.clear()
 
 
-def _joined(older: Skip, newer: Skip) -> Skip:
-    return Skip(
+def _joined(older: SkippedRange, newer: SkippedRange) -> SkippedRange:
+    return SkippedRange(
         min(older.start, newer.start),
         max(older.end, newer.end),
         older.reason if older.reason is newer.reason else SkipReason.SEVERAL,

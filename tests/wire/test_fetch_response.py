@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from proxy.wire.apis import APIS, FETCH, response_body_offset
-from proxy.wire.varint import read_tags, write_tags
-from proxy.wire.walk import FILLER_TAGS, FetchWalker, MalformedResponse, neutral_tail
+from proxy.wire.apis import APIS, FETCH, plan_of
+from proxy.wire.fetch_response import FILLER_TAGS, FetchWalker, MalformedResponse, neutral_tail
+from proxy.wire.layout import read_tags, write_tags
 
 VERSIONS = range(4, APIS[FETCH].max_version + 1)
 FIRST_TAGGED = 12
@@ -273,5 +273,5 @@ def test_neutral_tail_of_any_section(fields):
 
 def test_the_body_starts_behind_the_header(filler):
     frame = filler(1).response(FETCH, 17)
-    body = frame[response_body_offset(FETCH, 17) :]
+    body = frame[plan_of(FETCH, 17).body_offset :]
     assert FetchWalker(17, len(body)).feed(body) <= len(body)

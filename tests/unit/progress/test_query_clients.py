@@ -4,7 +4,7 @@ import pytest
 from progress_world import FOREIGN, Client, World, configured, uuid
 
 from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS
-from proxy.progress.roster import FORGET_AFTER_MS
+from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.progress.settings import ProgressSettings, QuerySettings
 
 
@@ -14,13 +14,13 @@ def test_two_queries_with_one_name_have_two_labels(world):
         world.driver(
             name="same", client_id=client_id, query_id=uuid(client_id), sender=uuid(client_id)
         ).send("started")
-    assert {query.name for query in world.book.queries} == {"orders", "same", "same (b)"}
+    assert {query.name for query in world.registry.queries} == {"orders", "same", "same (b)"}
 
 
 def test_the_configuration_has_the_first_choice_of_labels(world):
     world.known.add("a")
     world.driver(name="wanted", client_id="a", query_id=FOREIGN).send("started")
-    world.book.update(configured("orders", "wanted"))
+    world.registry.update(configured("orders", "wanted"))
     assert world.query("wanted").name == "wanted"
     assert world.query("a").name == "wanted (a)"
 
@@ -29,29 +29,29 @@ def test_names_may_be_swapped_in_the_configuration(world):
     def named(*pairs):
         return ProgressSettings(queries=tuple(QuerySettings(name=n, client_id=c) for n, c in pairs))
 
-    world.book.update(named(("x", "a"), ("y", "b")))
-    world.book.update(named(("y", "a"), ("x", "b")))
+    world.registry.update(named(("x", "a"), ("y", "b")))
+    world.registry.update(named(("y", "a"), ("x", "b")))
     assert (world.query("a").name, world.query("b").name) == ("y", "x")
 
 
 def test_a_query_taken_out_of_the_configuration_stays_if_it_was_seen(world, driver):
-    world.book.update(configured("second"))
+    world.registry.update(configured("second"))
     world.wait(0)
     assert world.query().settings is None
     assert world.query().name == "orders"
-    world.book.update(configured("third"))
+    world.registry.update(configured("third"))
     assert world.query("second") is None
 
 
 def test_who_is_followed_changes_the_generation(world):
-    generation = world.book.generation
-    world.book.follow("adaptive")
-    assert world.book.generation == generation + 1
-    world.book.follow("adaptive")
-    assert world.book.generation == generation + 1
-    assert world.book.query_of("adaptive").name == "adaptive"
-    assert world.book.query_of("nobody") is None
-    assert world.book.query_of(None) is None
+    generation = world.registry.generation
+    world.registry.follow("adaptive")
+    assert world.registry.generation == generation + 1
+    world.registry.follow("adaptive")
+    assert world.registry.generation == generation + 1
+    assert world.registry.query_of("adaptive").name == "adaptive"
+    assert world.registry.query_of("nobody") is None
+    assert world.registry.query_of(None) is None
 
 
 def test_the_longest_gone_is_forgotten_first_and_never_one_that_is_live():
@@ -62,28 +62,28 @@ def test_the_longest_gone_is_forgotten_first_and_never_one_that_is_live():
         world.wait(10_000)
         drivers[name] = world.driver(name=name, query_id=uuid(name), sender=uuid(name))
         drivers[name].batch(None, 5)
-    assert not world.book.follow("d")
+    assert not world.registry.follow("d")
     refused = world.driver(name="d", query_id=uuid("d"), sender=uuid("d")).refused(None, 5)
     assert refused == "unknown_query"
     world.wait(LIVE_MS - 15_000)
-    assert world.book.follow("d")
+    assert world.registry.follow("d")
     assert world.query("a") is None
     assert world.kinds() == ["forgotten"]
 
 
 def test_a_query_that_only_reads_is_live():
     world = World(ProgressSettings(max_queries=1))
-    world.book.follow("a")
+    world.registry.follow("a")
     Client(world, world.query("a")).read(0)
-    assert not world.book.follow("b")
+    assert not world.registry.follow("b")
     world.wait(LIVE_MS)
-    assert world.book.follow("b")
+    assert world.registry.follow("b")
 
 
 def test_configured_queries_are_always_followed(world):
-    world.book.update(configured("a", "b", "c", max_queries=1))
-    assert len(world.book.queries) == 3
-    assert not world.book.follow("d")
+    world.registry.update(configured("a", "b", "c", max_queries=1))
+    assert len(world.registry.queries) == 3
+    assert not world.registry.follow("d")
 
 
 def test_a_query_away_for_days_is_forgotten_unless_it_is_configured(world, driver):

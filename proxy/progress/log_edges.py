@@ -59,7 +59,7 @@ class LogEdges:
         self._cut_end: int | None = None
         self.ends.clear()
 
-    def saw_end(self, end: int, now_ms: float) -> bool:
+    def record_high_watermark(self, end: int, now_ms: float) -> bool:
         """Take note of a high watermark; return whether it counts, not being below another."""
         if end < 0:
             return False
@@ -85,7 +85,7 @@ class LogEdges:
         """Say whether the last look-up found the log to end below this offset."""
         return self._cut_end is not None and self._cut_end < offset
 
-    def saw_start(self, offset: int) -> bool:
+    def record_log_start(self, offset: int) -> bool:
         """Take note of the log start, which only goes up; return whether it went up."""
         if offset < 0 or (self.log_start is not None and offset <= self.log_start):
             return False

@@ -7,10 +7,18 @@ from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE, is_known
-from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
-from proxy.wire.layout import Array, Cursor, Fixed, Node, record_of, request_layout
-from proxy.wire.varint import Buffer, read_uvarint
+from proxy.wire.layout import (
+    Array,
+    Buffer,
+    Cursor,
+    Fixed,
+    Node,
+    read_uvarint,
+    record_of,
+    request_layout,
+)
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 Step: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 

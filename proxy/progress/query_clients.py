@@ -6,9 +6,8 @@ they are away for long or the room is needed.
 
 from collections.abc import Iterator
 
-from .notes import NoteKind
+from .events import EventKind
 from .query import QueryProgress, QuerySink
-from .records import Journal
 from .settings import ProgressSettings
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -16,12 +15,11 @@ FORGET_AFTER_MS = 3 * 86_400_000.0
 daily job finds its progress after a weekend's first day."""
 
 
-class Roster:
+class QueryClients:
     """The followed queries. Times are monotonic milliseconds."""
 
-    def __init__(self, sink: QuerySink, journal: Journal) -> None:
+    def __init__(self, sink: QuerySink) -> None:
         self._sink = sink
-        self._journal = journal
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
         self._settings = ProgressSettings()
@@ -82,7 +80,7 @@ class Roster:
             gone = self._longest_gone() if make_room else None
             if gone is None:
                 return None
-            self._say_forgotten(gone, "others needed the room")
+            self._report_forgotten(gone, "others needed the room")
             self.forget(gone)
         return self._make(client_id)
 
@@ -101,7 +99,7 @@ class Roster:
     def forget(self, query: QueryProgress) -> None:
         """Let a query go, and its records."""
         for partition in query.partitions.values():
-            partition.gone = True
+            partition.is_dropped = True
             self._sink.removed(query, partition)
         del self._queries[query.client_id]
         if self._labels.get(query.name) is query:
@@ -114,9 +112,9 @@ class Roster:
         for query in list(self):
             seen_ms = query.last_seen_ms
             if seen_ms is None:
-                query.touched_ms = now_ms
+                query.first_sweep_ms = now_ms
             elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
-                self._say_forgotten(query, "it was away for long")
+                self._report_forgotten(query, "it was away for long")
                 self.forget(query)
 
     def relabel(self, query: QueryProgress) -> None:
@@ -140,12 +138,11 @@ class Roster:
     def _set_label(self, query: QueryProgress, label: str) -> None:
         if label == query.name and self._labels.get(label) is query:
             return
-        if self._labels.get(query.name) is query:
-            del self._labels[query.name]
-            self._journal.forget_keys(query)
-        query.name = label
+        old_label, query.name = query.name, label
+        if self._labels.get(old_label) is query:
+            del self._labels[old_label]
+            self._sink.relabelled(query, old_label)
         self._labels[label] = query
-        self._journal.keep_all(query)
 
     def _make(self, client_id: str) -> QueryProgress:
         query = self._queries[client_id] = QueryProgress(client_id, client_id, self._sink)
@@ -161,8 +158,8 @@ class Roster:
         ]
         return min(gone)[2] if gone else None
 
-    def _say_forgotten(self, query: QueryProgress, why: str) -> None:
-        query.note(NoteKind.FORGOTTEN, None, f"not followed any more: {why}", self.now_ms)
+    def _report_forgotten(self, query: QueryProgress, why: str) -> None:
+        query.add_event(EventKind.FORGOTTEN, None, f"not followed any more: {why}", self.now_ms)
 
 
 def _label(query: QueryProgress) -> str:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from progress_world import FOREIGN, Client, Driver, World, configured, uuid
 
-from proxy.progress.log import MIN_END_AGE_MS
-from proxy.progress.notes import ADVICE
+from proxy.progress.events import ADVICE
+from proxy.progress.log_edges import MIN_END_AGE_MS
 from proxy.progress.query import LIVE_MS, MAX_PARTITIONS
 from proxy.progress.report import ReportRefused
 from proxy.progress.senders import MAX_SENDERS, Senders
@@ -30,7 +30,7 @@ def test_a_run_from_start_to_end(world):
         driver.run_id,
         1,
     )
-    assert (world.part().completed_to, world.document()["state"]) == (25, "running")
+    assert (world.part().committed_to, world.document()["state"]) == (25, "running")
     driver.send("idle")
     assert world.document()["state"] == "idle"
     driver.send("terminated")
@@ -79,10 +79,10 @@ def test_the_query_is_found_by_its_client_id_or_by_the_name_in_the_configuration
 
 def test_a_client_that_has_connected_needs_no_configuration(world):
     world.known.add("late")
-    generation = world.book.generation
+    generation = world.registry.generation
     driver = world.driver(name="late", query_id=FOREIGN)
     driver.batch(None, 5)
-    assert world.book.generation != generation
+    assert world.registry.generation != generation
     assert world.query("late").name == "late"
 
 
@@ -115,7 +115,7 @@ def test_a_number_that_came_before_is_repeated(world, driver):
     assert driver.refused(10, 20, number=1) == "repeated"
     reports = world.document()["reports"]
     assert (reports["repeated"], reports["refused"]) == (2, {"repeated": 2})
-    assert world.part().completed_to == 10
+    assert world.part().committed_to == 10
 
 
 def test_a_report_that_was_refused_is_not_lost(world, driver):
@@ -144,7 +144,7 @@ def test_the_number_of_senders_has_a_bound():
 def test_lost_reports_explain_a_gap(world, driver):
     driver.lose()
     driver.batch(30, 40, batch_id=3)
-    assert (world.part().completed_to, world.skipped()) == (40, [])
+    assert (world.part().committed_to, world.skipped()) == (40, [])
     assert world.kinds() == ["lost_reports"]
 
 
@@ -161,7 +161,7 @@ def test_a_gap_that_nothing_explains_is_skipped(world, driver):
     driver.batch(30, 40)
     assert world.skipped() == [(10, 30, "unexplained")]
     driver.batch(40, 50)
-    assert (world.part().completed_to, world.part().skips.records) == (50, 20)
+    assert (world.part().committed_to, world.part().skips.records) == (50, 20)
 
 
 def test_an_old_loss_explains_no_later_gap(world, driver):
@@ -180,7 +180,7 @@ def test_retention_explains_a_gap(world, driver):
 def test_the_last_report_of_a_run_that_crashed_explains_a_gap(world, driver):
     driver.restart("run-2", sender="another")
     driver.batch(20, 30, batch_id=2)
-    assert (world.part().completed_to, world.kinds()) == (30, ["lost_reports"])
+    assert (world.part().committed_to, world.kinds()) == (30, ["lost_reports"])
 
 
 def test_so_does_one_of_a_run_that_was_stopped_by_the_same_driver(world, driver):
@@ -204,16 +204,16 @@ def test_a_replay_reads_the_last_batch_again(world, driver):
     driver.restart("run-2")
     driver.batch(0, 10, batch_id=0)
     driver.batch(10, 20)
-    assert (world.part().completed_to, world.kinds()) == (20, ["replay"])
+    assert (world.part().committed_to, world.kinds()) == (20, ["replay"])
 
 
 def test_a_reset_goes_back(world, driver):
     driver.batch(10, 50)
     driver.restart("run-2")
     driver.batch(10, 20, batch_id=1)
-    assert (world.part().completed_to, world.kinds()) == (20, ["replay", "reset"])
+    assert (world.part().committed_to, world.kinds()) == (20, ["replay", "reset"])
     driver.batch(20, 30)
-    assert world.part().completed_to == 30
+    assert world.part().committed_to == 30
 
 
 @pytest.mark.parametrize(
@@ -275,16 +275,16 @@ def test_an_end_beyond_the_log_is_a_lie_when_the_driver_was_told_the_log_end(wor
 
 
 def test_it_is_not_when_nobody_was_told(world, driver):
-    world.book.log_end("t", 0, 100, world.now_ms)
+    world.registry.log_end("t", 0, 100, world.now_ms)
     driver.batch(10, 101)
-    assert world.part().completed_to == 101
+    assert world.part().committed_to == 101
 
 
 def test_what_an_earlier_run_was_told_is_too_old(world, driver):
     world.query().log_end("t", 0, 100, world.now_ms)
     driver.restart("run-2")
     driver.batch(10, 101)
-    assert world.part().completed_to == 101
+    assert world.part().committed_to == 101
 
 
 def test_a_topic_made_anew_is_followed_in_the_same_run(world, driver):
@@ -294,7 +294,7 @@ def test_a_topic_made_anew_is_followed_in_the_same_run(world, driver):
     query.log_end("t", 0, 5, world.now_ms)
     driver.batch(100, 5)
     driver.batch(5, 8)
-    assert world.part().completed_to == 8
+    assert world.part().committed_to == 8
     assert "recreated" in world.kinds()
 
 
@@ -303,10 +303,10 @@ def test_a_report_that_was_refused_does_not_stop_the_partition_for_ever(world, d
     assert driver.refused(100, 5) == "impossible"  # nothing said yet that the log is another one
     assert driver.refused(5, 8) == "repeated"
     for _ in range(2):
-        world.book.log_end("t", 0, 9, world.now_ms)
+        world.registry.log_end("t", 0, 9, world.now_ms)
         world.wait(1000)
     driver.batch(8, 9)
-    assert world.part().completed_to == 9
+    assert world.part().committed_to == 9
 
 
 # --- who reads with a client id
@@ -337,7 +337,7 @@ def test_another_query_takes_over_from_one_that_is_gone(world, driver, how):
     else:
         world.wait(LIVE_MS)
     foreign(world).batch(0, 5)
-    assert (world.query().query_id, world.part().completed_to) == (FOREIGN, 5)
+    assert (world.query().query_id, world.part().committed_to) == (FOREIGN, 5)
 
 
 def test_who_takes_over_has_a_checkpoint_of_its_own(world, driver):
@@ -372,7 +372,7 @@ def test_a_query_that_reads_with_another_client_id_takes_its_progress_along(worl
     driver.restart("run-2")
     driver.batch(10, 20)
     assert world.query("a") is None
-    assert (world.query("b").name, world.part(client_id="b").completed_to) == ("moving", 20)
+    assert (world.query("b").name, world.part(client_id="b").committed_to) == ("moving", 20)
 
 
 def test_late_reports_of_a_query_that_moved_are_refused(world):
@@ -412,7 +412,7 @@ def test_too_many_partitions_of_a_query_are_refused_and_otherwise_noted(world, d
     assert driver.refused({MAX_PARTITIONS: 0}, {MAX_PARTITIONS: 0}) == "malformed"
     for partition in (MAX_PARTITIONS, MAX_PARTITIONS + 1):
         Client(world).ask(0, partition=partition)
-    (note,) = world.notes
+    (note,) = world.events
     assert (note.kind, note.at_ms) == ("too_many", world.now_ms)
 
 
@@ -455,16 +455,16 @@ def test_a_refused_report_changes_nothing_but_counts(steps):
         except ReportRefused:
             assert snapshot(world, kept) == before
         else:
-            for query in world.book.queries:
+            for query in world.registry.queries:
                 for partition in query.partitions.values():
-                    assert partition.completed_to is None or partition.completed_to <= 30
+                    assert partition.committed_to is None or partition.committed_to <= 30
 
 
 def snapshot(world, kept):
     """Return all that may not change: documents without their counts and advice, state, commits,
     notes.
     """
-    records, deletes = world.book.changes()
+    records, deletes = world.registry.changes()
     kept.update({record.key: record for record in records})
     for key in deletes:
         kept.pop(key, None)
@@ -474,9 +474,9 @@ def snapshot(world, kept):
     return (
         json.dumps(documents, allow_nan=False),
         dict(kept),
-        world.book.commits(),
-        [note for note in world.notes if note.kind not in ADVICE],
-        world.book.generation,
+        world.registry.commits(),
+        [note for note in world.events if note.kind not in ADVICE],
+        world.registry.generation,
     )
 
 
@@ -498,27 +498,27 @@ def test_an_end_may_be_the_older_the_longer_its_query_is_silent(
 ):
     driver.batch(10, 20)
     began_ms = world.now_ms
-    world.book.log_end("t", 0, 100, began_ms + silent_ms - age_ms)
-    stale = world.book.stale(began_ms + silent_ms)
+    world.registry.log_end("t", 0, 100, began_ms + silent_ms - age_ms)
+    stale = world.registry.stale(began_ms + silent_ms)
     assert stale == ({("t", 0)} if is_stale else set())
 
 
 def test_what_passes_and_what_was_looked_up_makes_an_end_recent(world, driver):
     driver.batch({0: 10, 1: 10}, {0: 20, 1: 20})
-    assert world.book.stale(world.now_ms) == {("t", 0), ("t", 1)}
+    assert world.registry.stale(world.now_ms) == {("t", 0), ("t", 1)}
     Client(world).read(20, end=25)
-    assert world.book.stale(world.now_ms) == {("t", 1)}
-    world.book.log_end("t", 1, 5, world.now_ms)  # a lower one is left out, but was learned
-    assert world.book.stale(world.now_ms) == set()
-    assert world.book.partitions() == {("t", 0), ("t", 1)}
+    assert world.registry.stale(world.now_ms) == {("t", 1)}
+    world.registry.log_end("t", 1, 5, world.now_ms)  # a lower one is left out, but was learned
+    assert world.registry.stale(world.now_ms) == set()
+    assert world.registry.partitions() == {("t", 0), ("t", 1)}
 
 
 def test_a_query_that_has_ended_or_was_never_seen_has_no_stale_ends(world, driver):
     driver.batch(10, 20)
     driver.send("terminated")
-    assert world.book.stale(world.now_ms) == set()
-    world.book.follow("other")
-    assert world.book.stale(world.now_ms) == set()
+    assert world.registry.stale(world.now_ms) == set()
+    world.registry.follow("other")
+    assert world.registry.stale(world.now_ms) == set()
 
 
 def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
@@ -528,9 +528,11 @@ def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
     )
     driver.batch(10, 20)
     other.batch(10, 20)
-    for end, ask in enumerate((world.book.partitions, lambda: world.book.stale(world.now_ms)), 30):
+    for end, ask in enumerate(
+        (world.registry.partitions, lambda: world.registry.stale(world.now_ms)), 30
+    ):
         assert ask() == {("t", 0)}
-        world.book.log_end("t", 0, end, world.now_ms)
+        world.registry.log_end("t", 0, end, world.now_ms)
         ends = [world.part(client_id=each).high_watermark for each in ("orders", "other")]
         assert ends == [end, end]
         world.now_ms += MIN_END_AGE_MS
@@ -539,7 +541,7 @@ def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
 def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
     driver.batch(10, 20)
     gone = world.part()
-    world.book.partitions()
+    world.registry.partitions()
     world.query().let_go(gone, "as a test", world.now_ms)
-    world.book.log_end("t", 0, 100, world.now_ms)
+    world.registry.log_end("t", 0, 100, world.now_ms)
     assert gone.high_watermark is None

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.batches import end_of_batches
 from proxy.wire.fetch import FetchedPartition
-from proxy.wire.steps import MAX_NAME_BYTES
-from proxy.wire.walk import FetchWalker, MalformedResponse
+from proxy.wire.fetch_response import MAX_NAME_BYTES, FetchWalker, MalformedResponse
+from proxy.wire.produce import end_of_batches
 
 RESPONSE = APIS[FETCH].response
 VERSIONS = range(RESPONSE.max_version + 1)
@@ -224,7 +223,7 @@ def expected(version, body):
             error_code=part.error_code,
             high_watermark=part.high_watermark,
             last_stable_offset=part.last_stable_offset if version >= 4 else -1,
-            log_start=part.log_start_offset if version >= 5 else -1,
+            log_start_offset=part.log_start_offset if version >= 5 else -1,
             records_bytes=len(part.records or b""),
             end_offset=end_offset(part.records),
         )

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .partition import PartitionProgress
 
 
-class NoteKind(StrEnum):
-    """What a note is about."""
+class EventKind(StrEnum):
+    """What a event is about."""
 
     LOST_REPORTS = "lost_reports"
     """Offsets were completed by batches whose reports did not arrive."""
@@ -45,10 +45,12 @@ class NoteKind(StrEnum):
     """The query's trigger makes no batches that could be shaped."""
 
 
-ADVICE = frozenset({NoteKind.NAMES, NoteKind.CLIENT_SHARED, NoteKind.INTERVAL, NoteKind.TRIGGER})
+ADVICE = frozenset(
+    {EventKind.NAMES, EventKind.CLIENT_SHARED, EventKind.INTERVAL, EventKind.TRIGGER}
+)
 """The kinds that say what to mend in a configuration or a job."""
 
-ALARMS = frozenset({NoteKind.STUCK, NoteKind.SKIPPED, NoteKind.TOO_MANY}) | ADVICE
+ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | ADVICE
 """The kinds that are worth a warning."""
 
 
@@ -70,10 +72,10 @@ class SkipReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ProgressEvent:
     """One thing that happened."""
 
-    kind: NoteKind
+    kind: EventKind
     query: str
     """The query's label."""
     topic: str | None
@@ -85,45 +87,45 @@ class Note:
 
 
 class Advice:
-    """What is to be mended for one run of a query: at most one note of each kind."""
+    """What is to be mended for one run of a query: at most one event of each kind."""
 
     def __init__(self) -> None:
-        self._notes: dict[NoteKind, Note] = {}
-        self._said: set[NoteKind] = set()
+        self._events: dict[EventKind, ProgressEvent] = {}
+        self._said: set[EventKind] = set()
 
-    def __iter__(self) -> Iterator[Note]:
-        return iter(self._notes.values())
+    def __iter__(self) -> Iterator[ProgressEvent]:
+        return iter(self._events.values())
 
-    def give(self, note: Note) -> bool:
-        """Keep a note in the place of its kind's last one; say whether it is the first."""
-        last = self._notes.get(note.kind)
-        if last is None or last.text != note.text:
-            self._notes[note.kind] = note
-        is_first = note.kind not in self._said
-        self._said.add(note.kind)
+    def add(self, event: ProgressEvent) -> bool:
+        """Keep a event in the place of its kind's last one; say whether it is the first."""
+        last = self._events.get(event.kind)
+        if last is None or last.text != event.text:
+            self._events[event.kind] = event
+        is_first = event.kind not in self._said
+        self._said.add(event.kind)
         return is_first
 
-    def withdraw(self, kind: NoteKind) -> None:
-        """Take note that nothing of this kind is to be mended any more."""
-        self._notes.pop(kind, None)
+    def withdraw(self, kind: EventKind) -> None:
+        """Take event that nothing of this kind is to be mended any more."""
+        self._events.pop(kind, None)
 
     def clear(self) -> None:
         """Begin anew, for another run."""
-        self._notes.clear()
+        self._events.clear()
         self._said.clear()
 
 
 class PartitionSink(Protocol):
     """Who is told what happens to a partition."""
 
-    def note(
-        self, kind: NoteKind, partition: "PartitionProgress | None", text: str, now_ms: float
+    def add_event(
+        self, kind: EventKind, partition: "PartitionProgress | None", text: str, now_ms: float
     ) -> None:
-        """Take note of what happened; without a partition it happened to the query."""
+        """Take event of what happened; without a partition it happened to the query."""
 
     def changed(self, partition: "PartitionProgress") -> None:
         """Learn that what is completed, or what a record says beside it, has changed."""
 
 
-OnNote = Callable[[Note], None]
+OnEvent = Callable[[ProgressEvent], None]
 """Is told what happened."""

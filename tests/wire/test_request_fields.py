@@ -6,7 +6,7 @@ import pytest
 
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import parse_request_head
-from proxy.wire.prefix import (
+from proxy.wire.request_fields import (
     DEFAULT_BATCH_BYTES,
     MAX_BYTES,
     MalformedFrame,

@@ -5,7 +5,7 @@ from progress_world import Client, uuid
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.progress.exposition import ProgressCollector
+from proxy.progress.progress_collector import ProgressCollector
 
 PREFIX = "kafka_quota_proxy_"
 
@@ -13,7 +13,7 @@ PREFIX = "kafka_quota_proxy_"
 def scrape(world, max_label_sets=100):
     """Return name to {label values: value}."""
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(world.book, lambda: world.now_ms, max_label_sets))
+    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, max_label_sets))
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         for sample in family.samples:
@@ -49,7 +49,7 @@ def test_the_figures_of_a_partition(world):
 def test_the_labels(world):
     Client(world).read(0)
     registry = CollectorRegistry()
-    registry.register(ProgressCollector(world.book, lambda: world.now_ms, 10))
+    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, 10))
     text = generate_latest(registry).decode()
     assert 'partition_lag{partition="0",query="orders",topic="t"} 1000.0' in text
 
@@ -87,7 +87,7 @@ def test_what_exceeds_the_bound_is_added_up_under_other(world):
     driver.batch(None, {n: 10 * n for n in range(5)})
     for partition, end in enumerate((100, 100, 100, 200, 0)):
         world.wait(1000)
-        world.book.log_end("t", partition, end, world.now_ms)
+        world.registry.log_end("t", partition, end, world.now_ms)
     found = scrape(world, max_label_sets=2)
     other = ("other", "other", "other")
     assert set(found["partition_lag"]) == {("0", "orders", "t"), ("1", "orders", "t"), other}
@@ -112,4 +112,4 @@ def test_queries_of_one_name_make_no_doubled_series(world):
 
 def test_there_must_be_room_for_a_label_set(world):
     with pytest.raises(ValueError, match="max_label_sets"):
-        ProgressCollector(world.book, lambda: 0.0, 0)
+        ProgressCollector(world.registry, lambda: 0.0, 0)
