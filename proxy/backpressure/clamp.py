@@ -15,11 +15,11 @@ from proxy.quota.rules import Adaptive
 from proxy.wire.offsets import LATEST, OffsetsAsk
 from proxy.wire.topic_partition import TopicPartition
 
-from .interval import TriggerInterval
-from .position import EVENT_JITTER_MS, Position
-from .shares import shares
-from .told import MAX_PARTITIONS, KeptEnd, ToldEnds
-from .trust import LIFE_WAIT_MS, Lookups, Trust
+from .advertised_ends import MAX_PARTITIONS, AdvertisedEnds, AdvertisedEndState
+from .apportion import apportion
+from .driver_connections import LIFE_WAIT_MS, DriverConnections, LookupConnection
+from .driver_progress import EVENT_JITTER_MS, DriverProgress
+from .trigger_interval import TriggerInterval
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
@@ -84,9 +84,9 @@ class Clamp:
         self.detached = False
         """Whether no adaptive rule is left for the query."""
         self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
-        self.told = ToldEnds()
+        self.advertised = AdvertisedEnds()
         """What they know."""
-        self.trust = Trust()
+        self.trust = DriverConnections()
         """Whose connections they are."""
         self._is_late = False
         """Whether the latest report came so late that it is not worth while to wait for the next:
@@ -97,14 +97,14 @@ class Clamp:
 
     def resume(
         self,
-        ends: Mapping[TopicPartition, KeptEnd],
+        ends: Mapping[TopicPartition, AdvertisedEndState],
         starts: Mapping[TopicPartition, int],
         instances: list[int],
         least_offsets: int,
         now_ms: float,
     ) -> None:
         """Take up a run from an earlier process, which has told its driver this."""
-        self.told.restore(ends, starts, now_ms)
+        self.advertised.restore(ends, starts, now_ms)
         self.trust.resume(instances, now_ms)
         self.least_offsets = least_offsets
 
@@ -118,8 +118,8 @@ class Clamp:
         done: dict[TopicPartition, int | None] | None = None
         if query.progress_id in (None, query.query_id):
             position = self._position(query)
-            done = {key: position.completed(key) for key in self.told}
-        self.told.begin_run(self.trust.event_ms, done)
+            done = {key: position.completed(key) for key in self.advertised}
+        self.advertised.begin_run(self.trust.event_ms, done)
         self.trust.begin_run()
         self.least_offsets = 0
 
@@ -133,7 +133,7 @@ class Clamp:
         `offsets`: how many it had; None: not known.
         """
         self._is_late = age_ms > LATE_MS
-        self.told.starts.clear()
+        self.advertised.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
             self.least_offsets = 0  # it does plan batches of so few
 
@@ -143,13 +143,13 @@ class Clamp:
         But not what it was told and never read: it waits until there is more.
         """
         position = self._position(query)
-        unread = {key for key in self.told if position.is_unread(key)}
-        self.told.idle(event_ms, unread)
+        unread = {key for key in self.advertised if position.is_unread(key)}
+        self.advertised.idle(event_ms, unread)
 
     def tell(
         self,
         query: QueryProgress,
-        lookups: Lookups,
+        lookups: LookupConnection,
         latest: dict[TopicPartition, int],
         now_ms: float,
         *,
@@ -175,7 +175,7 @@ class Clamp:
                 fitting, why = self._fitting(self.rate, interval_ms)
                 is_overdue = False
             lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
-            made = shares(fitting, lags) if self.rate > 0 else dict.fromkeys(lags, 0)
+            made = apportion(fitting, lags) if self.rate > 0 else dict.fromkeys(lags, 0)
             offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if self.rate > 0 else 0
             if offsets > fitting:
                 why += f"; each of {offsets:,} partitions gets one"
@@ -183,7 +183,7 @@ class Clamp:
         self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
         is_new = False
         for key, offset in answers.items():
-            is_new |= self.told.remember(key, latest[key], offset, lookups, now_ms)
+            is_new |= self.advertised.record(key, latest[key], offset, lookups, now_ms)
         self._on_told(query, is_new, now_ms)
         return answers
 
@@ -201,8 +201,8 @@ class Clamp:
 
     def _is_refused(
         self,
-        position: Position,
-        lookups: Lookups,
+        position: DriverProgress,
+        lookups: LookupConnection,
         latest: Mapping[TopicPartition, int],
         fitting: int,
     ) -> bool:
@@ -218,25 +218,25 @@ class Clamp:
             return False
         return self.least_offsets > 0 or self._offered(position) >= LATE_BATCHES * fitting > 0
 
-    def _offer_more(self, position: Position) -> None:
+    def _offer_more(self, position: DriverProgress) -> None:
         least = self._offered(position) * REFUSED_GROWTH
         self.least_offsets = max(self.least_offsets, min(least, MAX_OFFSETS))
 
-    def _offered(self, position: Position) -> int:
+    def _offered(self, position: DriverProgress) -> int:
         """Return how many offsets the driver was told of that are not known to be completed."""
-        return sum(position.offered(key) for key in self.told)
+        return sum(position.offered(key) for key in self.advertised)
 
     def tell_earliest(
         self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float
     ) -> None:
         """Record the start of a log that the driver was told."""
-        if self.told.remember_start(key, offset):
+        if self.advertised.record_start(key, offset):
             self._on_told(query, True, now_ms)
 
     def waits_until_ms(
         self,
         query: QueryProgress,
-        lookups: Lookups,
+        lookups: LookupConnection,
         ask: OffsetsAsk,
         since_ms: float,
         now_ms: float,
@@ -274,8 +274,8 @@ class Clamp:
 
     def _waits_for_report_ms(
         self,
-        position: Position,
-        lookups: Lookups,
+        position: DriverProgress,
+        lookups: LookupConnection,
         keys: Iterable[TopicPartition],
         report_ms: float,
     ) -> float:
@@ -294,8 +294,8 @@ class Clamp:
             return report_ms
         return -math.inf
 
-    def _position(self, query: QueryProgress) -> Position:
-        return Position(query, self.told, self.trust.event_ms, self.trust.goes_on)
+    def _position(self, query: QueryProgress) -> DriverProgress:
+        return DriverProgress(query, self.advertised, self.trust.event_ms, self.trust.goes_on)
 
     def _interval_ms(self, query: QueryProgress) -> float | None:
         return self._interval.of(query, self.settings.batch_interval_ms)
@@ -309,7 +309,7 @@ class Clamp:
     def _why_not(
         self,
         query: QueryProgress,
-        lookups: Lookups,
+        lookups: LookupConnection,
         now_ms: float,
         *,
         may_be_late: bool = False,
@@ -349,8 +349,8 @@ class Clamp:
 
     def _lags(
         self,
-        position: Position,
-        lookups: Lookups,
+        position: DriverProgress,
+        lookups: LookupConnection,
         latest: dict[TopicPartition, int],
         *,
         is_overdue: bool,
@@ -370,17 +370,17 @@ class Clamp:
 
     def _clamped(
         self,
-        position: Position,
+        position: DriverProgress,
         latest: dict[TopicPartition, int],
         bases: Mapping[TopicPartition, int],
         made: Mapping[TopicPartition, int],
     ) -> dict[TopicPartition, int]:
-        has_room = len(self.told) + len(latest) <= MAX_PARTITIONS
+        has_room = len(self.advertised) + len(latest) <= MAX_PARTITIONS
         may_begin_low = has_room and position.has_planned_nothing
         answers = {}
         for key, end in latest.items():
             base = bases.get(key)
-            told = self.told.get(key)
+            told = self.advertised.get(key)
             if base is None or (told is None and not may_begin_low):
                 answers[key] = end
                 continue
@@ -388,17 +388,17 @@ class Clamp:
         return answers
 
     def _ends(
-        self, query: QueryProgress, lookups: Lookups, latest: dict[TopicPartition, int]
+        self, query: QueryProgress, lookups: LookupConnection, latest: dict[TopicPartition, int]
     ) -> Iterator[tuple[TopicPartition, int]]:
         """Yield the real ends of all partitions: those asked for, the others as last seen."""
         yield from latest.items()
         oldest_ms = lookups.oldest_answer_ms
-        for key, told in self.told.items():
-            if key not in latest and told.told_ms >= oldest_ms:
-                yield key, told.latest
+        for key, told in self.advertised.items():
+            if key not in latest and told.answered_ms >= oldest_ms:
+                yield key, told.log_end
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
                 end = partition.high_watermark
-                if end is not None and key not in latest and key not in self.told:
+                if end is not None and key not in latest and key not in self.advertised:
                     yield key, end

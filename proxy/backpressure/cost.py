@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import Adaptive
 
 from .batch_cost import BatchCost, CostState
-from .estimator import Observed
+from .estimator import FinishedBatch
 
 LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:
@@ -86,7 +86,7 @@ class CostEstimator:
         """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
         self._patience = FIRST_PROBE
 
-    def compute(self, batch: Observed) -> float | None:
+    def compute(self, batch: FinishedBatch) -> float | None:
         """See RateEstimator: None when any size will do and the rule's own bound is not known."""
         records, took_ms = batch.records, batch.processing_ms
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):

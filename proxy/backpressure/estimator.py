@@ -8,7 +8,7 @@ from proxy.quota.rules import Adaptive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class FinishedBatch:
     """A batch that is done, and what is known of the query beside it."""
 
     time_ms: float
@@ -30,7 +30,7 @@ class Observed:
 class RateEstimator(Protocol):
     """Turns each finished batch of a query into a rate for those to come."""
 
-    def compute(self, batch: Observed) -> float | None:
+    def compute(self, batch: FinishedBatch) -> float | None:
         """Take a batch in; return the new rate in records per second, None for no new one."""
 
     @property

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import Adaptive
 
-from .estimator import Observed
+from .estimator import FinishedBatch
 
 _NEVER = -1.0
 """Of latest time and rate before the first call, as in Spark."""
@@ -47,7 +47,7 @@ class PidEstimator:
         self._latest_rate = _NEVER
         self._latest_error = _NEVER
 
-    def compute(self, batch: Observed) -> float | None:
+    def compute(self, batch: FinishedBatch) -> float | None:
         """See RateEstimator: None for the first batch of a run, and one that is passed over."""
         time_ms, interval_ms = batch.time_ms, self._settings.batch_interval_ms
         is_new = time_ms > self._latest_time_ms

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.batch_cost import FIRST_NOISE, LEAST_NOISE, MOST_NOISE, BatchCost, CostState
 from proxy.backpressure.cost import LONGEST, WORTHWHILE, CostEstimator
-from proxy.backpressure.estimator import Observed
+from proxy.backpressure.estimator import FinishedBatch
 
 MIN_RATE = 1.0
 MOST = 1e6
@@ -41,7 +41,7 @@ class Query:
             records = min(size, self.allowed)
             self.records.append(records)
             self.estimator.compute(
-                Observed(
+                FinishedBatch(
                     time_ms=0.0,
                     records=records,
                     processing_ms=self.time_ms(records) * times + pause_ms,
@@ -164,7 +164,7 @@ def test_a_new_run_begins_with_what_the_last_one_knew():
 
 def test_the_lowest_rate_is_given_at_least():
     estimator = made(min_rate=300.0)
-    slow = Observed(time_ms=0.0, records=10.0, processing_ms=1e6, left=1e6, most=MOST)
+    slow = FinishedBatch(time_ms=0.0, records=10.0, processing_ms=1e6, left=1e6, most=MOST)
     assert estimator.compute(slow) == pytest.approx(300.0)
     assert estimator.compute(slow) >= 300.0
 
@@ -230,7 +230,7 @@ def test_exact_batches_are_learnt_exactly(fixed_ms, each_ms, sizes):
 ANY = st.floats() | st.sampled_from([5e-324, 1e308, -0.0, 1e-9, 1.0])
 BATCHES = st.lists(
     st.builds(
-        Observed,
+        FinishedBatch,
         time_ms=ANY,
         records=ANY | st.floats(1, 1e6),
         processing_ms=ANY | st.floats(1, 1e6),

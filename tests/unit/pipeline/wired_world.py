@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
 from proxy.app import quota_settings
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
 from proxy.pipelines import Pipelines
 from proxy.progress.book import ProgressBook
@@ -135,7 +135,7 @@ class World:
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
         self.quotas.client(identity)
-        if self.backpressure.pressure(identity, self.now_ms) is not None:
+        if self.backpressure.of_identity(identity, self.now_ms) is not None:
             self.book.follow(client_id)
         return identity
 
@@ -160,7 +160,7 @@ class World:
         asked = self.pipelines.unsure(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.book.report(report, self.now_ms, START_S)
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):

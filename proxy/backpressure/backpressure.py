@@ -13,10 +13,8 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Record
 from proxy.state.due import Due
 
-from .pressure import KIND, QueryPressure
-from .records import Kept, key_of, read_record
-
-__all__ = ["Backpressure", "QueryPressure"]
+from .backpressure_record import BackpressureRecord, key_of, read_record
+from .query_backpressure import KIND, QueryBackpressure
 
 MAX_QUERIES = 10_000
 """Further queries keep the bounds of their rules."""
@@ -32,20 +30,25 @@ class Backpressure:
     Args:
         quotas: says which rule applies to a client, and puts the bounds in force.
         gauges: the metric pid_bound_bytes, labelled by query.
+        on_change: is called when `changes` has something to write.
 
     """
 
-    def __init__(self, quotas: QuotaManager, gauges: BoundedLabels[Gauge]) -> None:
+    def __init__(
+        self,
+        quotas: QuotaManager,
+        gauges: BoundedLabels[Gauge],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._quotas = quotas
         self._gauges = gauges
-        self._by_client: dict[str, dict[str, QueryPressure]] = {}
+        self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
         self._count = 0
         self._generation = quotas.generation
-        self._due = Due(QueryPressure.record, attrgetter("key"))
-        self.on_change: Callable[[], None] = lambda: None
-        """Is called when `changes` has something to write."""
+        self._due = Due(QueryBackpressure.record, attrgetter("key"))
+        self._on_change = on_change
 
-    def pressure(self, identity: ClientIdentity, now_ms: float) -> QueryPressure | None:
+    def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
         """Return what becomes of a client's reading; None when its rule is not adaptive."""
         self._follow_rules(now_ms)
         match = self._quotas.table.match(KIND, identity)
@@ -58,7 +61,7 @@ class Backpressure:
                 return None
             self._by_client[client_id] = queries
             self._count += 1
-            queries[match.entity] = QueryPressure(
+            queries[match.entity] = QueryBackpressure(
                 identity,
                 match.entity,
                 match.rule,
@@ -69,15 +72,15 @@ class Backpressure:
             )
         return queries[match.entity]
 
-    def of_client(self, client_id: str) -> list[QueryPressure]:
+    def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, {}).values())
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
+    def record_report(self, accepted: Accepted, now_ms: float) -> None:
         """Take in a report that the book has accepted."""
         self._follow_rules(now_ms)
         for query in self.of_client(accepted.query.client_id):
-            query.reported(accepted, now_ms)
+            query.record_report(accepted, now_ms)
 
     def tick(self, now_ms: float) -> None:
         """Do what is due."""
@@ -117,22 +120,22 @@ class Backpressure:
                 refused.append(f"pressure record {record.key!r} is left out: {error}")
         return refused
 
-    def _take_up(self, kept: Kept, now_ms: float) -> None:
+    def _take_up(self, kept: BackpressureRecord, now_ms: float) -> None:
         identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
         match = self._quotas.table.match(KIND, identity)
         if match is None or match.rule.adaptive is None or match.entity != kept.entity:
             self._due.delete(key_of(kept.client_id, kept.entity))
             raise ValueError("no adaptive rule applies to the client any more; it is deleted")
-        pressure = self.pressure(identity, now_ms)
+        pressure = self.of_identity(identity, now_ms)
         if pressure is None:
             raise ValueError("there are too many queries")
         pressure.resume(kept, now_ms)
 
-    def _note_change(self, query: QueryPressure) -> None:
+    def _note_change(self, query: QueryBackpressure) -> None:
         self._due.changed(query)
-        self.on_change()
+        self._on_change()
 
-    def _all(self) -> Iterator[QueryPressure]:
+    def _all(self) -> Iterator[QueryBackpressure]:
         for queries in self._by_client.values():
             yield from queries.values()
 
@@ -148,10 +151,10 @@ class Backpressure:
             else:
                 query.follow(match.rule, now_ms)
 
-    def _drop(self, query: QueryPressure, now_ms: float) -> None:
+    def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
         query.detach(now_ms)
         self._due.removed(query)
-        self.on_change()
+        self._on_change()
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]
         if not self._by_client[client_id]:

@@ -7,7 +7,7 @@ driver's: an executor or the driver of another run must hear the truth.
 import math
 from typing import Protocol
 
-from .instances import Instances
+from .client_instances import ClientInstances
 
 RESUME_WAIT_MS = 6_000.0
 """How long after the start of this process an answer waits for a sign of life of a run that an
@@ -18,8 +18,8 @@ LIFE_WAIT_MS = 3_000.0
 when there is nothing else to say."""
 
 
-class Lookups(Protocol):
-    """One connection of the client: planner.DriverLookups."""
+class LookupConnection(Protocol):
+    """One connection of the client: planner.OffsetLookups."""
 
     @property
     def opened_ms(self) -> float:
@@ -37,14 +37,14 @@ class Lookups(Protocol):
         """Take note that reports come."""
 
 
-class Trust:
+class DriverConnections:
     """The connections of one query's client, and which of them are its present driver's.
 
     A connection is the driver's when it does not fetch, and
 
     - it was open when the run gave a sign of life, a report or a greeting; or
     - it was opened while such a one was open; or
-    - its requests go on where those of such a one ended, see Instances; or
+    - its requests go on where those of such a one ended, see ClientInstances; or
     - the run was taken up from an earlier process and has given a sign of life since, as long as no
       connection has earned it otherwise.
     """
@@ -55,9 +55,9 @@ class Trust:
     )
 
     def __init__(self) -> None:
-        self._connections: dict[Lookups, bool] = {}
+        self._connections: dict[LookupConnection, bool] = {}
         """With whether each is trusted whatever signs of life there are."""
-        self._instances = Instances()
+        self._instances = ClientInstances()
         self._trusts_all = False
         self.life_ms = -math.inf
         """When the run gave its latest sign of life: when the driver saw an event, or greeted."""
@@ -84,7 +84,7 @@ class Trust:
         self.is_missed = True
 
     def begin_run(self) -> None:
-        """Trust no connection before the run gives a sign of life, but those always trusted."""
+        """Distrust all connections until the run gives a sign of life, but those always trusted."""
         self._instances.forget()
         self.life_ms = self.event_ms = self.resumed_ms = -math.inf
         self.is_missed = self.goes_on = self._trusts_all = False
@@ -110,15 +110,15 @@ class Trust:
         if self._trusts_all:
             self._trusts_all = not any(map(self._has_earned_it, self._connections))
 
-    def join(self, lookups: Lookups) -> None:
+    def join(self, lookups: LookupConnection) -> None:
         """Take in a connection."""
         self._connections[lookups] = any(map(self._has_earned_it, self._connections))
 
-    def leave(self, lookups: Lookups) -> None:
+    def leave(self, lookups: LookupConnection) -> None:
         """Let go of a connection."""
         self._connections.pop(lookups, None)
 
-    def asks(self, lookups: Lookups, correlation_id: int) -> None:
+    def asks(self, lookups: LookupConnection, correlation_id: int) -> None:
         """Record a look-up of the ends of logs on a connection, before it is answered."""
         if lookups.is_executor:
             return
@@ -130,11 +130,11 @@ class Trust:
         if self.has(lookups):
             self._instances.asked(correlation_id)
 
-    def has(self, lookups: Lookups) -> bool:
+    def has(self, lookups: LookupConnection) -> bool:
         """Return whether a connection is the present driver's, for certain."""
         return not lookups.is_executor and (self._trusts_all or self._has_earned_it(lookups))
 
-    def may_come_ms(self, lookups: Lookups) -> float:
+    def may_come_ms(self, lookups: LookupConnection) -> float:
         """Return until when a connection that is not trusted may yet be found to be the driver's.
 
         Long ago where no sign of life is to be expected.
@@ -149,7 +149,7 @@ class Trust:
         """Return what `resume` needs in a later process."""
         return self._instances.kept()
 
-    def _has_earned_it(self, lookups: Lookups) -> bool:
+    def _has_earned_it(self, lookups: LookupConnection) -> bool:
         if lookups.is_executor:
             return False
         return self._connections.get(lookups, False) or lookups.opened_ms < self.life_ms

@@ -16,17 +16,17 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Adaptive, Rule
 from proxy.state import Json, Record
 
+from .backpressure_record import FORM, BackpressureRecord, by_topic, key_of
 from .bound import Bound, Return
 from .clamp import Clamp
-from .figures import Figures
-from .inputs import Reading, ends_of, reading
-from .interval import TriggerInterval
-from .records import FORM, Kept, by_topic, key_of
+from .estimator_inputs import BatchInput, batch_input, ends_of
+from .measurements import BatchMeasurements
+from .trigger_interval import TriggerInterval
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
 
-class QueryPressure:
+class QueryBackpressure:
     """A query whose rule is adaptive; made by `control.Backpressure`.
 
     Args:
@@ -49,7 +49,7 @@ class QueryPressure:
         gauges: BoundedLabels[Gauge],
         now_ms: float,
         *,
-        on_change: Callable[["QueryPressure"], None],
+        on_change: Callable[["QueryBackpressure"], None],
     ) -> None:
         self.identity = identity
         self.entity = entity
@@ -61,8 +61,10 @@ class QueryPressure:
         self._settings = _adaptive(rule)
         self._static = rule.bounds[KIND]
         self._interval = TriggerInterval()
-        self._figures = Figures(self._settings)
-        self.clamp = Clamp(self._settings, self._interval, self._figures.held.add, self._has_told)
+        self._measurements = BatchMeasurements(self._settings)
+        self.clamp = Clamp(
+            self._settings, self._interval, self._measurements.held.add, self._has_told
+        )
         """What its drivers are told."""
         self._run_id: str | None = None
         self._has_ended = False
@@ -95,7 +97,7 @@ class QueryPressure:
     @property
     def processing_rate(self) -> float | None:
         """Records per second in its latest batch, the proxy's own holds left out."""
-        return self._figures.processing_rate
+        return self._measurements.processing_rate
 
     @property
     def batch_interval_ms(self) -> float | None:
@@ -116,17 +118,17 @@ class QueryPressure:
     @property
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
-        return self._figures.bytes_per_record.value
+        return self._measurements.bytes_per_record.value
 
-    def read(self, count: int) -> None:
+    def record_bytes(self, count: int) -> None:
         """Take note of a Fetch response of so many bytes."""
-        self._figures.read(count)
+        self._measurements.record_bytes(count)
 
-    def held(self, start_ms: float, due_ms: float) -> None:
+    def record_hold(self, start_ms: float, due_ms: float) -> None:
         """Take note that a Fetch response to the query is held from when to when."""
-        self._figures.reading_held(start_ms, due_ms)
+        self._measurements.record_hold(start_ms, due_ms)
 
-    def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
+    def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Let the query have no more than so many records per second; None: what it can take.
 
         For flow control between queries: it may be below the rule's min_rate, and 0 lets no batch
@@ -137,7 +139,7 @@ class QueryPressure:
         self._ceiling, self._ceiling_why = ceiling, why
         self._enforce(now_ms)
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
+    def record_report(self, accepted: Accepted, now_ms: float) -> None:
         """Take in a report that the book has accepted."""
         report, query = accepted.report, accepted.query
         is_greeting = report.event == "running"
@@ -161,11 +163,11 @@ class QueryPressure:
         if self._rate is not None:
             self._return = None
         if report.batch is not None:
-            read = reading(report.batch)
+            read = batch_input(report.batch)
             self.clamp.done(read.offsets, report.age_ms)
             self._add_batch(report.batch, read, event_ms)
         elif report.event == "idle":
-            self._figures.waiting.ms = 0.0
+            self._measurements.waiting.ms = 0.0
             self.clamp.idle(query, event_ms)
         elif report.event == "terminated":
             self._has_ended = True
@@ -216,10 +218,10 @@ class QueryPressure:
             "bytes_per_record": self.bytes_per_record,
             "offsets_per_record": self.clamp.offsets_per_record,
             "batch_interval_ms": self.batch_interval_ms,
-            "waiting_ms": self._figures.waiting.ms,
+            "waiting_ms": self._measurements.waiting.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.told.withheld},
+            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.advertised.withheld},
         }
 
     @property
@@ -234,7 +236,7 @@ class QueryPressure:
         """
         if self._run_id is None or self.clamp.detached:
             return None
-        # As Kept has it, but made without it: there may be thousands of partitions.
+        # As BackpressureRecord has it, but made without it: there may be thousands of partitions.
         value: Json = {
             "listener": self.identity.listener,
             "user": self.identity.user,
@@ -248,19 +250,19 @@ class QueryPressure:
             "last_rate": self._last_rate,
             "instances": self.clamp.trust.instances(),
             "least_offsets": self.clamp.least_offsets,
-            **self._figures.kept(),
-            "told": by_topic(self.clamp.told.kept()),
-            "starts": by_topic(self.clamp.told.starts),
+            **self._measurements.kept(),
+            "told": by_topic(self.clamp.advertised.kept()),
+            "starts": by_topic(self.clamp.advertised.starts),
         }
         return Record.of(self.key, value, FORM)
 
-    def resume(self, kept: Kept, now_ms: float) -> None:
+    def resume(self, kept: BackpressureRecord, now_ms: float) -> None:
         """Go on from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = kept.run_id, kept.label, kept.has_ended
         self._last_rate = kept.last_rate
         self._interval.restore(kept.interval_ms)
         self._set_interval(self.batch_interval_ms)
-        self._figures.resume(kept, now_ms)
+        self._measurements.resume(kept, now_ms)
         if kept.has_ended:
             self._enforce(now_ms)
             return
@@ -280,7 +282,7 @@ class QueryPressure:
 
     def _set_interval(self, interval_ms: float | None) -> None:
         if interval_ms is not None:
-            self._figures.follow(replace(self._settings, batch_interval_ms=interval_ms))
+            self._measurements.follow(replace(self._settings, batch_interval_ms=interval_ms))
 
     def _has_told(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
         """Follow an answer to a driver's look-up."""
@@ -302,17 +304,19 @@ class QueryPressure:
             self.clamp.begin_run(query)
         self._run_id, self._has_ended = run_id, False
         self._interval.begin_run()
-        self._figures.begin_run()
+        self._measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _add_batch(self, batch: Batch, read: Reading, end_ms: float) -> None:
+    def _add_batch(self, batch: Batch, read: BatchInput, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         if self.batch_interval_ms is None:
             return
-        ends = {key: told.latest for key, told in self.clamp.told.items()}
-        ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
-        left = self.clamp.told.left(ends_of(batch))
-        found = self._figures.add(
+        ends = {key: told.log_end for key, told in self.clamp.advertised.items()}
+        ends_ms = max(
+            (told.answered_ms for _, told in self.clamp.advertised.items()), default=-math.inf
+        )
+        left = self.clamp.advertised.left(ends_of(batch))
+        found = self._measurements.add(
             batch, read, end_ms, ends, ends_ms, left=left, static=self._static
         )
         if found is None:
@@ -339,13 +343,13 @@ class QueryPressure:
         """Put in force what follows from all that is known."""
         rate = self.rate if self._rate is not None else self._first_rate()
         if rate is not None:
-            rate = self._figures.reach.limit(rate, self._settings.min_rate)
+            rate = self._measurements.reach.limit(rate, self._settings.min_rate)
             if self._settings.estimator == "pid":
                 # The other estimator knows what can be read in the time of a batch.
                 rate = min(rate, self._readable or rate)
         known = [known for known in (rate, self._ceiling) if known is not None]
         self.clamp.rate = min(known, default=None)
-        self.clamp.offsets_per_record = self._figures.offsets_per_record.value or 1.0
+        self.clamp.offsets_per_record = self._measurements.offsets_per_record.value or 1.0
         self._is_shaped = self.clamp.state.on
         bound = self._wanted(now_ms)
         if bound != self._bound:
@@ -366,7 +370,7 @@ class QueryPressure:
         read.
         """
         settings = self._settings
-        rate = settings.initial_rate or self._figures.rate or self._last_rate or self._readable
+        rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
         if rate is None:
             return None
         return min(max(rate, settings.min_rate), settings.max_rate or rate)
@@ -374,7 +378,7 @@ class QueryPressure:
     @property
     def _readable(self) -> float | None:
         """Records per second that the rule lets be read; None when their size is not known."""
-        size = self._figures.bytes_per_record.steady
+        size = self._measurements.bytes_per_record.steady
         return self._static / size if size is not None else None
 
     def _wanted(self, now_ms: float) -> Bound:

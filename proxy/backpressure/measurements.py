@@ -10,18 +10,26 @@ from proxy.quota.rules import Adaptive
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
+from .backpressure_record import BackpressureRecord
 from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator import Observed
-from .inputs import Arrivals, HeldTime, PerRecord, RatioState, Reach, Reading, WaitingTime
+from .estimator import FinishedBatch
+from .estimator_inputs import (
+    BatchInput,
+    HeldTime,
+    InputRate,
+    RatioState,
+    RecordRatio,
+    SchedulingDelay,
+    ThrottledRate,
+)
 from .pid import PidEstimator, PidState
-from .records import Kept
 
 MIN_PROCESSING_MS = 1.0
 """Of a batch that was held all the time."""
 
 
-class Finding(NamedTuple):
+class BatchResult(NamedTuple):
     """What came of a batch."""
 
     rate: float | None
@@ -30,7 +38,7 @@ class Finding(NamedTuple):
     """Of the batch, for people."""
 
 
-class Figures:
+class BatchMeasurements:
     """The figures of one query, over all its runs.
 
     Args:
@@ -43,8 +51,8 @@ class Figures:
         self._reading_held = HeldTime()
         self.held = HeldTime()
         """When its Fetch responses were held, and when the driver's look-ups waited."""
-        self.bytes_per_record = PerRecord()
-        self.offsets_per_record = PerRecord()
+        self.bytes_per_record = RecordRatio()
+        self.offsets_per_record = RecordRatio()
         self._bytes: float | None = None
         """Read since the last batch. None before the first: its reading was not seen from the
         beginning."""
@@ -53,9 +61,9 @@ class Figures:
         self.processing_rate: float | None = None
         """Records per second in its latest batch, the proxy's own holds left out."""
         self._estimator = _estimator(settings)
-        self._arrivals = Arrivals()
-        self.waiting = WaitingTime()
-        self.reach = Reach()
+        self._arrivals = InputRate()
+        self.waiting = SchedulingDelay()
+        self.reach = ThrottledRate()
 
     @property
     def rate(self) -> float | None:
@@ -65,8 +73,8 @@ class Figures:
     def begin_run(self) -> None:
         """Forget how fast the run before was, as far as the estimator does."""
         self._estimator.begin_run()
-        self.waiting = WaitingTime()
-        self.reach = Reach()
+        self.waiting = SchedulingDelay()
+        self.reach = ThrottledRate()
 
     def follow(self, settings: Adaptive) -> None:
         """Go on under other settings."""
@@ -76,12 +84,12 @@ class Figures:
         else:
             self._estimator = _estimator(settings)
 
-    def read(self, count: int) -> None:
+    def record_bytes(self, count: int) -> None:
         """Take note of a Fetch response of so many bytes."""
         if self._bytes is not None:
             self._bytes += count
 
-    def reading_held(self, start_ms: float, due_ms: float) -> None:
+    def record_hold(self, start_ms: float, due_ms: float) -> None:
         """Take note that a Fetch response is held from when to when."""
         self._reading_held.add(start_ms, due_ms)
         self.held.add(start_ms, due_ms)
@@ -89,14 +97,14 @@ class Figures:
     def add(
         self,
         batch: Batch,
-        read: Reading,
+        read: BatchInput,
         end_ms: float,
         log_ends: Mapping[TopicPartition, int],
         log_ends_ms: float,
         *,
         left: int | None,
         static: float,
-    ) -> Finding | None:
+    ) -> BatchResult | None:
         """Take a batch in; return None when it says nothing of the rate.
 
         Args:
@@ -142,7 +150,7 @@ class Figures:
             arrivals, size = self._arrivals.rate, self.bytes_per_record.steady
             per_offset = 1 / (self.offsets_per_record.value or 1.0)
             rate = self._estimator.compute(
-                Observed(
+                FinishedBatch(
                     time_ms=batch.timestamp_ms + execution_ms,
                     records=read.records,
                     processing_ms=processing_ms,
@@ -155,10 +163,10 @@ class Figures:
         figures = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             figures += f" (held {held_ms:,.0f} ms left out)"
-        return Finding(rate, figures)
+        return BatchResult(rate, figures)
 
     def kept(self) -> dict[str, Json]:
-        """Return what a record says of it; see `Kept`."""
+        """Return what a record says of it; see `BackpressureRecord`."""
         estimator = self._estimator
         return {
             "reach": self.reach.rate,
@@ -169,7 +177,7 @@ class Figures:
             "offsets_per_record": self.offsets_per_record.kept(),
         }
 
-    def resume(self, kept: Kept, now_ms: float) -> None:
+    def resume(self, kept: BackpressureRecord, now_ms: float) -> None:
         """Go on from what an earlier process kept."""
         self._resumed_ms = now_ms
         self.reach.rate = kept.reach

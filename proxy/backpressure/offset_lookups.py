@@ -15,13 +15,13 @@ from proxy.wire.offsets import (
 from proxy.wire.topic_partition import TopicPartition
 
 from .clamp import Clamp
-from .pressure import QueryPressure
+from .query_backpressure import QueryBackpressure
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not ask for in so many answers is read no more."""
 
 
-class DriverLookups:
+class OffsetLookups:
     """The ListOffsets look-ups on one connection of a followed client.
 
     Executors look up offsets too; they are known by their fetching and are told the truth.
@@ -39,7 +39,7 @@ class DriverLookups:
     )
 
     def __init__(
-        self, query: QueryProgress, pressure: QueryPressure | None, opened_ms: float
+        self, query: QueryProgress, pressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         self._query = query
         self.opened_ms = opened_ms
@@ -51,7 +51,7 @@ class DriverLookups:
         self._vain = False
         self.follow(pressure)
 
-    def follow(self, pressure: QueryPressure | None) -> None:
+    def follow(self, pressure: QueryBackpressure | None) -> None:
         """Go on under the rule that applies now; None: it is not adaptive."""
         clamp = pressure.clamp if pressure is not None else None
         if clamp is self._clamp:

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from proxy.progress.query import QueryProgress
 from proxy.wire.topic_partition import TopicPartition
 
-from .told import ToldEnds
+from .advertised_ends import AdvertisedEnds
 
 EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DriverProgress:
     """What can be known at one moment. A connection is whatever stands for it in `told`."""
 
     query: QueryProgress
-    told: ToldEnds
+    advertised: AdvertisedEnds
     event_ms: float
     """When the driver made its latest report of this run; long ago if there is none."""
     goes_on: bool
@@ -44,13 +44,13 @@ class Position:
         query = self.query
         base = self.completed(key)
         if base is None and query.run_batches == 0:
-            base = self.told.starts.get(key)
+            base = self.advertised.starts.get(key)
         if base is None:
             return None
-        told = self.told.get(key)
+        told = self.advertised.get(key)
         partition = query.partitions.get(key)
         log_start = partition.log_start if partition is not None else None
-        return max(base, told.idle_at if told else 0, log_start or 0)
+        return max(base, told.idle_offset if told else 0, log_start or 0)
 
     def completed(self, key: TopicPartition) -> int | None:
         """Return what this run has completed; before its first report the same query's before."""
@@ -65,7 +65,7 @@ class Position:
 
     def offered(self, key: TopicPartition) -> int:
         """Return how many offsets the driver was told of that are not known to be completed."""
-        told = self.told.get(key)
+        told = self.advertised.get(key)
         return max(0, told.offset - (self.base(key) or 0)) if told is not None else 0
 
     def is_unread(self, key: TopicPartition) -> bool:
@@ -73,7 +73,7 @@ class Position:
 
         Then no batch was planned up to there, or one whose records were all read ahead.
         """
-        told = self.told.get(key)
+        told = self.advertised.get(key)
         if told is None or not self.offered(key) or self._last_read_ms >= told.raised_ms:
             return False
         partition = self.query.partitions.get(key)
@@ -82,10 +82,10 @@ class Position:
 
     def is_refused(self, key: TopicPartition, connection: object) -> bool:
         """Return whether a driver that asks again on a connection planned no batch of this."""
-        told = self.told.get(key)
+        told = self.advertised.get(key)
         return (
             told is not None
-            and told.told_on is connection
+            and told.answered_on is connection
             and told.raised_on is connection
             and self.is_unread(key)
         )
@@ -95,12 +95,12 @@ class Position:
 
         Spark may tell the listener late, of the batch before: one that ended where that was told.
         """
-        told = self.told.get(key)
+        told = self.advertised.get(key)
         if told is None or told.raised_on is not connection:
             return False
         base = self.base(key) or 0
         is_newer = told.raised_ms > self.event_ms - EVENT_JITTER_MS
-        return base < told.offset and (is_newer or base == told.before)
+        return base < told.offset and (is_newer or base == told.previous)
 
     def done_by_now(
         self, key: TopicPartition, connection: object, *, is_overdue: bool
@@ -110,8 +110,8 @@ class Position:
         Its batch is done, or it knew before what it was told. None when that can't be said.
         `is_overdue`: an answer waited in vain for a report, and none came since.
         """
-        told = self.told.get(key)
-        if told is None or told.told_on is not connection:
+        told = self.advertised.get(key)
+        if told is None or told.answered_on is not connection:
             return None
         if told.raised_on is connection:
             is_done = is_overdue and self.is_unreported(key, connection)
@@ -129,9 +129,9 @@ class Position:
             return False
         read_ms = self._last_read_ms
         return any(
-            told.raised_on is connection and told.offset < told.latest and read_ms < told.raised_ms
+            told.raised_on is connection and told.offset < told.log_end and read_ms < told.raised_ms
             for key in keys
-            if (told := self.told.get(key)) is not None
+            if (told := self.advertised.get(key)) is not None
         )
 
     @property

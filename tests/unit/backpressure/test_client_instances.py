@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.backpressure.instances import MAX_INSTANCES, MAX_STEP, MIN_KNOWN, Instances
+from proxy.backpressure.client_instances import MAX_INSTANCES, MAX_STEP, MIN_KNOWN, ClientInstances
 
 KNOWN = 500
 
@@ -19,25 +19,25 @@ CASES = {
 
 @pytest.mark.parametrize(("known", "asked", "is_known"), CASES.values(), ids=CASES)
 def test_who_goes_on(known, asked, is_known):
-    instances = Instances()
+    instances = ClientInstances()
     instances.asked(known)
     assert instances.has(asked) == is_known
 
 
 def test_each_source_of_a_query_has_its_own():
-    instances = Instances()
+    instances = ClientInstances()
     for number in (100, 5000, 101, 5001):
         instances.asked(number)
     assert instances.kept() == [101, 5001]
 
 
 def test_only_the_latest_are_kept():
-    instances = Instances()
+    instances = ClientInstances()
     far = [KNOWN + 2 * MAX_STEP * each for each in range(MAX_INSTANCES + 2)]
     for number in far:
         instances.asked(number)
     assert instances.kept() == far[2:]
-    again = Instances()
+    again = ClientInstances()
     again.restore(instances.kept())
     assert again.has(far[-1] + 1)
     again.forget()

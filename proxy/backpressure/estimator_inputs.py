@@ -83,7 +83,7 @@ class HeldTime:
         self._ends = [self._ends[index] for index in kept] + [self._ends[-1]]
 
 
-class WaitingTime:
+class SchedulingDelay:
     """How long the next batch would have waited, had the batches been queued.
 
     Lindley's recursion: W' = max(0, W + processing delay - batch interval). Spark Streaming has
@@ -105,7 +105,7 @@ class WaitingTime:
         return waited_ms
 
 
-class Reach:
+class ThrottledRate:
     """How fast a query could read of late where a bound held it.
 
     A batch that is held for much of its time is not to be followed by a longer one, whatever its
@@ -137,7 +137,7 @@ class Reach:
         return max(self.rate, min_rate)
 
 
-class Arrivals:
+class InputRate:
     """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
 
     __slots__ = ("_elapsed_ms", "_ends", "_grown", "_seen_ms")
@@ -168,14 +168,14 @@ class Arrivals:
 
 
 class RatioState(NamedTuple):
-    """What a PerRecord keeps."""
+    """What a RecordRatio keeps."""
 
     amount: float
     records: float
     without: float
 
 
-class PerRecord:
+class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
@@ -230,7 +230,7 @@ class PerRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class BatchInput:
     """What a batch took from its Kafka sources."""
 
     records: int
@@ -240,7 +240,7 @@ class Reading:
     in a first batch, and where a partition is new."""
 
 
-def reading(batch: Batch) -> Reading:
+def batch_input(batch: Batch) -> BatchInput:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
     spans: dict[tuple[str, int], tuple[int, int]] = {}
@@ -250,10 +250,10 @@ def reading(batch: Batch) -> Reading:
             for partition, end in ends.items():
                 start = starts.get(partition)
                 if start is None:
-                    return Reading(records, None)
+                    return BatchInput(records, None)
                 low, high = spans.get((topic, partition), (start, end))
                 spans[topic, partition] = min(low, start), max(high, end)
-    return Reading(records, sum(high - low for low, high in spans.values()))
+    return BatchInput(records, sum(high - low for low, high in spans.values()))
 
 
 def ends_of(batch: Batch) -> dict[TopicPartition, int]:

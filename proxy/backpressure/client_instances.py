@@ -23,7 +23,7 @@ MIN_KNOWN = 16
 each further one 4 more."""
 
 
-class Instances:
+class ClientInstances:
     """The client instances that a query's driver looks up offsets with."""
 
     __slots__ = ("_latest",)

@@ -16,8 +16,8 @@ from proxy.state import Json, Record
 from proxy.state.form import quoted, read_form
 from proxy.wire.topic_partition import TopicPartition
 
+from .advertised_ends import AdvertisedEndState
 from .batch_cost import LEAST_NOISE, MOST_NOISE
-from .told import KeptEnd
 
 NAMESPACE = "pressure/"
 """Where the records are; the rest of a key is CLIENT_ID/ENTITY, both quoted."""
@@ -60,7 +60,7 @@ Cost = tuple[
 ]
 
 
-class Kept(BaseModel):
+class BackpressureRecord(BaseModel):
     """What a record says."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
@@ -80,11 +80,11 @@ class Kept(BaseModel):
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
     instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
-    """See Instances."""
+    """See ClientInstances."""
     least_offsets: Offset = 0
     """See Clamp."""
     reach: Positive | None
-    """See inputs.Reach; records per second."""
+    """See ThrottledRate; records per second."""
     waiting_ms: Amount
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
@@ -94,13 +94,13 @@ class Kept(BaseModel):
     """See RatioState; so is the next."""
     offsets_per_record: Ratio
     told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
-    """See KeptEnd."""
+    """See AdvertisedEndState."""
     starts: dict[Topic, dict[Partition, Offset]]
 
-    def ends(self) -> dict[TopicPartition, KeptEnd]:
+    def ends(self) -> dict[TopicPartition, AdvertisedEndState]:
         """Return what drivers were told of the ends of logs."""
         return {
-            (topic, partition): KeptEnd(*end)
+            (topic, partition): AdvertisedEndState(*end)
             for topic, rows in self.told.items()
             for partition, end in rows.items()
         }
@@ -127,9 +127,9 @@ def key_of(client_id: str, entity: str) -> str:
     return f"{NAMESPACE}{quoted(client_id)}/{quoted(entity)}"
 
 
-def read_record(record: Record) -> Kept:
+def read_record(record: Record) -> BackpressureRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    kept = read_form(record, FORM, Kept)
+    kept = read_form(record, FORM, BackpressureRecord)
     if record.key != key_of(kept.client_id, kept.entity):
         raise ValueError(f"it is about {kept.client_id!r}, {kept.entity!r}, which is not its key")
     return kept
