@@ -51,6 +51,8 @@ class World:
     def __init__(self, *rules: Rule, **settings):
         self.now_ms = 1_000_000.0
         self.state: dict[str, Record] = {}
+        self.record_changes = 0
+        """How often backpressure said that there is something to write."""
         self.begin_process(*(rules or (rule(**settings),)))
         self.numbers = count(1)
         self.batch_ids = count()
@@ -66,11 +68,16 @@ class World:
         made = QuotaSettings(rules=rules)
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.client = self.quotas.client(IDENTITY)
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.backpressure = Backpressure(
+            self.quotas, instruments.pid_bound_bytes, on_change=self.count_change
+        )
         settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
         self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
         refused = self.book.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
+
+    def count_change(self) -> None:
+        self.record_changes += 1
 
     def kept(self, namespace: str) -> list[Record]:
         return [self.state[key] for key in sorted(self.state) if key.startswith(namespace)]
