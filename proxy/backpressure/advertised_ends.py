@@ -1,136 +1,102 @@
-"""What the drivers of a query know of the ends of the log, because they were told it here."""
+"""The end offsets that were advertised to the drivers of a query."""
 
 import math
-from collections.abc import Collection, ItemsView, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_PLANNED = 6
-"""Ends of a partition that are remembered with where its log ended then: Spark may tell of a batch
-when several more have been planned."""
+"""Ends of a partition that are kept with where its log ended then: Spark may report a batch when
+several more have been planned."""
 
 MAX_PARTITIONS = 10_000
-"""Of one query; the ends of further ones are always told truly."""
+"""Of one query; the ends of further ones are never clamped."""
 
 
 @dataclass(slots=True)
 class AdvertisedEnd:
-    """One partition, as a driver of this client knows it."""
+    """One partition, as a driver of this client knows it.
+
+    A connection is whatever stands for it; None: one of an earlier process.
+    """
 
     log_end: int
-    """The real end when it was last answered."""
+    """The real one when it was last looked up."""
     offset: int
-    """What was told instead, or the same."""
+    """What was advertised instead, or the same."""
     answered_ms: float
-    """When."""
     answered_on: object | None
-    """On which connection; None: in an earlier process."""
+    """Of the last answer: when, and on which connection."""
     raised_ms: float
-    """When it last became more."""
     raised_on: object | None
-    """On which connection; None: in an earlier process."""
+    """The same of the last that advertised more than the one before."""
     idle_offset: int = 0
     """All below had been read when the query was idle."""
     previous: int | None = None
-    """What was told until it last became more."""
+    """What was advertised until it was raised last."""
     planned: tuple[tuple[int, int], ...] = ()
-    """The latest offsets that were told, each with the real end then."""
+    """The latest offsets that were advertised, each with the real end then."""
 
 
-class AdvertisedEndState(NamedTuple):
-    """What is kept of a partition in the state."""
-
-    offset: int
-    latest: int
-    idle_offset: int
+EndState = tuple[int, int, int]
+"""What is kept of a partition in the state: offset, log end and idle offset."""
 
 
-class AdvertisedEnds:
+class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
     """All partitions of one query, over all connections of its drivers."""
 
-    __slots__ = ("_told", "starts")
+    __slots__ = ("starts",)
 
     def __init__(self) -> None:
-        self._told: dict[TopicPartition, AdvertisedEnd] = {}
+        super().__init__()
         self.starts: dict[TopicPartition, int] = {}
-        """Starts of logs that the driver was told, before the first batch of its run."""
-
-    def __contains__(self, key: TopicPartition) -> bool:
-        return key in self._told
-
-    def __len__(self) -> int:
-        return len(self._told)
-
-    def get(self, key: TopicPartition) -> AdvertisedEnd | None:
-        """Return what was told of a partition; None when nothing was."""
-        return self._told.get(key)
-
-    def __iter__(self) -> Iterator[TopicPartition]:
-        return iter(self._told)
-
-    def items(self) -> ItemsView[TopicPartition, AdvertisedEnd]:
-        """Return all partitions of which something was told."""
-        return self._told.items()
+        """Starts of logs that the driver was given, before the first batch of its run."""
 
     @property
     def withheld(self) -> int:
-        """How many offsets the driver was not told of, when it asked last."""
-        return sum(told.log_end - told.offset for told in self._told.values())
+        """How many offsets were not advertised at the last look-ups."""
+        return sum(end.log_end - end.offset for end in self.values())
 
     def begin_run(self, event_ms: float, done: Mapping[TopicPartition, int | None] | None) -> None:
-        """Forget what was told up to the last event of the run before.
+        """Forget what was advertised up to the last event of the run before.
 
         But not where it is more than is done, if this is another run of the same query; None: it
         is not.
         """
-        self._told = {
-            key: told
-            for key, told in self._told.items()
-            if told.answered_ms > event_ms or (done is not None and told.offset > (done[key] or 0))
-        }
+        for key, end in list(self.items()):
+            is_pending = done is not None and end.offset > (done[key] or 0)
+            if end.answered_ms <= event_ms and not is_pending:
+                del self[key]
         if done is None:
             self.starts.clear()
 
-    def idle(self, event_ms: float, unread: Collection[TopicPartition]) -> None:
-        """Record that all that was told by then is done, but of partitions in `unread`."""
-        for key, told in self._told.items():
-            if told.answered_ms < event_ms and key not in unread:
-                told.idle_offset = told.offset
+    def record_idle(self, event_ms: float, unread: Collection[TopicPartition]) -> None:
+        """Record that all that was advertised by then is done, but of partitions in `unread`."""
+        for key, end in self.items():
+            if end.answered_ms < event_ms and key not in unread:
+                end.idle_offset = end.offset
 
     def record(
-        self, key: TopicPartition, latest: int, offset: int, connection: object, now_ms: float
+        self, key: TopicPartition, log_end: int, offset: int, connection: object, now_ms: float
     ) -> bool:
-        """Take note of what is told; return whether it is another offset than before."""
-        told = self._told.get(key)
-        if told is None:
-            if len(self._told) < MAX_PARTITIONS:
-                self._told[key] = AdvertisedEnd(
-                    log_end=latest,
-                    offset=offset,
-                    answered_ms=now_ms,
-                    answered_on=connection,
-                    raised_ms=now_ms,
-                    raised_on=connection,
-                    planned=((offset, latest),),
-                )
+        """Record what is advertised; return whether it is another offset than before."""
+        end = self.get(key)
+        if end is None:
+            if len(self) < MAX_PARTITIONS:
+                self[key] = AdvertisedEnd(log_end, offset, now_ms, connection, now_ms, connection)
+                self[key].planned = ((offset, log_end),)
             return True
-        is_other = offset != told.offset
-        if offset > told.offset:
-            told.raised_ms, told.raised_on, told.previous = now_ms, connection, told.offset
-            told.planned = (*told.planned[1 - MAX_PLANNED :], (offset, latest))
-        told.log_end, told.offset, told.answered_ms, told.answered_on = (
-            latest,
-            offset,
-            now_ms,
-            connection,
-        )
-        told.idle_offset = min(told.idle_offset, offset)
+        is_other = offset != end.offset
+        if offset > end.offset:
+            end.raised_ms, end.raised_on, end.previous = now_ms, connection, end.offset
+            end.planned = (*end.planned[1 - MAX_PLANNED :], (offset, log_end))
+        end.log_end, end.offset, end.idle_offset = log_end, offset, min(end.idle_offset, offset)
+        end.answered_ms, end.answered_on = now_ms, connection
         return is_other
 
     def record_start(self, key: TopicPartition, offset: int) -> bool:
-        """Take note of the start of a log that the driver was told; return whether it is new."""
+        """Record the start of a log that the driver was given; return whether it is new."""
         is_new = self.starts.get(key) != offset
         if key in self.starts or len(self.starts) < MAX_PARTITIONS:
             self.starts[key] = offset
@@ -142,38 +108,29 @@ class AdvertisedEnds:
         That is when it was planned; None when it is not known.
         """
         known = [
-            latest - end
+            log_end - end
             for key, end in ends.items()
-            if (told := self._told.get(key)) is not None
-            for offset, latest in told.planned
+            if key in self
+            for offset, log_end in self[key].planned
             if offset == end
         ]
         return sum(known) if known else None
 
-    def kept(self) -> dict[TopicPartition, AdvertisedEndState]:
-        """Return what `restore` needs, in a later process."""
-        return {
-            key: AdvertisedEndState(told.offset, told.log_end, told.idle_offset)
-            for key, told in self._told.items()
-        }
+    def state(self) -> dict[TopicPartition, EndState]:
+        """Return what `resume` needs, in a later process."""
+        return {key: (end.offset, end.log_end, end.idle_offset) for key, end in self.items()}
 
-    def restore(
+    def resume(
         self,
-        ends: Mapping[TopicPartition, AdvertisedEndState],
+        ends: Mapping[TopicPartition, EndState],
         starts: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
-        """Take up what an earlier process told: some time before now."""
-        for key, end in ends.items():
-            if len(self._told) < MAX_PARTITIONS:
-                self._told[key] = AdvertisedEnd(
-                    log_end=end.latest,
-                    offset=end.offset,
-                    answered_ms=now_ms,
-                    answered_on=None,
-                    raised_ms=-math.inf,
-                    raised_on=None,
-                    idle_offset=end.idle_offset,
+        """Add what an earlier process advertised: some time before now."""
+        for key, (offset, log_end, idle_offset) in ends.items():
+            if len(self) < MAX_PARTITIONS:
+                self[key] = AdvertisedEnd(
+                    *(log_end, offset, now_ms, None, -math.inf, None), idle_offset
                 )
         for key, start in starts.items():
             self.record_start(key, start)

@@ -10,6 +10,7 @@ from proxy.progress.book import Accepted
 from proxy.progress.roster import FORGET_AFTER_MS
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import Match
 from proxy.state import Record
 from proxy.state.due import Due
 
@@ -49,11 +50,10 @@ class Backpressure:
         self._on_change = on_change
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
-        """Return what becomes of a client's reading; None when its rule is not adaptive."""
+        """Return that of a client, made when it is new; None when its rule is not adaptive."""
         self._follow_rules(now_ms)
-        match = self._quotas.table.match(KIND, identity)
-        client_id = identity.client_id
-        if match is None or match.rule.adaptive is None or client_id is None:
+        match, client_id = self._match(identity), identity.client_id
+        if match is None or client_id is None:
             return None
         queries = self._by_client.get(client_id, {})
         if match.entity not in queries:
@@ -68,7 +68,7 @@ class Backpressure:
                 self._quotas,
                 self._gauges,
                 now_ms,
-                on_change=self._note_change,
+                on_change=self._changed,
             )
         return queries[match.entity]
 
@@ -77,7 +77,7 @@ class Backpressure:
         return list(self._by_client.get(client_id, {}).values())
 
     def record_report(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+        """Record a report that was accepted."""
         self._follow_rules(now_ms)
         for query in self.of_client(accepted.query.client_id):
             query.record_report(accepted, now_ms)
@@ -103,11 +103,11 @@ class Backpressure:
         return self._due.take()
 
     def changes_failed(self) -> None:
-        """Let the next `changes` return what the last one did as well: it was not written."""
+        """Return with the next `changes` what the last one did as well: it was not written."""
         self._due.give_back()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up what an earlier process kept; return which records were not, and why.
+        """Resume what an earlier process kept; return which records were not, and why.
 
         Call it once, before anything else. Damaged ones stay in the state, untouched; those of
         clients that no adaptive rule applies to any more are deleted.
@@ -115,23 +115,28 @@ class Backpressure:
         refused: list[str] = []
         for record in records:
             try:
-                self._take_up(read_record(record), now_ms)
+                self._resume(read_record(record), now_ms)
             except ValueError as error:
                 refused.append(f"pressure record {record.key!r} is left out: {error}")
         return refused
 
-    def _take_up(self, kept: BackpressureRecord, now_ms: float) -> None:
-        identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
-        match = self._quotas.table.match(KIND, identity)
-        if match is None or match.rule.adaptive is None or match.entity != kept.entity:
-            self._due.delete(key_of(kept.client_id, kept.entity))
+    def _resume(self, record: BackpressureRecord, now_ms: float) -> None:
+        identity = ClientIdentity(record.listener, record.user, record.client_id)
+        match = self._match(identity)
+        if match is None or match.entity != record.entity:
+            self._due.delete(key_of(record.client_id, record.entity))
             raise ValueError("no adaptive rule applies to the client any more; it is deleted")
-        pressure = self.of_identity(identity, now_ms)
-        if pressure is None:
+        query = self.of_identity(identity, now_ms)
+        if query is None:
             raise ValueError("there are too many queries")
-        pressure.resume(kept, now_ms)
+        query.resume(record, now_ms)
 
-    def _note_change(self, query: QueryBackpressure) -> None:
+    def _match(self, identity: ClientIdentity) -> Match | None:
+        """Return which adaptive rule applies to a client; None when none does."""
+        match = self._quotas.table.match(KIND, identity)
+        return match if match is not None and match.rule.adaptive is not None else None
+
+    def _changed(self, query: QueryBackpressure) -> None:
         self._due.changed(query)
         self._on_change()
 
@@ -140,16 +145,16 @@ class Backpressure:
             yield from queries.values()
 
     def _follow_rules(self, now_ms: float) -> None:
-        """After a change of the rules, see which queries they still make adaptive, and how."""
+        """Set the rules that apply after a change of them; drop the queries that none does."""
         if self._generation == self._quotas.generation:
             return
         self._generation = self._quotas.generation
         for query in list(self._all()):
-            match = self._quotas.table.match(KIND, query.identity)
-            if match is None or match.rule.adaptive is None or match.entity != query.entity:
+            match = self._match(query.identity)
+            if match is None or match.entity != query.entity:
                 self._drop(query, now_ms)
             else:
-                query.follow(match.rule, now_ms)
+                query.set_rule(match.rule, now_ms)
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
         query.detach(now_ms)

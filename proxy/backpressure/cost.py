@@ -134,18 +134,18 @@ class CostEstimator:
             self._cost = cost if cost.is_sound else None
         self._plan_anew()
 
-    def follow(self, settings: Adaptive) -> None:
+    def update(self, settings: Adaptive) -> None:
         """See RateEstimator: what is known of the costs stays."""
         before, self._settings = self._settings, settings
         if settings.batch_interval_ms != before.batch_interval_ms:
             self._plan_anew()
 
-    def kept(self) -> CostState | None:
-        """Return what `restore` needs to go on in a later process; None before the first batch."""
-        return self._cost.kept() if self._cost is not None else None
+    def state(self) -> CostState | None:
+        """Return what `resume` needs to go on in a later process; None before the first batch."""
+        return self._cost.state() if self._cost is not None else None
 
-    def restore(self, state: CostState) -> None:
-        """Go on from there."""
+    def resume(self, state: CostState) -> None:
+        """Go on from the state of an earlier process."""
         self._cost = BatchCost.of(state)
 
     def _plan_anew(self) -> None:

@@ -1,12 +1,13 @@
-"""Where the driver of a query is: what it has completed, by its reports and by what it was told.
+"""What the driver of a query has completed, by its reports and by what was advertised to it.
 
-Structured Streaming works on one batch at a time: a driver that asks for the end of a log again has
+Structured Streaming works on one batch at a time: a driver that looks up the end of a log again has
 done all that it planned before.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from proxy.progress.query import QueryProgress
 from proxy.wire.topic_partition import TopicPartition
@@ -17,40 +18,37 @@ EVENT_JITTER_MS = 50.0
 """By how much a driver's event may seem later than it was: its report was under way so long."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DriverProgress:
-    """What can be known at one moment. A connection is whatever stands for it in `told`."""
+    """What can be known at one moment. A connection is whatever stands for it in `advertised`."""
 
     query: QueryProgress
     advertised: AdvertisedEnds
     event_ms: float
     """When the driver made its latest report of this run; long ago if there is none."""
-    goes_on: bool
-    """Whether its run was taken up from an earlier process, with all that was told there."""
-    _read_ms: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
-    """When the query read last, once it was asked for: it costs a walk over all partitions."""
+    is_resumed: bool
+    """Whether its run was resumed from an earlier process, with all that was advertised there."""
 
     @property
     def is_unproved(self) -> bool:
         """Whether no batch of the run has proved where it is."""
-        return self.query.run_batches == 0 and not self.goes_on
+        return self.query.run_batches == 0 and not self.is_resumed
 
     def base(self, key: TopicPartition) -> int | None:
-        """Return the offset from which the next batch takes its share; None when not known.
+        """Return the offset from which the next batch takes its part; None when not known.
 
         It is what is completed; before the first report also the start of the log as the driver
-        was told.
+        was given it.
         """
-        query = self.query
         base = self.completed(key)
-        if base is None and query.run_batches == 0:
+        if base is None and self.query.run_batches == 0:
             base = self.advertised.starts.get(key)
         if base is None:
             return None
-        told = self.advertised.get(key)
-        partition = query.partitions.get(key)
+        end = self.advertised.get(key)
+        partition = self.query.partitions.get(key)
         log_start = partition.log_start if partition is not None else None
-        return max(base, told.idle_offset if told else 0, log_start or 0)
+        return max(base, end.idle_offset if end else 0, log_start or 0)
 
     def completed(self, key: TopicPartition) -> int | None:
         """Return what this run has completed; before its first report the same query's before."""
@@ -63,90 +61,89 @@ class DriverProgress:
             return partition.completed_to
         return None
 
-    def offered(self, key: TopicPartition) -> int:
-        """Return how many offsets the driver was told of that are not known to be completed."""
-        told = self.advertised.get(key)
-        return max(0, told.offset - (self.base(key) or 0)) if told is not None else 0
+    def planned(self, key: TopicPartition) -> int:
+        """Return how many offsets were advertised that are not known to be completed."""
+        end = self.advertised.get(key)
+        return max(0, end.offset - (self.base(key) or 0)) if end is not None else 0
+
+    @property
+    def all_planned(self) -> int:
+        """The same of all partitions."""
+        return sum(map(self.planned, self.advertised))
 
     def is_unread(self, key: TopicPartition) -> bool:
-        """Return whether nothing was read of the query since the driver was told more of this.
+        """Return whether nothing was read of the query since more was advertised of this.
 
         Then no batch was planned up to there, or one whose records were all read ahead.
         """
-        told = self.advertised.get(key)
-        if told is None or not self.offered(key) or self._last_read_ms >= told.raised_ms:
+        end = self.advertised.get(key)
+        if end is None or not self.planned(key) or self._last_read_ms >= end.raised_ms:
             return False
         partition = self.query.partitions.get(key)
         delivered_to = partition.delivered_to if partition is not None else None
-        return delivered_to is None or delivered_to < told.offset
+        return delivered_to is None or delivered_to < end.offset
 
     def is_refused(self, key: TopicPartition, connection: object) -> bool:
-        """Return whether a driver that asks again on a connection planned no batch of this."""
-        told = self.advertised.get(key)
-        return (
-            told is not None
-            and told.answered_on is connection
-            and told.raised_on is connection
-            and self.is_unread(key)
-        )
+        """Return whether a driver that looks up again on a connection planned no batch of this."""
+        end = self.advertised.get(key)
+        was_here = end is not None and end.answered_on is end.raised_on is connection
+        return was_here and self.is_unread(key)
 
     def is_unreported(self, key: TopicPartition, connection: object) -> bool:
-        """Return whether what was told last on a connection is in a batch not reported yet.
+        """Return whether a batch up to what was advertised last here is not reported yet.
 
-        Spark may tell the listener late, of the batch before: one that ended where that was told.
+        Spark may tell the listener late, of the batch before: one that ended at the `previous`.
         """
-        told = self.advertised.get(key)
-        if told is None or told.raised_on is not connection:
+        end = self.advertised.get(key)
+        if end is None or end.raised_on is not connection:
             return False
         base = self.base(key) or 0
-        is_newer = told.raised_ms > self.event_ms - EVENT_JITTER_MS
-        return base < told.offset and (is_newer or base == told.previous)
+        is_newer = end.raised_ms > self.event_ms - EVENT_JITTER_MS
+        return base < end.offset and (is_newer or base == end.previous)
 
     def done_by_now(
         self, key: TopicPartition, connection: object, *, is_overdue: bool
     ) -> int | None:
-        """Return what a driver that asks again on a connection has completed, reported or not.
+        """Return what a driver that looks up again here has completed, reported or not.
 
-        Its batch is done, or it knew before what it was told. None when that can't be said.
+        Its batch is done, or it knew before what was advertised. None when that is not known.
         `is_overdue`: an answer waited in vain for a report, and none came since.
         """
-        told = self.advertised.get(key)
-        if told is None or told.answered_on is not connection:
+        end = self.advertised.get(key)
+        if end is None or end.answered_on is not connection:
             return None
-        if told.raised_on is connection:
+        if end.raised_on is connection:
             is_done = is_overdue and self.is_unreported(key, connection)
         else:
-            is_done = self.is_unproved or (is_overdue and self.offered(key) > 0)
-        return told.offset if is_done else None
+            is_done = self.is_unproved or (is_overdue and self.planned(key) > 0)
+        return end.offset if is_done else None
 
     def knows_more(self, keys: Iterable[TopicPartition], connection: object) -> bool:
-        """Say whether a driver that asks again may know later ends than it was told here.
+        """Return whether a driver that looks up again may know later ends than it was given here.
 
-        An earlier run may have read past this proxy. Spark asks again when it is told less than it
+        An earlier run may have read past this proxy. Spark looks up again when it gets less than it
         knows, and fails the query if that does not help.
         """
-        if not self.is_unproved:
-            return False
-        read_ms = self._last_read_ms
-        return any(
-            told.raised_on is connection and told.offset < told.log_end and read_ms < told.raised_ms
+        return self.is_unproved and any(
+            end.raised_on is connection
+            and end.offset < end.log_end
+            and self._last_read_ms < end.raised_ms
             for key in keys
-            if (told := self.advertised.get(key)) is not None
+            if (end := self.advertised.get(key)) is not None
         )
 
     @property
     def has_planned_nothing(self) -> bool:
         """Whether the run has no batch yet, for certain: then it knows no end of any log.
 
-        A run that reads without a report may have taken up a batch from its checkpoint, or one that
+        A run that reads without a report may have begun with a batch of its checkpoint, or one that
         it planned when it was not bounded: its end is not known here.
         """
         began_ms = self.query.run_began_ms
         return self.is_unproved and began_ms is not None and self._last_read_ms < began_ms
 
-    @property
+    @cached_property
     def _last_read_ms(self) -> float:
-        if not self._read_ms:
-            read_ms = self.query.last_read_ms
-            self._read_ms.append(-math.inf if read_ms is None else read_ms)
-        return self._read_ms[0]
+        """When the query read last; costs a walk over all partitions."""
+        read_ms = self.query.last_read_ms
+        return -math.inf if read_ms is None else read_ms

@@ -9,7 +9,7 @@ from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backpressure.backpressure_record import FORM, key_of, read_record
+from proxy.backpressure.backpressure_record import FORM, by_partition, key_of, read_record
 from proxy.state import Record
 
 KEY = "pressure/etl-orders/client-id%3Detl-orders"
@@ -37,7 +37,7 @@ def test_a_record_says_what_is_known():
     assert value["run_id"] == str(UUID(int=2))
     assert value["starts"] == {}
     kept = read_record(record)
-    assert kept.ends() == {("t", 0): (1200, 5000, 0)}
+    assert by_partition(kept.told) == {("t", 0): (1200, 5000, 0)}
 
 
 DAMAGED = {

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
-from proxy.backpressure.offset_lookups import MISSED_ANSWERS, OffsetLookups
+from proxy.backpressure.driver_connections import MISSED_ANSWERS
+from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.progress.report import Trigger
 from proxy.quota.rules import Rule
 from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED

@@ -15,14 +15,14 @@ EVENT_MS = 1000.0
 
 
 def position(
-    done: int | None, *, goes_on: bool = False, event_ms: float = EVENT_MS
+    done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_MS
 ) -> DriverProgress:
     """Of a run that has reported all below `done`; None: nothing yet."""
     world = World()
     world.start()
     if done is not None:
         world.batch({0: done})
-    return DriverProgress(world.query, AdvertisedEnds(), event_ms, goes_on)
+    return DriverProgress(world.query, AdvertisedEnds(), event_ms, is_resumed)
 
 
 def test_a_batch_that_took_less_than_was_told_is_reported():
@@ -40,7 +40,7 @@ def test_what_was_told_just_before_an_event_may_be_of_a_later_batch():
     assert there.done_by_now(KEY, HERE, is_overdue=True) == 150
     assert there.is_refused(KEY, HERE), "nothing was read since"
     there.query.reader().fetch_asked(*KEY, None, 100, EVENT_MS)
-    later = DriverProgress(there.query, there.advertised, EVENT_MS, goes_on=False)
+    later = DriverProgress(there.query, there.advertised, EVENT_MS, is_resumed=False)
     assert not later.is_refused(KEY, HERE)
 
 
@@ -51,9 +51,9 @@ def test_a_batch_that_ends_where_was_told_before_is_the_one_before():
     assert there.is_unreported(KEY, HERE)
 
 
-@pytest.mark.parametrize(("done", "goes_on"), [(100, False), (None, True)])
-def test_a_run_whose_place_is_proved_is_not_guessed_at(done, goes_on):
-    there = position(done, goes_on=goes_on, event_ms=-math.inf)
+@pytest.mark.parametrize(("done", "is_resumed"), [(100, False), (None, True)])
+def test_a_run_whose_place_is_proved_is_not_guessed_at(done, is_resumed):
+    there = position(done, is_resumed=is_resumed, event_ms=-math.inf)
     there.advertised.record(KEY, END, 150, ELSEWHERE, 1.0)
     there.advertised.record(KEY, END, 150, HERE, 2.0)
     assert there.done_by_now(KEY, HERE, is_overdue=False) is None
