@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -14,15 +14,16 @@ from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
+from proxy.admin.slices import Slices
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.config import GAINS, AdaptiveSection, Config, ListenerSection, parse_size
+from proxy.config.reload import Reloader
 from proxy.login import Credentials, Login
 from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
-from proxy.quota.rules import Adaptive, Rule
-from proxy.quota.settings import QuotaSettings
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
@@ -31,8 +32,6 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
-from proxy.reload import Reloader
-from proxy.slices import Slices
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -84,7 +83,7 @@ def quota_settings(config: Config) -> QuotaSettings:
 class App:
     """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
 
-    rules: RuleBook
+    rules: RuleRegistry
     """All rules in force and where they come from. Only after `start`."""
     admin: AdminServer
     """Only after `start`."""
@@ -143,18 +142,9 @@ class App:
         listeners = tuple(map(_listener, config.listeners))
         self.relay = Relay(listeners, self._for_clients, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
-        self._history = History(self.quotas.readings)
+        self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def throttle_mode(self) -> ThrottleMode:
-        """How clients are slowed down now."""
-        return self._services.mode
-
-    def delay_queues(self) -> dict[str, int]:
-        """Return how many responses are held, by API family."""
-        return {reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all}
 
     async def start(self, take_over: int | None = None) -> None:
         """Open every port and begin to work.
@@ -174,7 +164,7 @@ class App:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
             self._store = await asyncio.to_thread(_open_store, self._config, self.cluster, wait_s)
-            self.rules = RuleBook(self.quotas, self._store, self._settings)
+            self.rules = RuleRegistry(self.quotas, self._store, self._settings)
             self._queries.load(self._store)
             self.admin = self._make_admin()
             await self._start_admin(wait_s)
@@ -219,7 +209,7 @@ class App:
             not_ready=self._not_ready,
             quotas=self.quotas,
             rules=self.rules,
-            source=_Source(self),
+            relay=self._relay_status,
             history=self._history,
             reports=self._queries,
             parse_size=parse_size,
@@ -274,6 +264,30 @@ class App:
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
+    def _relay_status(self) -> RelayStatus:
+        return RelayStatus(
+            listeners=[
+                ListenerStatus(
+                    name=name,
+                    host=listener.settings.host,
+                    port=listener.bootstrap_port,
+                    tls=listener.settings.tls is not None,
+                    connections=self.relay.connections_of(name),
+                )
+                for name, listener in self.relay.listeners.items()
+            ],
+            brokers=[
+                BrokerStatus(node_id, host, port)
+                for node_id, (host, port) in sorted(self.cluster.brokers.items())
+            ],
+            cluster_answers=self.cluster.reachable,
+            delay_queues={reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all},
+            config_loads=[
+                ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
+            ],
+            throttle_mode=self._services.mode.value,
+        )
+
     def _not_ready(self) -> str | None:
         if self.cluster.reachable:
             return None
@@ -297,45 +311,6 @@ class App:
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
-
-
-class _Source:
-    """Tells the status page about the parts that the admin room does not know."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return [
-            ListenerStatus(
-                name=name,
-                host=listener.settings.host,
-                port=listener.bootstrap_port,
-                tls=listener.settings.tls is not None,
-                connections=self._app.relay.connections_of(name),
-            )
-            for name, listener in self._app.relay.listeners.items()
-        ]
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return [
-            BrokerStatus(node_id, host, port)
-            for node_id, (host, port) in sorted(self._app.cluster.brokers.items())
-        ]
-
-    def cluster_answers(self) -> bool:
-        return self._app.cluster.reachable
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return self._app.delay_queues()
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return [
-            ConfigLoad(load.at_s, load.result, load.message) for load in self._app.reloader.loads
-        ]
-
-    def throttle_mode(self) -> str:
-        return self._app.throttle_mode.value
 
 
 def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
@@ -373,10 +348,10 @@ def _limits(config: Config) -> Limits:
     )
 
 
-def _adaptive(bound: AdaptiveBound) -> Adaptive:
+def _adaptive(bound: AdaptiveSection) -> AdaptiveBound:
     interval = bound.batch_interval
     gains = bound.model_dump(include=set(GAINS), exclude_none=True)
-    return Adaptive(
+    return AdaptiveBound(
         batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
         estimator=bound.estimator,
         min_rate=bound.min_rate,
@@ -387,7 +362,7 @@ def _adaptive(bound: AdaptiveBound) -> Adaptive:
     )
 
 
-def _listener(listener: Listener) -> ListenerSettings:
+def _listener(listener: ListenerSection) -> ListenerSettings:
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from proxy.progress.report import BatchRange
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_PLANNED = 6
@@ -102,17 +103,17 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
             self.starts[key] = offset
         return is_new
 
-    def left(self, ends: Mapping[TopicPartition, int]) -> int | None:
-        """Return how many offsets were in the logs beyond a batch with these ends.
+    def left(self, ranges: Mapping[TopicPartition, BatchRange]) -> int | None:
+        """Return how many offsets were in the logs beyond a batch that read these.
 
         That is when it was planned; None when it is not known.
         """
         known = [
-            log_end - end
-            for key, end in ends.items()
+            log_end - offset
+            for key, read in ranges.items()
             if key in self
             for offset, log_end in self[key].planned
-            if offset == end
+            if offset == read.end
         ]
         return sum(known) if known else None
 

@@ -6,15 +6,14 @@ from operator import attrgetter
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
-from proxy.progress.book import Accepted
-from proxy.progress.roster import FORGET_AFTER_MS
+from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Match
-from proxy.state import Record
-from proxy.state.due import Due
+from proxy.state import Journal, Record
 
-from .backpressure_record import BackpressureRecord, key_of, read_record
+from .backpressure_record import FORMAT, BackpressureRecord, read_record
 from .query_backpressure import KIND, QueryBackpressure
 
 MAX_QUERIES = 10_000
@@ -46,7 +45,7 @@ class Backpressure:
         self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
         self._count = 0
         self._generation = quotas.generation
-        self._due = Due(QueryBackpressure.record, attrgetter("key"))
+        self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
         self._on_change = on_change
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
@@ -76,7 +75,7 @@ class Backpressure:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, {}).values())
 
-    def record_report(self, accepted: Accepted, now_ms: float) -> None:
+    def record_report(self, accepted: AcceptedReport, now_ms: float) -> None:
         """Record a report that was accepted."""
         self._follow_rules(now_ms)
         for query in self.of_client(accepted.query.client_id):
@@ -100,11 +99,11 @@ class Backpressure:
 
         A query has a record from the first report of a run until it is forgotten.
         """
-        return self._due.take()
+        return self._journal.take()
 
     def changes_failed(self) -> None:
         """Return with the next `changes` what the last one did as well: it was not written."""
-        self._due.give_back()
+        self._journal.give_back()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Resume what an earlier process kept; return which records were not, and why.
@@ -124,7 +123,7 @@ class Backpressure:
         identity = ClientIdentity(record.listener, record.user, record.client_id)
         match = self._match(identity)
         if match is None or match.entity != record.entity:
-            self._due.delete(key_of(record.client_id, record.entity))
+            self._journal.mark_deleted(FORMAT.key(record.client_id, record.entity))
             raise ValueError("no adaptive rule applies to the client any more; it is deleted")
         query = self.of_identity(identity, now_ms)
         if query is None:
@@ -137,7 +136,7 @@ class Backpressure:
         return match if match is not None and match.rule.adaptive is not None else None
 
     def _changed(self, query: QueryBackpressure) -> None:
-        self._due.changed(query)
+        self._journal.mark_changed(query)
         self._on_change()
 
     def _all(self) -> Iterator[QueryBackpressure]:
@@ -158,7 +157,7 @@ class Backpressure:
 
     def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
         query.detach(now_ms)
-        self._due.removed(query)
+        self._journal.mark_removed(query)
         self._on_change()
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]

@@ -6,17 +6,10 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
-from proxy.state import Json, Record
-from proxy.state.form import quoted, read_form
+from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_cost import LEAST_NOISE, MOST_NOISE
-
-NAMESPACE = "pressure/"
-"""Where the records are; the rest of a key is CLIENT_ID/ENTITY, both quoted."""
-
-FORM = 1
-"""Version of what is written there."""
 
 MAX_CHARS = 65_536
 """Of a client id, a user, a label; Kafka has no longer strings to speak of."""
@@ -87,6 +80,10 @@ class BackpressureRecord(BaseModel):
     """The log starts that drivers were given."""
 
 
+FORMAT = RecordFormat("pressure", 1, BackpressureRecord)
+"""Keys are `pressure/CLIENT_ID/ENTITY`."""
+
+
 def by_partition(nested: Mapping[str, Mapping[int, Row]]) -> dict[TopicPartition, Row]:
     """Return by topic and partition what JSON has nested."""
     return {
@@ -102,14 +99,9 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
     return nested
 
 
-def key_of(client_id: str, entity: str) -> str:
-    """Return the key of a query's record."""
-    return f"{NAMESPACE}{quoted(client_id)}/{quoted(entity)}"
-
-
 def read_record(record: Record) -> BackpressureRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    read = read_form(record, FORM, BackpressureRecord)
-    if record.key != key_of(read.client_id, read.entity):
+    read = FORMAT.read(record)
+    if record.key != FORMAT.key(read.client_id, read.entity):
         raise ValueError(f"it is about {read.client_id!r}, {read.entity!r}, which is not its key")
     return read

@@ -58,7 +58,7 @@ class DriverProgress:
             partition.run_id == query.run_id
             or (query.run_batches == 0 and query.progress_id == query.query_id)
         ):
-            return partition.completed_to
+            return partition.committed_to
         return None
 
     def planned(self, key: TopicPartition) -> int:
@@ -80,8 +80,8 @@ class DriverProgress:
         if end is None or not self.planned(key) or self._last_read_ms >= end.raised_ms:
             return False
         partition = self.query.partitions.get(key)
-        delivered_to = partition.delivered_to if partition is not None else None
-        return delivered_to is None or delivered_to < end.offset
+        position = partition.position if partition is not None else None
+        return position is None or position < end.offset
 
     def is_refused(self, key: TopicPartition, connection: object) -> bool:
         """Return whether a driver that looks up again on a connection planned no batch of this."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +39,5 @@ class RateEstimator(Protocol):
     def begin_run(self) -> None:
         """Record that the query was started again: its batches may cost something else now."""
 
-    def update(self, settings: Adaptive) -> None:
+    def update(self, settings: AdaptiveBound) -> None:
         """Estimate by other settings, for the same estimator, from now on."""

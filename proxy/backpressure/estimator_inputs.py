@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_HOLDS = 512
@@ -222,22 +222,14 @@ class BatchInput(NamedTuple):
     offsets: int | None
     """How far it went on, over all partitions; None when it does not say where it began in each:
     in a first batch, and where a partition is new."""
-    ends: Mapping[TopicPartition, int]
-    """Up to where it read each partition."""
 
 
-def batch_input(batch: Batch) -> BatchInput:
+def batch_input(batch: BatchReport) -> BatchInput:
     """Return what a batch read; a partition that several sources read goes on once."""
-    ends: dict[TopicPartition, int] = {}
-    spans: dict[TopicPartition, tuple[float, int]] = {}
-    for source in batch.sources:
-        for topic, of_topic in source.end.items():
-            starts = (source.start or {}).get(topic, {})
-            for partition, end in of_topic.items():
-                ends[topic, partition] = end
-                low, high = spans.get((topic, partition), (math.inf, end))
-                start = starts.get(partition, -math.inf)
-                spans[topic, partition] = min(low, start), max(high, end)
-    offsets = sum(high - low for low, high in spans.values())
     records = sum(source.rows for source in batch.sources)
-    return BatchInput(records, int(offsets) if offsets < math.inf else None, ends)
+    offsets = 0
+    for read in batch.ranges.values():
+        if read.start is None:
+            return BatchInput(records, None)
+        offsets += read.end - read.start
+    return BatchInput(records, offsets)

@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.report import Batch
-from proxy.quota.rules import Adaptive
+from proxy.progress.report import BatchReport
+from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 
 from .advertised_ends import AdvertisedEnds
@@ -39,7 +39,7 @@ class BatchResult(NamedTuple):
 class BatchMeasurements:
     """What is measured of one query, over all its runs, by the settings of its rule."""
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._reading_held = HeldTime()
         self.held = HeldTime()
@@ -69,7 +69,7 @@ class BatchMeasurements:
         self.scheduling_delay = SchedulingDelay()
         self.throttled_rate = ThrottledRate()
 
-    def update(self, settings: Adaptive) -> None:
+    def update(self, settings: AdaptiveBound) -> None:
         """Measure by other settings from now on."""
         before, self._settings = self._settings, settings
         if settings.estimator == before.estimator:
@@ -89,7 +89,7 @@ class BatchMeasurements:
 
     def add(
         self,
-        batch: Batch,
+        batch: BatchReport,
         read: BatchInput,
         end_ms: float,
         advertised: AdvertisedEnds,
@@ -138,7 +138,7 @@ class BatchMeasurements:
         self.processing_rate = read.records / processing_ms * MS_PER_SECOND
         rate = None
         if interval_ms is not None:
-            left, arrivals = advertised.left(read.ends), self._input_rate.rate
+            left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
             size = self.bytes_per_record.steady
             per_offset = 1 / (self.offsets_per_record.value or 1.0)
             rate = self._estimator.compute(
@@ -182,5 +182,5 @@ class BatchMeasurements:
         self.offsets_per_record.resume(record.offsets_per_record)
 
 
-def _estimator(settings: Adaptive) -> CostEstimator | PidEstimator:
+def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:
     return PidEstimator(settings) if settings.estimator == "pid" else CostEstimator(settings)

@@ -3,11 +3,11 @@
 import math
 
 from proxy.progress.query import QueryProgress
-from proxy.wire.offsets import (
+from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
     READ_UNCOMMITTED,
-    OffsetsAsk,
+    OffsetLookup,
     change_offsets,
     read_list_offsets_response,
 )
@@ -60,7 +60,7 @@ class OffsetLookups(LookupConnection):
         """Remove the connection; may be called twice."""
         self.follow(None)
 
-    def wait_ms(self, ask: OffsetsAsk, now_ms: float) -> float:
+    def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer should still wait for a report; 0: not at all.
 
         Call it again after a while, until it is 0; then call `answered`.
@@ -77,7 +77,7 @@ class OffsetLookups(LookupConnection):
         self.wait_failed = until_ms <= now_ms
         return max(0.0, until_ms - now_ms)
 
-    def answered(self, ask: OffsetsAsk, version: int, frame: bytes, now_ms: float) -> bytes:
+    def answered(self, ask: OffsetLookup, version: int, frame: bytes, now_ms: float) -> bytes:
         """Return the response as the driver may see it; record what it says.
 
         `frame` is whole, length included. Partitions with an error or without an offset, and other
@@ -95,7 +95,7 @@ class OffsetLookups(LookupConnection):
                     clamp.record_start(self._query, key, answer.offset, now_ms)
             elif timestamp == LATEST:
                 log_ends[key] = answer.offset
-                if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset
+                if ask.isolation_level == READ_UNCOMMITTED:  # else it is the last stable offset
                     self._query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not log_ends:
             return frame
@@ -103,7 +103,7 @@ class OffsetLookups(LookupConnection):
         self.record_answer(now_ms)
         return change_offsets(version, frame, advertised)
 
-    def _recorded(self, ask: OffsetsAsk) -> Clamp | None:
+    def _recorded(self, ask: OffsetLookup) -> Clamp | None:
         """Record a look-up; return what clamps it, None for an executor's or without a rule."""
         if self._clamp is None or self.is_executor:
             return None

@@ -3,7 +3,7 @@
 import math
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 from .estimator import FinishedBatch
 
@@ -34,7 +34,7 @@ class PidEstimator:
 
     __slots__ = ("_latest", "_settings")
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._latest = NEVER
 
@@ -78,7 +78,7 @@ class PidEstimator:
         """See RateEstimator: all is forgotten."""
         self._latest = NEVER
 
-    def update(self, settings: Adaptive) -> None:
+    def update(self, settings: AdaptiveBound) -> None:
         """See RateEstimator: under other figures it begins anew."""
         if _parameters(settings) != _parameters(self._settings):
             self.begin_run()
@@ -93,6 +93,6 @@ class PidEstimator:
         self._latest = state
 
 
-def _parameters(settings: Adaptive) -> tuple[float | None, ...]:
+def _parameters(settings: AdaptiveBound) -> tuple[float | None, ...]:
     gains = (settings.proportional, settings.integral, settings.derivative)
     return (settings.batch_interval_ms, settings.min_rate, *gains)

@@ -7,15 +7,15 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.book import Accepted
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Json, Record
 
-from .backpressure_record import FORM, BackpressureRecord, by_topic, key_of
+from .backpressure_record import FORMAT, BackpressureRecord, by_topic
 from .bound import Bound, BoundReturn
 from .clamp import Clamp
 from .estimator_inputs import batch_input
@@ -52,7 +52,7 @@ class QueryBackpressure:
     ) -> None:
         self.identity = identity
         self.entity = entity
-        self.key = key_of(identity.client_id or "", entity)
+        self.key = FORMAT.key(identity.client_id, entity)
         """Of its record."""
         self.used_ms = now_ms
         """When it was last known that the query is there."""
@@ -136,7 +136,7 @@ class QueryBackpressure:
         self.ceiling, self._ceiling_why = ceiling, why
         self._enforce(now_ms)
 
-    def record_report(self, accepted: Accepted, now_ms: float) -> None:
+    def record_report(self, accepted: AcceptedReport, now_ms: float) -> None:
         """Record a report that was accepted, and adapt the bound to it."""
         report, query, batch = accepted.report, accepted.query, accepted.report.batch
         is_heartbeat = report.event == "running"
@@ -246,7 +246,7 @@ class QueryBackpressure:
             "told": by_topic(self.clamp.advertised.state()),
             "starts": by_topic(self.clamp.advertised.starts),
         }
-        return Record.of(self.key, value, FORM)
+        return Record.of(self.key, value, FORMAT.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Go on from what an earlier process kept, as if its last report had come just now."""
@@ -292,7 +292,7 @@ class QueryBackpressure:
         self._measurements.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _record_batch(self, batch: Batch, age_ms: float, end_ms: float) -> None:
+    def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
         """Record a batch that was done at `end_ms`, so long ago."""
         read = batch_input(batch)
         self.clamp.record_batch(read.offsets, age_ms)
@@ -386,7 +386,7 @@ class QueryBackpressure:
             self._gauges.forget(query=self._label)
 
 
-def _adaptive(rule: Rule) -> Adaptive:
+def _adaptive(rule: Rule) -> AdaptiveBound:
     if rule.adaptive is None:
         raise ValueError(f"{rule.title} is not adaptive")
     return rule.adaptive

@@ -22,7 +22,7 @@ from proxy.backpressure.bound import RETURN_FACTOR
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.driver_connections import LIFE_WAIT_MS, RESUME_WAIT_MS
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST
+from proxy.wire.list_offsets import EARLIEST
 
 PAUSE_MS = 100
 """From the start of the proxy until the driver has connected."""
