@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from proxy.config.models import Config
-from proxy.config.pipelines import Pipeline
+from proxy.config.pipeline_models import PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
@@ -33,7 +33,7 @@ def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
                 yield _line(pipeline, f"source {source.client_id!r}", source.client_id, lack)
 
 
-def _may_wait(pipeline: Pipeline, graph: PipelineGraph, stage: StageSettings) -> bool:
+def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
     settings = pipeline.settings
     has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
     return bool(graph.downstream_of(stage.name)) or (has_limit and stage.name in graph.first)
@@ -55,7 +55,7 @@ def _rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) ->
                 yield match.rule
 
 
-def _line(pipeline: Pipeline, node: str, client_id: str, lack: str) -> str:
+def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> str:
     return (
         f"pipeline {pipeline.name!r}: {node} cannot be held, no rule gives client-id "
         f"{client_id!r} a {lack}"

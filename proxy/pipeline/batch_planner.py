@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
-from proxy.progress.book import ProgressBook
 from proxy.progress.partition import PartitionProgress
+from proxy.progress.query_registry import QueryRegistry
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
@@ -39,13 +39,13 @@ class BatchPlanner:
     """Computes the limit of the next batch of each client.
 
     Args:
-        book: knows what clients have completed, and log ends.
+        registry: knows what clients have completed, and log ends.
         queries_of: knows what drivers were told.
 
     """
 
-    def __init__(self, book: ProgressBook, queries_of: QueriesOf) -> None:
-        self._book = book
+    def __init__(self, registry: QueryRegistry, queries_of: QueriesOf) -> None:
+        self._registry = registry
         self._queries_of = queries_of
         self._batches: dict[str, PlannedBatches] = defaultdict(PlannedBatches)
         """By client id."""
@@ -169,7 +169,7 @@ class BatchPlanner:
         lags: dict[TopicPartition, int] = {}
         for client_id in pipeline.clients_of(stage):
             for key, partition in self._partitions(client_id, topics):
-                if partition.position is None:
+                if partition.lag_from is None:
                     continue
                 lag = partition.lag_records()
                 if lag is None:
@@ -177,7 +177,7 @@ class BatchPlanner:
                         return None
                     continue
                 lags[key] = max(lags.get(key, 0), lag)
-                pipeline.completed(key, partition.position)
+                pipeline.completed(key, partition.lag_from)
         for key, (start, end) in pipeline.unread.items():
             if key[0] in topics and key not in lags:
                 lags[key] = end - start
@@ -186,7 +186,7 @@ class BatchPlanner:
     def _partitions(
         self, client_id: str, topics: Iterable[str]
     ) -> Iterator[tuple[TopicPartition, PartitionProgress]]:
-        query = self._book.query_of(client_id)
+        query = self._registry.query_of(client_id)
         for key, partition in query.partitions.items() if query is not None else ():
             if key[0] in topics:
                 yield key, partition
@@ -199,16 +199,16 @@ class BatchPlanner:
 
         Where it is not known what was completed, all was.
         """
-        query = self._book.query_of(client_id)
+        query = self._registry.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for bounded in self._queries_of(client_id):
-            for key, told in bounded.clamp.told.items():
+            for key, told in bounded.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
-                ends[key] = max(end, told.offset), max(idle_at, told.idle_at)
+                ends[key] = max(end, told.offset), max(idle_at, told.idle_offset)
         offered = done = 0
         for key, (end, idle_at) in ends.items():
             partition = query.partitions.get(key) if query is not None else None
-            completed = partition.completed_to if partition is not None else None
+            completed = partition.committed_to if partition is not None else None
             offered += end
             done += end if completed is None else min(end, max(completed, idle_at))
         return offered, done

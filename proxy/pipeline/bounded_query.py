@@ -1,6 +1,6 @@
 """What pipelines need of a query whose rule is adaptive."""
 
-from collections.abc import Callable, ItemsView, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from proxy.wire.topic_partition import TopicPartition
@@ -14,22 +14,15 @@ class OfferedEnd(Protocol):
         """The end that it was told."""
 
     @property
-    def idle_at(self) -> int:
+    def idle_offset(self) -> int:
         """All below had been read when the query was idle."""
-
-
-class OfferedEnds(Protocol):
-    """What the drivers of a query were told."""
-
-    def items(self) -> ItemsView[TopicPartition, OfferedEnd]:
-        """Return it by partition."""
 
 
 class BatchClamp(Protocol):
     """What bounds the batches of a query."""
 
     @property
-    def told(self) -> OfferedEnds:
+    def advertised(self) -> Mapping[TopicPartition, OfferedEnd]:
         """What its drivers were told."""
 
     @property
@@ -64,7 +57,7 @@ class BoundedQuery(Protocol):
     def ceiling(self) -> float | None:
         """Records/s that it is held to; None when it is not."""
 
-    def limit(self, ceiling: float | None, why: str, now_ms: float) -> None:
+    def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Set the ceiling."""
 
 

@@ -17,19 +17,15 @@ import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
-from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
-from proxy.state.form import read_form
+from proxy.state.journal import RecordFormat
 
 from .graph import MIN_RATE, Node
 from .trigger import Direction
-
-NAMESPACE = "flow"
-RECORD_VERSION = 1
 
 IDLE_SHARE = 0.1
 """Share of its normal rate that a node is taken to send at least while it is not held: what sends
@@ -231,22 +227,6 @@ class Controller:
         )
 
 
-def record_prefix(pipeline: str) -> str:
-    """Return what the keys of a pipeline's records begin with."""
-    return f"{NAMESPACE}/{quote(pipeline, safe='')}/"
-
-
-def record_key(pipeline: str, node: str) -> str:
-    """Return the key of a node's record: `flow/PIPELINE/NODE`, both quoted."""
-    return record_prefix(pipeline) + quote(node, safe="")
-
-
-def to_record(pipeline: str, node: str, state: NodeState) -> Record:
-    """Write down the state of a node that is reduced. One that is not has no record."""
-    value: dict[str, Json] = {"pipeline": pipeline, "node": node, **asdict(state)}
-    return Record.of(record_key(pipeline, node), value, RECORD_VERSION)
-
-
 class _NodeForm(BaseModel):
     """What is read of a record: the delay follows from the rate."""
 
@@ -263,12 +243,22 @@ class _NodeForm(BaseModel):
     revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
+FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
+"""Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
+
+
+def to_record(pipeline: str, node: str, state: NodeState) -> Record:
+    """Return the record of a node that is held."""
+    value: dict[str, Json] = {"pipeline": pipeline, "node": node, **asdict(state)}
+    return FLOW_RECORDS.record((pipeline, node), value)
+
+
 def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
     """Return what `to_record` wrote; a rate above the normal one becomes that.
 
     Raises ValueError with what is wrong, for people.
     """
-    form = read_form(record, RECORD_VERSION, _NodeForm)
+    form = FLOW_RECORDS.read(record)
     if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")
     rate = min(form.rate, node.normal_rate)

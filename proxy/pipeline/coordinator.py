@@ -13,15 +13,9 @@ The period of a node is the longest one of the stages that consume from it.
 from collections.abc import Callable, Iterable
 
 from proxy.state import Record
+from proxy.state.journal import Journal
 
-from .controller import (
-    RECORD_VERSION,
-    Controller,
-    FlowRequest,
-    from_record,
-    record_key,
-    to_record,
-)
+from .controller import FLOW_RECORDS, Controller, FlowRequest, from_record, to_record
 from .graph import PipelineGraph
 from .trigger import Direction
 
@@ -34,10 +28,7 @@ class Coordinator:
     def __init__(self, graph: PipelineGraph, now_ms: float) -> None:
         self.controllers: dict[str, Controller] = {}
         """By name of the node."""
-        self._dirty: set[str] = set()
-        """Nodes whose records are to be written anew, or deleted when they are not held."""
-        self._deletes: set[str] = set()
-        """Keys of records of nodes that are gone."""
+        self._journal = Journal(self._record, self._key)
         self.update(graph, now_ms)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], list[Controller]]:
@@ -65,8 +56,10 @@ class Coordinator:
             if controller.period_ms != period_ms:
                 controller.period_ms, controller.due_ms = period_ms, now_ms + period_ms
             controller.requests.clear()
-        self._dirty = (self._dirty - gone.keys()) | changed
-        self._deletes.update(record_key(graph.settings.name, name) for name in gone)
+        for name in changed:
+            self._journal.mark_changed(name)
+        for name in gone:
+            self._journal.mark_removed(name)
         return changed, list(gone.values())
 
     def gather(self, request: FlowRequest) -> None:
@@ -100,22 +93,13 @@ class Coordinator:
             controller.due_ms += controller.period_ms * (1 + missed)
             if _decide(controller, now_s, is_alive):
                 decided.append(name)
-        self._dirty.update(decided)
+        for name in decided:
+            self._journal.mark_changed(name)
         return decided
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        pipeline = self._graph.settings.name
-        records, deletes = [], sorted(self._deletes)
-        for name in sorted(self._dirty):
-            state = self.controllers[name].state
-            if state.rate is None:
-                deletes.append(record_key(pipeline, name))
-            else:
-                records.append(to_record(pipeline, name, state))
-        self._dirty.clear()
-        self._deletes.clear()
-        return records, deletes
+        return self._journal.take()
 
     def load(self, records: Iterable[Record]) -> list[str]:
         """Take up the states that are later than those here; return what was not, and why.
@@ -125,33 +109,41 @@ class Coordinator:
 
         """
         pipeline, refused = self._graph.settings.name, []
-        names = {record_key(pipeline, name): name for name in self.controllers}
+        names = {self._key(name): name for name in self.controllers}
         missing = {name for name, item in self.controllers.items() if item.state.rate is not None}
         for record in records:
             name = names.get(record.key)
             if name is None:
                 refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                self._deletes.add(record.key)
+                self._journal.mark_deleted(record.key)
                 continue
             missing.discard(name)
             controller = self.controllers[name]
-            if record.version != RECORD_VERSION:
+            if record.version != FLOW_RECORDS.version:
                 refused.append(f"{record.key}: version {record.version} is not known here")
                 continue
             try:
                 state = from_record(record, pipeline, controller.node)
             except ValueError as error:
                 refused.append(f"{record.key}: {error}; deleted")
-                self._dirty.add(name)
+                self._journal.mark_changed(name)
                 continue
             if state.revision > controller.state.revision:
                 controller.state = state
                 if controller.adjust(controller.node, self._graph.downstream_of(name)):
-                    self._dirty.add(name)
+                    self._journal.mark_changed(name)
             elif state.revision < controller.state.revision:
-                self._dirty.add(name)
-        self._dirty.update(missing)
+                self._journal.mark_changed(name)
+        for name in missing:
+            self._journal.mark_changed(name)
         return refused
+
+    def _key(self, node: str) -> str:
+        return FLOW_RECORDS.key(self._graph.settings.name, node)
+
+    def _record(self, node: str) -> Record | None:
+        state = self.controllers[node].state
+        return None if state.rate is None else to_record(self._graph.settings.name, node, state)
 
 
 def _decide(controller: Controller, now_s: float, is_alive: Callable[[str], bool]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter
 
-from proxy.progress.ranges import Ranges
+from proxy.progress.offset_ranges import OffsetRanges
 
 MAX_EDGES = 500_000
 """Edges that wait, and roots of their anchors, that a pipeline keeps: at most about 32 bytes for
@@ -91,7 +91,7 @@ class PartitionEdges:
     ends: "array[int]" = field(default_factory=lambda: array("q"))
     ids: "array[int]" = field(default_factory=lambda: array("Q"))
     anchors: list[Anchor] = field(default_factory=list)
-    done: Ranges = field(default_factory=lambda: Ranges(MAX_DONE_RANGES + 1))
+    done: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_DONE_RANGES + 1))
     """What was completed."""
     known_to: int = NOTHING_KNOWN
     """Where the latest range ends that was produced; below, what is no edge is foreign."""

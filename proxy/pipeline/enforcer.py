@@ -98,7 +98,7 @@ class Enforcer:
             for client_id in pipeline.clients_of(stage):
                 for query in self._queries_of(client_id):
                     if query.ceiling is not None:
-                        query.limit(None, f"pipeline {pipeline.name}: ", now_ms)
+                        query.set_ceiling(None, f"pipeline {pipeline.name}: ", now_ms)
         for client_id in pipeline.sources:
             self._release_source(client_id, now_ms)
 
@@ -121,7 +121,7 @@ class Enforcer:
                     if ceiling is None or rate < ceiling:
                         ceiling, why, waits = rate, limit.why, limit
                 if query.ceiling != ceiling:
-                    query.limit(ceiling, f"pipeline {pipeline.name}: {why}", now_ms)
+                    query.set_ceiling(ceiling, f"pipeline {pipeline.name}: {why}", now_ms)
                 lowest = pipeline.ceilings.get(stage.name)
                 if (
                     ceiling is not None

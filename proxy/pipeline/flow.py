@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from proxy.state import Json, Record
 
-from .controller import Controller, FlowRequest, NodeState, record_prefix
+from .controller import FLOW_RECORDS, Controller, FlowRequest, NodeState
 from .coordinator import Coordinator
 from .fair_rates import UpstreamRate, fair_rates, raised_rates
 from .graph import Node, PipelineGraph
@@ -58,7 +58,7 @@ class PipelineFlow:
     @property
     def prefix(self) -> str:
         """What the keys of its records begin with."""
-        return record_prefix(self._graph.settings.name)
+        return f"{FLOW_RECORDS.key(self._graph.settings.name)}/"
 
     def arrived(self, topic: str, records_total: float, now_ms: float) -> None:
         """Add a reading of the records that arrived in a topic of a source so far."""

@@ -7,11 +7,9 @@ from structlog import get_logger
 
 from proxy.state import Record, StateError, StateWriter, Store
 
-from . import completion_records, controller
+from .completion_records import NAMESPACE
+from .controller import FLOW_RECORDS
 from .running_pipeline import RunningPipeline
-
-FLOW_RECORDS = f"{controller.NAMESPACE}/"
-LEDGER_RECORDS = f"{completion_records.NAMESPACE}/"
 
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
@@ -38,7 +36,7 @@ class PipelineState:
     def load(self, store: Store, pipelines: Collection[RunningPipeline]) -> None:
         """Give the pipelines what an earlier process kept there; write there from now."""
         self._store, self._writer = store, StateWriter(store)
-        flow, ledger = store.items(FLOW_RECORDS), store.items(LEDGER_RECORDS)
+        flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(f"{NAMESPACE}/")
         kept = tuple(prefix for each in pipelines for prefix in _prefixes(each))
         strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
         for key in strays:
@@ -55,7 +53,7 @@ class PipelineState:
         """Delete all records of a pipeline with the next `keep`: no other may take them up."""
         _, gone = pipeline.completion.changes()
         gone += [record.key for record in pipeline.completion.snapshot()]
-        gone += [controller.record_key(pipeline.name, node) for node in pipeline.graph.nodes]
+        gone += [FLOW_RECORDS.key(pipeline.name, node) for node in pipeline.graph.nodes]
         gone += [key for key in self._unwritten if key.startswith(_prefixes(pipeline))]
         self._unwritten.update(dict.fromkeys(gone))
 
@@ -84,7 +82,7 @@ class PipelineState:
         self._reapply_ms = self._clock_ms() + REAPPLY_MS
         running = list(pipelines)  # others may come and go meanwhile
         try:
-            records = await asyncio.to_thread(self._store.items, FLOW_RECORDS)
+            records = await asyncio.to_thread(self._store.items, FLOW_RECORDS.prefix)
         except StateError as error:
             _log.error("state of pipelines not read", error=str(error))
             return

@@ -10,8 +10,9 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.progress.book import Accepted, ProgressBook
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
@@ -38,7 +39,7 @@ class RunningPipelines:
 
     Args:
         pipelines: what they are.
-        book: knows log ends and lag, and which client a query reads with.
+        registry: knows log ends and lag, and which client a query reads with.
         queries_of: where stages are held.
         quotas: where producers are held.
         instruments: show state, rates and the ledger.
@@ -50,7 +51,7 @@ class RunningPipelines:
     def __init__(
         self,
         pipelines: Iterable[PipelineSettings],
-        book: ProgressBook,
+        registry: QueryRegistry,
         queries_of: QueriesOf,
         quotas: QuotaManager,
         instruments: Instruments,
@@ -60,13 +61,13 @@ class RunningPipelines:
     ) -> None:
         self._clock_ms = clock_ms
         self._clock_s = clock_s
-        self._book = book
+        self._registry = registry
         self._queries_of = queries_of
         self._instruments = instruments
         self._pipelines: dict[str, RunningPipeline] = {}
-        self._planner = BatchPlanner(book, queries_of)
+        self._planner = BatchPlanner(registry, queries_of)
         self._enforcer = Enforcer(self._planner, queries_of, quotas)
-        self._arrivals = Arrivals(book)
+        self._arrivals = Arrivals(registry)
         self._state = PipelineState(clock_ms)
         self._wake = asyncio.Event()
         self.generation = 0
@@ -85,7 +86,7 @@ class RunningPipelines:
         for name, settings in wanted.items():
             pipeline = self._pipelines.get(name)
             if pipeline is None:
-                made = RunningPipeline(settings, self._book, now_ms, self._clock_s())
+                made = RunningPipeline(settings, self._registry, now_ms, self._clock_s())
                 self._pipelines[name] = made
             elif pipeline.graph.settings != settings:
                 self._enforcer.release(pipeline, now_ms)
@@ -129,7 +130,7 @@ class RunningPipelines:
         for pipeline in self._pipelines.values():
             stage = pipeline.stage_of(client_id)
             if stage is not None and topic in stage.produces:
-                self._book.appended(topic, partition, end, now_ms)
+                self._registry.appended(topic, partition, end, now_ms)
                 pipeline.wrote(stage.name, TopicRange(topic, partition, start, end), now_ms)
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
@@ -164,11 +165,11 @@ class RunningPipelines:
 
     def reported(
         self,
-        accepted: Accepted,
+        accepted: AcceptedReport,
         now_ms: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
-        """Apply a report that the book has accepted; for `ends` see `lost_ends`."""
+        """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
         report, query = accepted.report, accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now

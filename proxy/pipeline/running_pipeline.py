@@ -9,10 +9,10 @@ from random import SystemRandom
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.book import Accepted, ProgressBook
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch
-from proxy.progress.spans import spans_of
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import BatchReport
+from proxy.progress.report_handler import AcceptedReport
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
@@ -57,16 +57,16 @@ class RunningPipeline:
 
     Args:
         settings: what it is. Raises ValueError when it is not sound.
-        book: knows which client a query reads with, and how far.
+        registry: knows which client a query reads with, and how far.
         now_ms: the time.
         now_s: the same on the wall clock.
 
     """
 
     def __init__(
-        self, settings: PipelineSettings, book: ProgressBook, now_ms: float, now_s: float
+        self, settings: PipelineSettings, registry: QueryRegistry, now_ms: float, now_s: float
     ) -> None:
-        self._book = book
+        self._registry = registry
         self.graph = PipelineGraph(settings)
         self.flow = PipelineFlow(self.graph, now_ms, now_s)
         self.completion = Completion(self.graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
@@ -135,7 +135,7 @@ class RunningPipeline:
         """Return the stage that a client belongs to; None when to none."""
         stage = self._stages_by_member.get(client_id)
         if stage is None:
-            query = self._book.query_of(client_id)
+            query = self._registry.query_of(client_id)
             stage = self._stages_by_member.get(query.name) if query is not None else None
         return stage
 
@@ -143,9 +143,9 @@ class RunningPipeline:
         """Return the client ids of a stage, as far as its queries are known."""
         clients = set(stage.client_ids)
         for member in stage.members:
-            if self._book.query_of(member) is not None:
+            if self._registry.query_of(member) is not None:
                 clients.add(member)
-            query = self._book.query_named(member)
+            query = self._registry.query_named(member)
             if query is not None:
                 clients.add(query.client_id)
         return clients
@@ -195,7 +195,7 @@ class RunningPipeline:
     def add_batch(
         self,
         stage: StageSettings,
-        accepted: Accepted,
+        accepted: AcceptedReport,
         bounded: Sequence[BoundedQuery],
         ends: Mapping[TopicPartition, int],
         now_ms: float,
@@ -312,17 +312,17 @@ class RunningPipeline:
         Where nothing was written yet it is what the readers have completed, if there are any.
         """
         known: dict[TopicPartition, int] = {}
-        for query in self._book.queries:
+        for query in self._registry.queries:
             for key, partition in query.partitions.items():
-                if partition.completed_to is not None:
-                    known[key] = min(known.get(key, MAX_OFFSET), partition.completed_to)
+                if partition.committed_to is not None:
+                    known[key] = min(known.get(key, MAX_OFFSET), partition.committed_to)
         known |= self.completion.known_ends()
         return {key: end for key, end in known.items() if key[0] in stage.produces}
 
 
-def _inputs(stage: StageSettings, query: QueryProgress, batch: Batch) -> Iterator[TopicRange]:
+def _inputs(stage: StageSettings, query: QueryProgress, batch: BatchReport) -> Iterator[TopicRange]:
     """Yield what a batch has completed of the topics of its stage."""
-    for (topic, partition), span in spans_of(batch.sources).items():
+    for (topic, partition), span in batch.ranges.items():
         if topic not in stage.consumes:
             continue
         start = span.start
