@@ -16,12 +16,13 @@ from itertools import islice
 from random import Random
 
 from proxy.state import Json, Record
+from proxy.state.journal import Journal
 
 from .completion_records import CompletionRecords
 from .deferred import DeferredBatches, StageBatch
 from .edges import MAX_EDGES, NOTHING_KNOWN, Anchor, EdgeTable, merged
 from .graph import PipelineGraph
-from .ledger import EndedRoot, Ledger, MaxPending, RootOutcome, SourceBatch
+from .ledger import EndedRoot, Ledger, LedgerItem, MaxPending, RootOutcome, SourceBatch
 from .wall_time import WallTime
 
 PIPELINE_CHANGED = "pipeline_changed"
@@ -102,12 +103,15 @@ class Completion:
         self._graph = graph
         self._wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall)
-        self.edges = EdgeTable(self.ledger.new_id)
-        self._deferred = DeferredBatches(graph, self.edges.known_to)
-        self._records = CompletionRecords(
+        self._journal = Journal(self._record, self._key)
+        mark = self._journal.mark_changed
+        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall, mark)
+        self.edges = EdgeTable(self.ledger.new_id, mark)
+        self._deferred = DeferredBatches(graph, self.edges.known_to, mark)
+        self.records = CompletionRecords(
             graph.settings.name, self._wall, self.ledger, self.edges, self._deferred
         )
+        """What is kept of it in the state."""
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = CompletionCounts()
@@ -214,25 +218,19 @@ class Completion:
         They belong together: write them in one transaction. Call it also when nothing is kept,
         for what changed is remembered until then.
         """
-        return self._records.changes()
-
-    def snapshot(self) -> list[Record]:
-        """Return all records as they are now; `changes` goes on regardless."""
-        return self._records.snapshot()
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its records begin with."""
-        return self._records.prefix
+        return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up all records under `prefix`, once and before anything else.
+        """Take up all records under the prefix of `records`, once and before anything else.
 
         Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
         those of a newer program are left alone. What was lost with them keeps its roots waiting
         until they time out. Roots at stages that are gone fail as in `update`.
         """
-        refused = self._records.load(records, self._graph.stages, now_ms)
+        refused, deletes = self.records.load(records, self._graph.stages, now_ms)
+        self._journal.take()  # what was taken up is as it was written
+        for key in deletes:
+            self._journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)
@@ -271,12 +269,18 @@ class Completion:
             "failed": failed,
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self._deferred),
+            "early_batches": len(self._deferred.waiting),
             "forced_batches": self._deferred.forced,
             "dropped_batches": self._deferred.dropped,
             "counts": asdict(self.counts) | asdict(self.ledger.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
+
+    def _record(self, item: LedgerItem) -> Record | None:
+        return self.records.record(item)
+
+    def _key(self, item: LedgerItem) -> str:
+        return self.records.key(item)
 
     def _apply_ready(self, now_ms: float) -> None:
         for batch, is_known in self._deferred.ready(now_ms):

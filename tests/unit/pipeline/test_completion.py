@@ -16,8 +16,9 @@ from proxy.pipeline.completion import (
     Completion,
 )
 from proxy.pipeline.deferred import MAX_DEFERRED, MAX_WAIT_MS, StageBatch
-from proxy.pipeline.edges import MAX_EDGES, TopicRange
-from proxy.pipeline.ledger import BUCKETS, RootOutcome, SourceBatch
+from proxy.pipeline.edges import MAX_EDGES, EdgeTable, TopicRange
+from proxy.pipeline.ledger import BUCKETS, Ledger, RootOutcome, SourceBatch
+from proxy.pipeline.wall_time import WallTime
 
 TIMEOUT_MS = 600_000.0
 NOW_S = 1_700_000_000.0
@@ -400,10 +401,10 @@ class TestReload:
 
     def test_what_cannot_be_changes_nothing(self):
         completion = self.make()
-        before = completion.snapshot()
+        before = [*map(completion.records.record, completion.records.items())]
         with pytest.raises(ValueError, match="above 0"):
             update(completion, DIAMOND[:1], -1.0, 2.0)
-        assert completion.snapshot() == before
+        assert [*map(completion.records.record, completion.records.items())] == before
 
 
 def test_too_many_edges_fail_the_oldest_roots_and_never_silently():
@@ -443,7 +444,7 @@ def test_edges_of_roots_that_timed_out_do_not_stay_for_ever():
     completion.changes()
     completion.tick(1.0 + TIMEOUT_MS * BUCKETS)
     assert len(completion.take_ended()) == SWEEP_AT
-    assert (completion.edges.size, list(completion.edges.anchors())) == (0, [])
+    assert (completion.edges.size, completion.edges.anchors) == (0, {})
     records, deletes = completion.changes()
     assert records == []
     assert len(deletes) == 3 * SWEEP_AT  # a root, an anchor and an edge each
@@ -566,8 +567,8 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records."""
     roots, partitions = 100_000, 8
-    completion = make()
-    ledger, edges = completion.ledger, completion.edges
+    ledger = Ledger(TIMEOUT_MS, Random(1), WallTime(0.0), lambda _: None)
+    edges = EdgeTable(ledger.new_id, lambda _: None)
     gc.collect()
     tracemalloc.start()
     try:
@@ -579,9 +580,6 @@ def test_100_000_roots_of_any_size_take_at_most_64_mib():
             edge, _ = edges.produce(key, start, start + 1_000, edges.anchor((root,)))
             owner = SourceBatch("one", number, start)
             ledger.init(root, edge, owner, float(number), float(number))
-            if number % 1_000 == 999:  # as after `changes`, which costs too much here
-                for dirty in (ledger.dirty, edges.dirty_edges, edges.dirty_anchors):
-                    dirty.clear()
         # A tree of any size: what is made and finished leaves nothing behind.
         for _ in range(1_000):
             made = ledger.new_id()
