@@ -29,7 +29,7 @@ from proxy.config.fields import (
     Size,
     Text,
 )
-from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.quota.entities import DEFAULT
 from proxy.quota.values import BadValueError, shown
 
@@ -88,9 +88,9 @@ class PipelineSource(Section):
     step: RecordRate = Field(examples=["step: 100"])
 
     @property
-    def settings(self) -> Source:
+    def settings(self) -> SourceSettings:
         """What the flow takes."""
-        return Source(
+        return SourceSettings(
             client_id=self.client_id,
             produces=self.produces,
             normal_rate=self.normal_rate,
