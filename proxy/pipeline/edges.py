@@ -17,6 +17,7 @@ from itertools import compress
 from operator import attrgetter
 
 from proxy.progress.offset_ranges import OffsetRanges
+from proxy.wire.topic_partition import TopicPartition
 
 from .ledger import LedgerItem
 
@@ -188,6 +189,14 @@ class EdgeTable:
         if edges is None or index == len(edges.starts) or edges.starts[index] != start:
             return None
         return start, edges.ends[index], edges.ids[index], edges.anchors[index]
+
+    def known_ends(self) -> dict[TopicPartition, int]:
+        """Return up to where it is known who produced what, where anything is. O(partitions)."""
+        ends: dict[TopicPartition, int] = {}
+        for (_, topic, partition), edges in self.partitions.items():
+            if edges.known_to != NOTHING_KNOWN:
+                ends[topic, partition] = max(ends.get((topic, partition), 0), edges.known_to)
+        return ends
 
     def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
         """Make an anchor; it lives as long as there is an edge of it.

@@ -456,7 +456,7 @@ def test_batches_that_cannot_be_are_refused(wrong):
         batch("one", 1, "A0:0-1", **wrong)
 
 
-class World:
+class Lineage:
     """A pipeline at work, with the lineage of every record; reports may come late."""
 
     def __init__(self, stages, random):
@@ -525,13 +525,13 @@ class World:
 )
 def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps, delay, repeats):
     random = Random(seed)
-    world, completion, ended = World(stages, random), make(stages), []
+    lineage, completion, ended = Lineage(stages, random), make(stages), []
 
     def report(stage):
-        one = world.reports[stage.name].popleft()
-        completion.stage_batch(one, world.now_ms)
+        one = lineage.reports[stage.name].popleft()
+        completion.stage_batch(one, lineage.now_ms)
         if random.random() < repeats and "A" not in stage.consumes:  # else it is a new root
-            completion.stage_batch(one, world.now_ms)
+            completion.stage_batch(one, lineage.now_ms)
 
     def check():
         ended.extend(completion.take_ended())
@@ -542,25 +542,25 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
 
     for _ in range(steps):
         if random.random() < 0.6:
-            world.append("A", frozenset())
-        world.work(random.choice(stages))
+            lineage.append("A", frozenset())
+        lineage.work(random.choice(stages))
         for each in stages:
-            while world.reports[each.name] and random.random() >= delay:
+            while lineage.reports[each.name] and random.random() >= delay:
                 report(each)
         told_so_far = check()
-        assert told_so_far <= world.finished()
+        assert told_so_far <= lineage.finished()
         if not delay and completion.document(0.0)["early_batches"] == 0:
-            assert told_so_far == world.finished()
+            assert told_so_far == lineage.finished()
     for each in stages:
-        while world.reports[each.name]:
+        while lineage.reports[each.name]:
             report(each)
-    world.now_ms += 1
+    lineage.now_ms += 1
     for each in stages:
-        completion.idle(each.name, world.now_ms)
-    assert check() == world.finished()
+        completion.idle(each.name, lineage.now_ms)
+    assert check() == lineage.finished()
     assert completion.document(0.0)["forced_batches"] == 0
-    assert completion.ledger.pending_batches == len(world.roots - world.finished())
-    completion.tick(world.now_ms + TIMEOUT_MS * BUCKETS)
+    assert completion.ledger.pending_batches == len(lineage.roots - lineage.finished())
+    completion.tick(lineage.now_ms + TIMEOUT_MS * BUCKETS)
     assert len(completion.ledger) == 0
 
 
