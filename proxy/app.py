@@ -17,7 +17,7 @@ from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
 from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
 from proxy.login import Credentials, Login
-from proxy.queries import Queries
+from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rulebook import RuleBook

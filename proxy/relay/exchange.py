@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from prometheus_client import Counter
 
@@ -9,7 +10,7 @@ from metrics.clock import clock_ms
 from proxy.quota.client import Charge, ClientQuotas
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Expected
-from proxy.relay.following import Asked, Watch
+from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.services import Services
 from proxy.wire.apis import (
     FETCH,
@@ -52,7 +53,7 @@ class ClientSession:
     ) -> None:
         self.identity = identity
         self._node_id = node_id
-        self._watch: Watch | None = None
+        self._watch: ClientInterceptor | None = None
         self._generation = _NEVER_LOOKED
         self.quotas: ClientQuotas = services.quotas.client(identity)
         self._services = services
@@ -74,7 +75,7 @@ class ClientSession:
         counter.inc(count)
 
     @property
-    def watch(self) -> Watch | None:
+    def watch(self) -> ClientInterceptor | None:
         """Who follows the client's reads on this connection; None for most clients."""
         following = self._services.following
         if following is not None and following.generation != self._generation:
@@ -169,9 +170,9 @@ class Exchange:
         """With a response of at least so many bytes it did not lack data."""
         self.expected: Expected | None = None
         """Counts the response to a Fetch of a bounded client until it comes."""
-        self.watch: Watch | None = None
+        self.watch: ClientInterceptor | None = None
         """Who follows the client's reads, when this is one of them."""
-        self.asked: Asked | None = None
+        self.asked: Any = None
         """What it asks for; read only when it is followed."""
         self.charge: Charge | None = None
         """What the request's own bytes cost; later, what its response is held for."""

@@ -4,7 +4,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
 from proxy.relay.flow import Flow, new_scratch
-from proxy.relay.following import FOLLOWED_APIS
+from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.pair import Pair
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -107,7 +107,7 @@ class RequestFlow(Flow):
             return 0
         if api_key in LOGIN_APIS:
             taken = self._collect_login(head, view)
-        elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
+        elif api_key in INTERCEPTED_APIS and acks != NO_ACKS and self._follow(head, exchange):
             # Read before it is sent on: the answer must not come first.
             self._note(exchange, acks)
             if len(view) < head.frame_bytes:

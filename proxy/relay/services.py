@@ -17,7 +17,7 @@ from proxy.quota.client import Charge
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.relay.following import Following
+from proxy.relay.interceptor import Interceptor
 from proxy.relay.pipes import PipePool
 from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
 from proxy.wire.errors import FrameFault
@@ -135,7 +135,7 @@ class Services:
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
-    following: Following | None = None
+    following: Interceptor | None = None
     """Follows what the clients of known queries read."""
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
     _users: dict[ClientIdentity, int] = field(default_factory=dict)

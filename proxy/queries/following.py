@@ -25,8 +25,6 @@ from proxy.wire.topic_partition import TopicPartition
 from proxy.wire.varint import Buffer
 from proxy.wire.walk import FetchObserver
 
-FOLLOWED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
-
 ProduceAsk: TypeAlias = tuple[Appended, ...]
 
 Asked: TypeAlias = FetchAsk | OffsetsAsk | ProduceAsk

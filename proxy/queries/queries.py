@@ -25,10 +25,10 @@ from proxy.progress.notes import ALARMS, Note
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.progress.topics import TopicNames
+from proxy.queries.following import Following
 from proxy.quota.manager import QuotaManager
 from proxy.relay.ask import CLIENT_ID
 from proxy.relay.cluster import Cluster
-from proxy.relay.following import Following
 from proxy.relay.topic_ids import resolve
 from proxy.relay.upstream import UpstreamError
 from proxy.state import StateError, StateWriter, Store
