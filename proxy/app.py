@@ -23,12 +23,14 @@ from proxy.quota.manager import QuotaManager
 from proxy.quota.rulebook import RuleBook
 from proxy.quota.rules import Adaptive, Rule
 from proxy.quota.settings import QuotaSettings
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
 from proxy.reload import Reloader
@@ -120,6 +122,10 @@ class App:
         )
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
+        self._clients = ClientRegistry(instruments.bytes_total)
+        self._queries = Queries(
+            config, self.quotas, self.cluster, instruments, self.metrics, self._clients.knows
+        )
         self._services = Services(
             loop=loop,
             limits=_limits(config),
@@ -128,18 +134,11 @@ class App:
             reapers=self._reapers,
             instruments=instruments,
             pipes=PipePool(),
+            clients=self._clients,
+            interceptor=self._queries.following,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        self._queries = Queries(
-            config,
-            self.quotas,
-            self.cluster,
-            instruments,
-            self.metrics,
-            self._services.knows_client,
-        )
-        self._services.following = self._queries.following
         listeners = tuple(map(_listener, config.listeners))
         self.relay = Relay(listeners, self._for_clients, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
@@ -286,7 +285,7 @@ class App:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
-            await self._slices.collect(self._services.forgetting(clock_ms()))
+            await self._slices.collect(self._clients.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
         """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""

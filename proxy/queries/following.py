@@ -1,4 +1,4 @@
-"""Follow what some clients read and write: show their messages to those who keep the books.
+"""Follow what some clients read and write: the relay's interceptor.
 
 Fetch and ListOffsets of the clients of known queries go to progress and backpressure, Produce of
 the clients of pipelines to these. The messages of all others are not looked into.
@@ -6,7 +6,7 @@ the clients of pipelines to these. The messages of all others are not looked int
 
 from collections.abc import Callable, Set
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.backpressure.planner import DriverLookups
@@ -16,185 +16,51 @@ from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
+from proxy.relay.interceptor import SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
 from proxy.wire.frames import RequestHead
 from proxy.wire.offsets import LATEST, OffsetsAsk, read_list_offsets_request
 from proxy.wire.produce import Appended, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
-from proxy.wire.varint import Buffer
 from proxy.wire.walk import FetchObserver
 
-ProduceAsk: TypeAlias = tuple[Appended, ...]
-
-Asked: TypeAlias = FetchAsk | OffsetsAsk | ProduceAsk
-"""What a followed request asks for."""
+_NEVER = -1
+"""Instead of a generation."""
 
 
 class Appends(Protocol):
-    """Who is told what the clients of pipelines write."""
+    """What the pipelines are shown of what their clients write."""
 
     generation: int
     """Changes whenever `follows` may give another answer."""
 
     def follows(self, client_id: str | None) -> bool:
-        """Say whether what a client writes is of interest."""
+        """Return whether what a client writes is of interest."""
 
     def appended(
         self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
     ) -> None:
-        """Take note that a client has written the records from `start` up to `end`."""
+        """Record that a client has written the records from `start` up to `end`."""
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
-        """Take note that a driver is about to be told the ends of partitions."""
+        """Prepare for the answer to a driver's look-up of the ends of partitions."""
 
     def sent(self, client_id: str, count: int, records: int) -> None:
-        """Take note that a client has sent so many bytes for so many records."""
-
-
-class Reads:
-    """What a client reads for a query, on one connection.
-
-    Args:
-        query: that the client reads for.
-        node_id: of the broker that the connection goes to; None for a bootstrap connection.
-        names: of the topics.
-        pressure: on the query; None when no adaptive rule bounds the client.
-        now_ms: the monotonic time.
-
-    """
-
-    __slots__ = ("has_fetched", "lookups", "pressure", "query", "tracker")
-
-    def __init__(
-        self,
-        query: QueryProgress,
-        node_id: int | None,
-        names: TopicNames,
-        pressure: QueryPressure | None,
-        now_ms: float,
-    ) -> None:
-        self.query = query
-        self.tracker = FetchTracker(names, query.reader(node_id))
-        self.pressure = pressure
-        self.has_fetched = False
-        """Whether this is an executor's connection."""
-        self.lookups = DriverLookups(query, pressure, now_ms)
-
-    def follow(self, pressure: QueryPressure | None) -> None:
-        """Go on under the rule that bounds the client now; None: it is not adaptive."""
-        self.pressure = pressure
-        self.lookups.follow(pressure)
-
-    def fetch_asked(self, version: int, body: Buffer, now_ms: float) -> FetchAsk:
-        """Read a Fetch request that is about to be sent on. Raises MalformedFrame."""
-        ask = read_fetch_request(version, body)
-        self.has_fetched = True
-        self.lookups.fetched()
-        self.tracker.asked(ask, now_ms)
-        return ask
-
-
-class Watch:
-    """One followed client on one connection: what it reads for a query, what it writes, or both."""
-
-    __slots__ = ("_appends", "_client_id", "_names", "reads")
-
-    def __init__(
-        self, client_id: str, names: TopicNames, reads: Reads | None, appends: Appends | None
-    ) -> None:
-        self._client_id = client_id
-        self._names = names
-        self.reads = reads
-        self._appends = appends
-
-    def wants(self, api_key: int) -> bool:
-        """Say whether requests of this API are to be shown."""
-        return (self._appends if api_key == PRODUCE else self.reads) is not None
-
-    def asked(self, head: RequestHead, frame: Buffer, now_ms: float) -> Asked:
-        """Read a request that is about to be sent on. Raises MalformedFrame."""
-        api_key, version = head.api_key, head.api_version
-        body = memoryview(frame)[head.header_end :]
-        if api_key == LIST_OFFSETS:
-            return read_list_offsets_request(version, body, head.correlation_id)
-        if api_key == FETCH:
-            assert self.reads is not None
-            return self.reads.fetch_asked(version, body, now_ms)
-        ask = read_produce_request(version, body)
-        assert self._appends is not None
-        self._appends.sent(self._client_id, len(frame), sum(each.offsets for each in ask))
-        return ask
-
-    # Of a query
-
-    def observer(self, ask: FetchAsk, now_ms: float) -> FetchObserver:
-        """Return who is to be shown the partitions of the answer."""
-        assert self.reads is not None
-        return self.reads.tracker.observer(ask, now_ms)
-
-    def read(self, count: int) -> None:
-        """Take note of a Fetch response of so many bytes."""
-        if self.reads is not None and self.reads.pressure is not None:
-            self.reads.pressure.read(count)
-
-    def held(self, start_ms: float, due_ms: float) -> None:
-        """Take note that a Fetch response is held from when to when."""
-        if self.reads is not None and self.reads.pressure is not None:
-            self.reads.pressure.held(start_ms, due_ms)
-
-    def wait_ms(self, ask: OffsetsAsk, now_ms: float) -> float:
-        """Return how long the answer should still wait for the driver's report; 0: not at all."""
-        return self.reads.lookups.wait_ms(ask, now_ms) if self.reads is not None else 0.0
-
-    def answered(self, asked: Asked, version: int, frame: bytes, now_ms: float) -> bytes:
-        """Return a ListOffsets or Produce response as the client may see it.
-
-        Raises MalformedResponse.
-        """
-        if isinstance(asked, OffsetsAsk):
-            assert self.reads is not None
-            self._plans(asked, now_ms)
-            return self.reads.lookups.answered(asked, version, frame, now_ms)
-        if isinstance(asked, tuple):
-            self._appended(asked, version, frame, now_ms)
-        return frame
-
-    def _plans(self, ask: OffsetsAsk, now_ms: float) -> None:
-        if self._appends is None or self.reads is None or self.reads.has_fetched:
-            return
-        keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}
-        if keys:
-            self._appends.plans(self._client_id, keys, now_ms)
-
-    def _appended(self, ask: ProduceAsk, version: int, frame: bytes, now_ms: float) -> None:
-        assert self._appends is not None
-        sizes = {(each.topic, each.partition): each.offsets for each in ask}
-        for topic, index, error_code, base in read_produce_response(version, frame):
-            offsets = sizes.get((topic, index), 0)
-            if error_code or base == NO_OFFSET or not offsets:
-                continue
-            tell: Callable[[str], None] = partial(
-                self._appends.appended,
-                self._client_id,
-                partition=index,
-                start=base,
-                end=base + offsets,
-                now_ms=now_ms,
-            )
-            if isinstance(topic, bytes):
-                self._names.when_known(topic, tell)
-            else:
-                tell(topic)
-
-    def close(self) -> None:
-        """Let go: the connection is closed, or the client is followed no more."""
-        if self.reads is not None:
-            self.reads.lookups.closed()
+        """Record that a client has sent so many bytes for so many records."""
 
 
 class Following:
-    """Who is followed, and by whom; asked once per client, connection and change of the rules."""
+    """Who is followed, and by whom.
+
+    Args:
+        book: knows the queries and their clients.
+        backpressure: which of them are adaptive.
+        names: of the topics.
+        quotas: whose rules say which are adaptive.
+        appends: the pipelines.
+
+    """
 
     def __init__(
         self,
@@ -202,50 +68,170 @@ class Following:
         backpressure: Backpressure,
         names: TopicNames,
         quotas: QuotaManager,
+        appends: Appends,
     ) -> None:
-        self._book = book
-        self._backpressure = backpressure
-        self._names = names
-        self._quotas = quotas
-        self.appends: Appends | None = None
-        """The pipelines, if there are any."""
+        self.book = book
+        self.backpressure = backpressure
+        self.names = names
+        self.quotas = quotas
+        self.appends = appends
 
-    @property
-    def generation(self) -> int:
-        """Changes whenever `watch` may give another answer."""
-        own = self.appends.generation if self.appends is not None else 0
-        return self._book.generation + self._quotas.generation + own
+    def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
+        """See Interceptor."""
+        return FollowedClient(self, identity, node_id)
 
-    def watch(
-        self, identity: ClientIdentity, node_id: int | None, present: Watch | None, now_ms: float
-    ) -> Watch | None:
-        """Return who follows a client on a connection; what `present` knows is kept."""
-        client_id = identity.client_id
+
+class FollowedClient:
+    """A client on one connection: what it reads for a query, what it writes, both or neither."""
+
+    __slots__ = (
+        *("_all", "_client_id", "_generation", "_identity", "_node_id", "_query", "_writes"),
+        *("lookups", "pressure", "tracker"),
+    )
+
+    def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
+        self._all = following
+        self._identity = identity
+        self._client_id = identity.client_id or ""
+        self._node_id = node_id
+        self._generation = _NEVER
+        self._query: QueryProgress | None = None
+        self._writes = False
+        self.tracker: FetchTracker | None = None
+        self.lookups: DriverLookups | None = None
+        """Like `tracker`, None as long as the client reads for no query."""
+        self.pressure: QueryPressure | None = None
+        """On its query; None when no adaptive rule bounds the client."""
+
+    def wants(self, api_key: int, now_ms: float) -> bool:
+        """See ClientInterceptor."""
+        every = self._all
+        generation = every.book.generation + every.quotas.generation + every.appends.generation
+        if generation != self._generation:
+            self._generation = generation
+            self._follow(now_ms)
+        return self._writes if api_key == PRODUCE else self._query is not None
+
+    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
+        """See ClientInterceptor."""
+        version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
+        if head.api_key == PRODUCE:
+            appended = read_produce_request(version, body)
+            records = sum(each.offsets for each in appended)
+            self._all.appends.sent(self._client_id, len(frame), records)
+            return _SeenProduce(appended, self._client_id, self._all)
+        assert self.tracker is not None
+        assert lookups is not None
+        if head.api_key == LIST_OFFSETS:
+            lookup = read_list_offsets_request(version, body, head.correlation_id)
+            plans = partial(self._all.appends.plans, self._client_id) if self._writes else None
+            return _SeenLookup(lookup, lookups, plans)
+        fetch = read_fetch_request(version, body)
+        if not lookups.is_executor:
+            lookups.fetched()
+        self.tracker.asked(fetch, now_ms)
+        return _SeenFetch(fetch, self.tracker, self)
+
+    def gated(self, start_ms: float, now_ms: float) -> None:
+        """See ClientInterceptor."""
+        if self.wants(FETCH, now_ms) and self.pressure is not None:
+            self.pressure.held(start_ms, now_ms)
+
+    def close(self) -> None:
+        """See ClientInterceptor."""
+        if self.lookups is not None:
+            self.lookups.closed()
+
+    def _follow(self, now_ms: float) -> None:
+        """Find out what the client does now; what is known of the query it reads for is kept."""
+        every, client_id = self._all, self._identity.client_id
         if client_id is None:
-            return None
-        reads = self._reads(identity, client_id, node_id, present, now_ms)
-        appends = self.appends
-        if appends is not None and not appends.follows(client_id):
-            appends = None
-        if reads is None and appends is None:
-            return None
-        return Watch(client_id, self._names, reads, appends)
+            return
+        self._writes = every.appends.follows(client_id)
+        self.pressure = every.backpressure.pressure(self._identity, now_ms)
+        if self.pressure is not None:
+            every.book.follow(client_id)
+        query = every.book.query_of(client_id)
+        if query is self._query:
+            if self.lookups is not None:
+                self.lookups.follow(self.pressure)
+            return
+        self.close()
+        self._query, self.tracker, self.lookups = query, None, None
+        if query is not None:
+            self.tracker = FetchTracker(every.names, query.reader(self._node_id))
+            self.lookups = DriverLookups(query, self.pressure, now_ms)
 
-    def _reads(
+
+class _SeenFetch(SeenRequest):
+    __slots__ = ("_ask", "_client", "_tracker")
+
+    takes_whole = False
+
+    def __init__(self, ask: FetchAsk, tracker: FetchTracker, client: FollowedClient) -> None:
+        self._ask = ask
+        self._tracker = tracker
+        self._client = client
+
+    def measured(self, count: int) -> None:
+        if self._client.pressure is not None:
+            self._client.pressure.read(count)
+
+    def held(self, start_ms: float, due_ms: float) -> None:
+        if self._client.pressure is not None:
+            self._client.pressure.held(start_ms, due_ms)
+
+    def observer(self, now_ms: float) -> FetchObserver:
+        return self._tracker.observer(self._ask, now_ms)
+
+
+class _SeenLookup(SeenRequest):
+    __slots__ = ("_ask", "_lookups", "_plans")
+
+    def __init__(
         self,
-        identity: ClientIdentity,
-        client_id: str,
-        node_id: int | None,
-        present: Watch | None,
-        now_ms: float,
-    ) -> Reads | None:
-        pressure = self._backpressure.pressure(identity, now_ms)
-        if pressure is not None:
-            self._book.follow(client_id)
-        query = self._book.query_of(client_id)
-        if present is not None and present.reads is not None:
-            if query is present.reads.query:
-                present.reads.follow(pressure)
-                return present.reads
-            present.close()
-        return Reads(query, node_id, self._names, pressure, now_ms) if query is not None else None
+        ask: OffsetsAsk,
+        lookups: DriverLookups,
+        plans: Callable[[Set[TopicPartition], float], None] | None,
+    ) -> None:
+        self._ask = ask
+        self._lookups = lookups
+        self._plans = plans
+
+    def wait_ms(self, now_ms: float) -> float:
+        return self._lookups.wait_ms(self._ask, now_ms)
+
+    def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        keys = {key for key, timestamp in self._ask.timestamps.items() if timestamp == LATEST}
+        if self._plans is not None and keys and not self._lookups.is_executor:
+            self._plans(keys, now_ms)
+        return self._lookups.answered(self._ask, version, frame, now_ms)
+
+
+class _SeenProduce(SeenRequest):
+    __slots__ = ("_all", "_asked", "_client_id")
+
+    def __init__(self, asked: tuple[Appended, ...], client_id: str, following: Following) -> None:
+        self._asked = asked
+        self._client_id = client_id
+        self._all = following
+
+    def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        sizes = {(each.topic, each.partition): each.offsets for each in self._asked}
+        for topic, index, error_code, base in read_produce_response(version, frame):
+            offsets = sizes.get((topic, index), 0)
+            if error_code or base == NO_OFFSET or not offsets:
+                continue
+            appended: Callable[[str], None] = partial(
+                self._all.appends.appended,
+                self._client_id,
+                partition=index,
+                start=base,
+                end=base + offsets,
+                now_ms=now_ms,
+            )
+            if isinstance(topic, bytes):
+                self._all.names.when_known(topic, appended)
+            else:
+                appended(topic)
+        return frame

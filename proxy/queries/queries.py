@@ -103,18 +103,18 @@ class Queries:
         self._book = ProgressBook(progress_settings(config), knows_client, _log_note)
         self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
         self._cluster = cluster
-        self._names = TopicNames()
         self._names_wanted = asyncio.Event()
-        self._names.on_wanted = self._names_wanted.set
-        self.following = Following(self._book, self._backpressure, self._names, quotas)
-        """What the relay shows the messages of queries."""
+        self._names = TopicNames(self._names_wanted.set)
         access = ClusterAccess(
             cluster.bootstrap_servers, cluster.tls, CLIENT_ID, login=cluster.login
         )
         self._committer = Committer(self._book, access, clock_ms)
         self._log_ends = LogEnds(self._book, access, clock_ms)
         self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)
-        self.following.appends = self._pipelines
+        self.following = Following(
+            self._book, self._backpressure, self._names, quotas, self._pipelines
+        )
+        """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
         self._to_keep = asyncio.Event()
         self._backpressure.on_change = self._to_keep.set

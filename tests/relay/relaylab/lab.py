@@ -17,11 +17,13 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import Rule
 from proxy.quota.settings import QuotaSettings
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.cluster import Cluster
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 
 LIMIT_S = 20.0
@@ -229,6 +231,7 @@ async def open_lab(
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         pipes=PipePool(max_pipes),
+        clients=ClientRegistry(instruments.bytes_total),
         splice=splice,
         passes_unknown_apis=passes_unknown_apis,
     )
@@ -272,11 +275,11 @@ async def open_lab(
         server.close()
         await server.wait_closed()
         await turns()
-    assert relay.connections == 0
+    assert relay.connected == 0
     assert lab.count("connections", listener=LISTENER) == 0
     assert lab.held == 0
     assert services.pipes.open_pipes == 0
-    assert not services._users
+    assert not services.clients.connected
     services.reapers.close()
     assert open_files() <= files  # the garbage collector may close what was open before
 
