@@ -20,7 +20,8 @@ from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
+from proxy.admin.slices import Slices
+from proxy.admin.status import RelayStatus
 from proxy.config.units import parse_size
 from proxy.quota import (
     DEFAULT,
@@ -34,7 +35,6 @@ from proxy.quota import (
 )
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
-from proxy.slices import Slices
 from proxy.state import MemoryStore
 from proxy.wire.apis import FETCH
 
@@ -88,24 +88,15 @@ class _NoQueries:
         return ()
 
 
-class _Nothing:
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return ()
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return ()
-
-    def cluster_answers(self) -> bool:
-        return True
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return {}
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return ()
-
-    def throttle_mode(self) -> str:
-        return ThrottleMode.DELAY.value
+def _relay() -> RelayStatus:
+    return RelayStatus(
+        listeners=(),
+        brokers=(),
+        cluster_answers=True,
+        delay_queues={},
+        config_loads=(),
+        throttle_mode=ThrottleMode.DELAY.value,
+    )
 
 
 class _Proxy:
@@ -129,7 +120,7 @@ class _Proxy:
             not_ready=lambda: None,
             quotas=self.quotas,
             rules=RuleBook(self.quotas, MemoryStore(), settings),
-            source=_Nothing(),
+            relay=_relay,
             history=self.history,
             parse_size=parse_size,
             clock_ms=clock_ms,
@@ -170,7 +161,7 @@ async def _measure(rounds: int) -> list[Row]:
         for _ in range(rounds):
             for path in PATHS:
                 found.setdefault(f"GET {path}", []).append(await _watch(_ask(child, path)))
-            sampling = proxy.slices.collect(proxy.history.sample(clock_ms))
+            sampling = proxy.admin.slices.collect(proxy.history.sample(clock_ms))
             found.setdefault("a sample for the charts", []).append(await _watch(sampling))
     finally:
         child.kill()
@@ -183,9 +174,9 @@ async def _measure(rounds: int) -> list[Row]:
         proxy.leave(proxy.use(number))
     churn_ms = (time.perf_counter() - started_s) * MS_PER_SECOND / CLIENTS
     later_ms = clock_ms() + 2 * HOUR_MS
-    forgetting = proxy.slices.collect(proxy.clients.forgetting(later_ms))
+    forgetting = proxy.admin.slices.collect(proxy.clients.forgetting(later_ms))
     found["forget all clients"] = [await _watch(forgetting)]
-    expiring = proxy.slices.collect(proxy.quotas.expiring(later_ms))
+    expiring = proxy.admin.slices.collect(proxy.quotas.expiring(later_ms))
     found["expire all sensors"] = [await _watch(expiring)]
     return [
         *(_row(what, stalls) for what, stalls in found.items()),

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -14,7 +14,8 @@ from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
+from proxy.admin.slices import Slices
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
 from proxy.login import Credentials, Login
 from proxy.queries.queries import Queries
@@ -34,7 +35,6 @@ from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
 from proxy.reload import Reloader
-from proxy.slices import Slices
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -146,15 +146,6 @@ class App:
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
 
-    @property
-    def throttle_mode(self) -> ThrottleMode:
-        """How clients are slowed down now."""
-        return self._services.mode
-
-    def delay_queues(self) -> dict[str, int]:
-        """Return how many responses are held, by API family."""
-        return {reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all}
-
     async def start(self, take_over: int | None = None) -> None:
         """Open every port and begin to work.
 
@@ -218,7 +209,7 @@ class App:
             not_ready=self._not_ready,
             quotas=self.quotas,
             rules=self.rules,
-            source=_Source(self),
+            relay=self._relay_status,
             history=self._history,
             reports=self._queries,
             parse_size=parse_size,
@@ -273,6 +264,30 @@ class App:
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
+    def _relay_status(self) -> RelayStatus:
+        return RelayStatus(
+            listeners=[
+                ListenerStatus(
+                    name=name,
+                    host=listener.settings.host,
+                    port=listener.bootstrap_port,
+                    tls=listener.settings.tls is not None,
+                    connections=self.relay.connections_of(name),
+                )
+                for name, listener in self.relay.listeners.items()
+            ],
+            brokers=[
+                BrokerStatus(node_id, host, port)
+                for node_id, (host, port) in sorted(self.cluster.brokers.items())
+            ],
+            cluster_answers=self.cluster.reachable,
+            delay_queues={reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all},
+            config_loads=[
+                ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
+            ],
+            throttle_mode=self._services.mode.value,
+        )
+
     def _not_ready(self) -> str | None:
         if self.cluster.reachable:
             return None
@@ -296,45 +311,6 @@ class App:
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
-
-
-class _Source:
-    """Tells the status page about the parts that the admin room does not know."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return [
-            ListenerStatus(
-                name=name,
-                host=listener.settings.host,
-                port=listener.bootstrap_port,
-                tls=listener.settings.tls is not None,
-                connections=self._app.relay.connections_of(name),
-            )
-            for name, listener in self._app.relay.listeners.items()
-        ]
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return [
-            BrokerStatus(node_id, host, port)
-            for node_id, (host, port) in sorted(self._app.cluster.brokers.items())
-        ]
-
-    def cluster_answers(self) -> bool:
-        return self._app.cluster.reachable
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return self._app.delay_queues()
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return [
-            ConfigLoad(load.at_s, load.result, load.message) for load in self._app.reloader.loads
-        ]
-
-    def throttle_mode(self) -> str:
-        return self._app.throttle_mode.value
 
 
 def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:

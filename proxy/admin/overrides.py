@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from proxy.admin.errors import ApiError
+from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
 
 ParseSize = Callable[[object], int]

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.admin.api import MAX_OVERRIDE_BYTES
-from proxy.admin.errors import ApiError
 from proxy.admin.overrides import Override, parse_override
+from proxy.admin.replies import ApiError
 from proxy.admin.server import AdminError
 from proxy.config.units import parse_size
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any, Protocol
 
-from proxy.admin.seldom import Seldom
+from proxy.admin.cached import Cached
 
 MAX_SUMMARIES = 100
 """Queries in the status document."""
@@ -21,7 +21,7 @@ class Reports(Protocol):
     """What the rest of the program does with reports, and knows of queries."""
 
     async def accept(self, raw: bytes) -> Document:
-        """Take in a report, and say what came of it. Raises ReportRefused."""
+        """Apply a report and return what came of it. Raises ReportRefused."""
 
     def progress(self) -> Sequence[Document]:
         """Return all that is known of each query: see proxy.progress.documents."""
@@ -37,21 +37,16 @@ class Reports(Protocol):
         """
 
 
-class Queries:
-    """Asks for documents as seldom as their size demands, and picks what is shown.
+class QueryDocuments:
+    """All queries as documents, made again as rarely as their size demands.
 
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
-
-    Args:
-        reports: the rest of the program.
-        clock_ms: the monotonic time.
-
     """
 
     def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
         self._reports = reports
-        self._documents = Seldom(self._make_documents, clock_ms)
-        self._pressure = Seldom(self._make_pressure, clock_ms)
+        self._documents = Cached(self._make_documents, clock_ms)
+        self._pressure = Cached(self._make_pressure, clock_ms)
 
     def documents(self) -> Sequence[Document]:
         """Return each query with its partitions, what backpressure does to it, and totals."""

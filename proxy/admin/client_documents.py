@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.history import share
-from proxy.admin.largest import Largest
-from proxy.admin.queries import Queries
+from proxy.admin.history import Largest, share
+from proxy.admin.query_documents import QueryDocuments
+from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rulebook import RuleBook, RuleEntry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
-from proxy.slices import Slices
 
 FRESH_MS = 500.0
 """How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
@@ -25,8 +24,8 @@ Document = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """The rows that were asked for, and how many there are in all."""
+class FoundRows:
+    """The rows that a request chose, and how many there are in all."""
 
     rows: list[QuotaRow]
     total: int
@@ -35,8 +34,8 @@ class Shown:
     """Sensors of which a response waits."""
 
 
-class Clients:
-    """Reads the quota manager and the rule book; writes documents for JSON.
+class ClientDocuments:
+    """Bounded clients as documents for JSON.
 
     Args:
         quotas: whose sensors are shown.
@@ -51,7 +50,7 @@ class Clients:
         self,
         quotas: QuotaManager,
         rules: RuleBook,
-        queries: Queries,
+        queries: QueryDocuments,
         slices: Slices,
         clock_ms: Callable[[], float],
     ) -> None:
@@ -62,10 +61,10 @@ class Clients:
         self._clock_ms = clock_ms
         self._measuring = asyncio.Lock()
         # By text and limit, with the time from which on it is not shown any more.
-        self._shown: dict[tuple[str, int], tuple[float, Shown]] = {}
+        self._found: dict[tuple[str, int], tuple[float, FoundRows]] = {}
 
-    async def pressing(self, text: str, limit: int) -> Shown:
-        """Return the rows to look at first: the throttled, then those closest to their bound.
+    async def closest_to_bound(self, text: str, limit: int) -> FoundRows:
+        """Return the rows of the throttled clients, then of those closest to their bound.
 
         They come from a walk over all sensors that ended at most `FRESH_MS` ago.
 
@@ -77,11 +76,11 @@ class Clients:
         """
         async with self._measuring:
             now_ms = self._clock_ms()
-            self._shown = {key: each for key, each in self._shown.items() if now_ms < each[0]}
-            known = self._shown.get((text, limit))
+            self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
+            known = self._found.get((text, limit))
             if known is None:
-                shown = await self._walk(text, limit)
-                known = self._shown[text, limit] = self._clock_ms() + FRESH_MS, shown
+                found = await self._walk(text, limit)
+                known = self._found[text, limit] = self._clock_ms() + FRESH_MS, found
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
@@ -90,12 +89,12 @@ class Clients:
         found = (row if row is not None and row.entity == entity else None for row in rows)
         return [row for row in await self._slices.collect(found) if row is not None]
 
-    async def _walk(self, text: str, limit: int) -> Shown:
+    async def _walk(self, text: str, limit: int) -> FoundRows:
         # The other rows are not kept: that many at once would bring on Python's full collections.
         found: Largest[QuotaRow] = Largest(limit)
         total = throttled = held = 0
 
-        def look() -> Iterator[None]:
+        def count() -> Iterator[None]:
             nonlocal total, throttled, held
             for row in self._quotas.rows(self._clock_ms):
                 if row is not None:
@@ -106,8 +105,8 @@ class Clients:
                         found.add((row.throttled, share(row)), row)
                 yield
 
-        await self._slices.collect(look())
-        return Shown(found.descending(), total, throttled, held)
+        await self._slices.collect(count())
+        return FoundRows(found.descending(), total, throttled, held)
 
     async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
@@ -125,11 +124,11 @@ class Clients:
         ]
 
     async def unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and which; arguments as `pressing`."""
+        """Return how many connected clients no rule bounds, and which; arguments as above."""
         clients = self._quotas.unbounded()
         found: list[ClientIdentity] = []
 
-        def look() -> Iterator[None]:
+        def choose() -> Iterator[None]:
             for client in clients:
                 if len(found) == limit:
                     return
@@ -137,7 +136,7 @@ class Clients:
                     found.append(client)
                 yield
 
-        await self._slices.collect(look())
+        await self._slices.collect(choose())
         return {"unbounded": len(clients), "unbounded_clients": _clients(found)}
 
     def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:

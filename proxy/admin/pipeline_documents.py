@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from heapq import nlargest
 
-from proxy.admin.queries import Document, Reports, cut
-from proxy.admin.seldom import Seldom
+from proxy.admin.cached import Cached
+from proxy.admin.query_documents import Document, Reports, cut
 
 MAX_SUMMARIES = 50
 """Pipelines in the status document."""
@@ -16,17 +16,11 @@ REDUCED = "reduced"
 """State of a node that is held to a rate."""
 
 
-class Pipelines:
-    """Asks for documents as seldom as their size demands, and picks what is shown.
-
-    Args:
-        reports: the rest of the program.
-        clock_ms: the monotonic time.
-
-    """
+class PipelineDocuments:
+    """All pipelines as documents, made again as rarely as their size demands."""
 
     def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
-        self._documents = Seldom(reports.pipelines, clock_ms)
+        self._documents = Cached(reports.pipelines, clock_ms)
 
     def documents(self) -> Sequence[Document]:
         """Return all that there is to show of each pipeline."""
@@ -47,7 +41,7 @@ def _urgency(document: Document) -> tuple[bool, int]:
 
 
 def is_held(node: Document) -> bool:
-    """Say whether a node is held to a rate, or waits for room."""
+    """Return whether a node is held to a rate, or waits for room."""
     return bool(node["state"] == REDUCED or node.get("waits"))
 
 

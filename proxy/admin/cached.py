@@ -1,4 +1,4 @@
-"""Makes again only now and then what takes a while to make."""
+"""Keeps what takes a while to make for a time that is long beside it."""
 
 import math
 from collections.abc import Callable
@@ -11,13 +11,10 @@ client's traffic moves in that time."""
 T = TypeVar("T")
 
 
-class Seldom(Generic[T]):
-    """A thing that is made again when COST_FACTOR times as long has passed as it took to make.
+class Cached(Generic[T]):
+    """A thing that `make` makes again when COST_FACTOR times as long has passed as that took.
 
-    Args:
-        make: makes it.
-        clock_ms: the monotonic time.
-
+    `clock_ms` is the monotonic time.
     """
 
     def __init__(self, make: Callable[[], T], clock_ms: Callable[[], float]) -> None:
