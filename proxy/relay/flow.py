@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.lifecycle import State
-from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
+from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
 from proxy.wire.errors import MalformedFrame
 from proxy.wire.frames import MAX_HEADER_BYTES
 
@@ -40,20 +39,6 @@ FAIR_FRAMES = 64
 SLOW_FRAME_S = 30.0
 """A frame that is kept in user space until it is complete, or its head, must come within this time.
 What is streamed must only go on within it: a large body may take long on a slow link."""
-
-
-class Wait(Enum):
-    """What a flow waits for."""
-
-    READ = "read"
-    WRITE = "write"
-    OWNER = "owner"
-    END = "end"
-    """For its owner too, but it watches whether the peer leaves meanwhile. That shows only as long
-    as the peer has sent nothing that waits to be read."""
-    TURN = "turn"
-    """Nothing: it only lets others run."""
-    CLOSED = "closed"
 
 
 class Flow(ABC):
@@ -216,17 +201,12 @@ class Flow(ABC):
                 return Wait.WRITE
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
-                progress = self._pump.run(budget)
+                wait = self._pump.run(budget)
                 budget -= unread - self._pump.unread
-                if progress is Progress.WANT_READ:
-                    return Wait.READ
-                if progress is Progress.WANT_WRITE:
-                    return Wait.WRITE
-                if progress is Progress.BUDGET:
-                    return Wait.TURN
-                if progress is Progress.END:
+                if wait is Wait.CLOSED:
                     self._ended(mid_frame=True)
-                    return Wait.CLOSED
+                if wait is not None:
+                    return wait
             if self.closed:
                 return Wait.CLOSED
             wait = self._collect_more() if self._whole is not None else self._read()

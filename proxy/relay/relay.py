@@ -10,7 +10,7 @@ from typing import Protocol
 from structlog import get_logger
 
 from proxy.relay.buffers import bound_receive_buffer
-from proxy.relay.channel import Channel, PlainChannel
+from proxy.relay.channel import Channel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.services import Services
@@ -178,7 +178,7 @@ class Relay:
             bound_receive_buffer(sock, self.connected)
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
-                channel = PlainChannel(sock, spliceable=self._services.splice)
+                channel = Channel(sock, spliceable=self._services.splice)
                 self._begin(listener, channel, ip, node_id, user=None)
             else:
                 task = self._services.loop.create_task(self._greet(listener, sock, ip, node_id))

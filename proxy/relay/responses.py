@@ -151,47 +151,47 @@ class ResponseFlow(Flow):
         return self._walk(self._walker, view, start)
 
     def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
-        """Send on the part of a Fetch response that is in `view`; record data follows unseen."""
-        end = start
-        have = len(view)
+        """Send on the part of a Fetch response that is in `view`; record data follows unseen.
+
+        The body's own tag section goes without the addresses that it may carry.
+        """
+        end, have = start, len(view)
         while end < have and walker.remaining_bytes and not walker.at_tail:
             end += walker.feed(view[end:])
+        left = walker.remaining_bytes
         if walker.at_tail:
-            return self._tail(walker, view, start, end)
-        if walker.is_done and walker.remaining_bytes:
             self._walker = None
-            self._send(view[:end], more=True)
-            self._send_body(walker.remaining_bytes)
-            return end
-        opaque = walker.opaque_bytes
-        walker.skip(opaque)
-        self._send(view[:end], more=bool(walker.remaining_bytes))
-        if opaque:
-            self._send_body(opaque)
-        if walker.remaining_bytes:
+            if end + left > have:
+                return self._collect_tail(view, end, left)
+            tail = view[end : end + left]
+            if tail != _EMPTY_TAGS:
+                tail[:] = neutral_tail(bytes(tail))
+            self._send(view[: end + left])
+            if start:  # the whole frame came in one read
+                self.read_bytes = READ_BYTES
+            return end + left
+        if walker.is_done and left:
+            body_bytes, left = left, 0
+        else:
+            body_bytes = walker.opaque_bytes
+            walker.skip(body_bytes)
+            left = walker.remaining_bytes
+        self._send(view[:end], more=bool(body_bytes or left))
+        if body_bytes:
+            self._send_body(body_bytes)
+        if left:
             self.read_bytes = READ_BYTES_LARGE
         else:
             self._walker = None
         return end
 
-    def _tail(self, walker: FetchWalker, view: memoryview, start: int, end: int) -> int:
-        """Send on the body's own tag section, without the addresses that it may carry."""
-        size = walker.remaining_bytes
-        if size > MAX_TAIL_BYTES:
-            raise UpstreamError("bad_response", f"a Fetch response with {size} bytes of tags")
-        self._walker = None
-        if end + size <= len(view):
-            tail = view[end : end + size]
-            if tail != _EMPTY_TAGS:
-                tail[:] = neutral_tail(bytes(tail))
-            self._send(view[: end + size])
-            if start:  # the whole frame came in one read
-                self.read_bytes = READ_BYTES
-            return end + size
+    def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
+        if tail_bytes > MAX_TAIL_BYTES:
+            raise UpstreamError("bad_response", f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
             self._send(view[:end], more=True)
         self._collecting = None
-        self._collect(view[end:], size)
+        self._collect(view[end:], tail_bytes)
         return len(view)
 
     def _whole_frame(self, frame: bytearray) -> None:

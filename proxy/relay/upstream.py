@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from proxy.relay.buffers import bound_send_buffer
-from proxy.relay.channel import Channel, PlainChannel
+from proxy.relay.channel import Channel
 from proxy.relay.race import AllFailed, first_of
 from proxy.relay.tls import handshake
 
@@ -77,7 +77,7 @@ async def secure(
     Raises UpstreamError: timeout, tls or refused.
     """
     if tls is None:
-        return PlainChannel(sock, spliceable=splice)
+        return Channel(sock, spliceable=splice)
     try:
         async with asyncio.timeout(timeout_s):
             return await handshake(sock, tls, server_side=False, server_hostname=server[0])
