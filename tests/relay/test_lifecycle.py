@@ -78,7 +78,7 @@ def test_a_pause_ends_once_and_twice(pause):
     assert life.unpause(pause)
 
 
-@pytest.mark.parametrize(("first", "second"), combinations(PAUSES, 2))
+@pytest.mark.parametrize(("first", "second"), list(combinations(PAUSES, 2)))
 def test_requests_are_read_when_all_pauses_have_ended(first, second):
     life = life_in(OPEN)
     life.pause(first)
