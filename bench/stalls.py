@@ -31,7 +31,7 @@ from proxy.quota import (
     QuotaManager,
     QuotaSettings,
     Rule,
-    RuleBook,
+    RuleRegistry,
 )
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
@@ -111,7 +111,7 @@ class _Proxy:
         metrics.register(SensorCollector(sensors, clock_ms))
         self.quotas = QuotaManager(settings, instruments, sensors)
         self.clients = ClientRegistry(instruments.bytes_total)
-        self.history = History(self.quotas.readings)
+        self.history = History(self.quotas.measured_rates)
         self.slices = Slices()
         self.admin = AdminServer(
             "127.0.0.1",
@@ -119,7 +119,7 @@ class _Proxy:
             metrics=metrics,
             not_ready=lambda: None,
             quotas=self.quotas,
-            rules=RuleBook(self.quotas, MemoryStore(), settings),
+            rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             relay=_relay,
             history=self.history,
             parse_size=parse_size,

@@ -16,14 +16,14 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
+from proxy.config import GAINS, AdaptiveSection, Config, ListenerSection, parse_size
+from proxy.config.reload import Reloader
 from proxy.login import Credentials, Login
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
-from proxy.quota.rules import Adaptive, Rule
-from proxy.quota.settings import QuotaSettings
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -34,7 +34,6 @@ from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context, upstream_context
 from proxy.relay.upstream import LOGIN_REFUSED
-from proxy.reload import Reloader
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -86,7 +85,7 @@ def quota_settings(config: Config) -> QuotaSettings:
 class App:
     """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
 
-    rules: RuleBook
+    rules: RuleRegistry
     """All rules in force and where they come from. Only after `start`."""
     admin: AdminServer
     """Only after `start`."""
@@ -142,7 +141,7 @@ class App:
         listeners = tuple(map(_listener, config.listeners))
         self.relay = Relay(listeners, self._for_clients, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
-        self._history = History(self.quotas.readings)
+        self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -164,7 +163,7 @@ class App:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
             self._store = await asyncio.to_thread(_open_store, self._config, self.cluster, wait_s)
-            self.rules = RuleBook(self.quotas, self._store, self._settings)
+            self.rules = RuleRegistry(self.quotas, self._store, self._settings)
             self._queries.load(self._store)
             self.admin = self._make_admin()
             await self._start_admin(wait_s)
@@ -348,10 +347,10 @@ def _limits(config: Config) -> Limits:
     )
 
 
-def _adaptive(bound: AdaptiveBound) -> Adaptive:
+def _adaptive(bound: AdaptiveSection) -> AdaptiveBound:
     interval = bound.batch_interval
     gains = bound.model_dump(include=set(GAINS), exclude_none=True)
-    return Adaptive(
+    return AdaptiveBound(
         batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
         estimator=bound.estimator,
         min_rate=bound.min_rate,
@@ -362,7 +361,7 @@ def _adaptive(bound: AdaptiveBound) -> Adaptive:
     )
 
 
-def _listener(listener: Listener) -> ListenerSettings:
+def _listener(listener: ListenerSection) -> ListenerSettings:
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,

@@ -19,9 +19,9 @@ from proxy.app import HIDE_PASSWORD, App, quota_settings
 from proxy.config import Config, ConfigError, format_duration, format_size, load_config
 from proxy.devkit import DevkitError
 from proxy.pipelines.advice import find_advice
-from proxy.quota.advice import find_gaps
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import Adaptive, RuleTable
+from proxy.quota.gaps import find_gaps
+from proxy.quota.rules import AdaptiveBound, RuleTable
 from proxy.relay.listener import ListenerError
 from proxy.state import StateError
 
@@ -243,7 +243,7 @@ def _check(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _adaptive(adaptive: Adaptive) -> str:
+def _adaptive(adaptive: AdaptiveBound) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
     interval = "the interval that they show"
     if adaptive.batch_interval_ms is not None:

@@ -24,7 +24,7 @@ from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
-from proxy.quota.rulebook import RuleBook
+from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
 from proxy.state import StateError
 
@@ -55,7 +55,7 @@ class Api:
     def __init__(
         self,
         clients: ClientDocuments,
-        rules: RuleBook,
+        rules: RuleRegistry,
         status: Status,
         reports: Reports,
         queries: QueryDocuments,

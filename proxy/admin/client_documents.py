@@ -12,7 +12,7 @@ from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rulebook import RuleBook, RuleEntry
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 
@@ -49,7 +49,7 @@ class ClientDocuments:
     def __init__(
         self,
         quotas: QuotaManager,
-        rules: RuleBook,
+        rules: RuleRegistry,
         queries: QueryDocuments,
         slices: Slices,
         clock_ms: Callable[[], float],

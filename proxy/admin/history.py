@@ -92,7 +92,7 @@ class History:
     it was last seen here is not taken in; one that is gone is forgotten.
 
     Args:
-        readings: measures each sensor when it is asked for the next, `QuotaManager.readings`.
+        readings: measures each sensor when it is asked for the next, `QuotaManager.measured_rates`.
         interval_ms: between two samples; above 0.
         samples: how many are kept of each series.
         max_series: how many series are kept.

@@ -20,7 +20,7 @@ from proxy.admin.scrape import CONTENT_TYPE, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
+from proxy.quota.rule_registry import RuleRegistry
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
@@ -63,7 +63,7 @@ class AdminServer:
         metrics: CollectorRegistry,
         not_ready: NotReady,
         quotas: QuotaManager,
-        rules: RuleBook,
+        rules: RuleRegistry,
         relay: Callable[[], RelayStatus],
         history: History,
         parse_size: ParseSize,

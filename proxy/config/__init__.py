@@ -1,52 +1,52 @@
 """Configuration: reads the YAML file, checks all of it, and says what to mend where."""
 
 from proxy.config.endpoints import NODE_ID, HostPort, PortRange
-from proxy.config.errors import BadValueError, ConfigError, ConfigProblem
 from proxy.config.fields import DEFAULT
 from proxy.config.load import load_config
 from proxy.config.models import (
-    Admin,
-    Cluster,
+    AdminSection,
     ClusterSasl,
+    ClusterSection,
     ClusterTls,
     Config,
-    Limits,
-    Listener,
+    LimitsSection,
+    ListenerSection,
     ListenerTls,
-    QuotaRule,
-    Quotas,
-    State,
-    Throttle,
+    QuotasSection,
+    RuleSection,
+    StateSection,
+    ThrottleSection,
 )
-from proxy.config.pipelines import Pipeline
-from proxy.config.queries import GAINS, AdaptiveBound, Query
+from proxy.config.pipeline_models import PipelineSection
+from proxy.config.problems import BadValueError, ConfigError, ConfigProblem
+from proxy.config.query_models import GAINS, AdaptiveSection, QuerySection
 from proxy.config.units import Seconds, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "DEFAULT",
     "GAINS",
     "NODE_ID",
-    "AdaptiveBound",
-    "Admin",
+    "AdaptiveSection",
+    "AdminSection",
     "BadValueError",
-    "Cluster",
     "ClusterSasl",
+    "ClusterSection",
     "ClusterTls",
     "Config",
     "ConfigError",
     "ConfigProblem",
     "HostPort",
-    "Limits",
-    "Listener",
+    "LimitsSection",
+    "ListenerSection",
     "ListenerTls",
-    "Pipeline",
+    "PipelineSection",
     "PortRange",
-    "Query",
-    "QuotaRule",
-    "Quotas",
+    "QuerySection",
+    "QuotasSection",
+    "RuleSection",
     "Seconds",
-    "State",
-    "Throttle",
+    "StateSection",
+    "ThrottleSection",
     "format_duration",
     "format_size",
     "load_config",

@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks
 from proxy.config.document import Document
-from proxy.config.errors import BadValueError, ConfigProblem, Loc, key_path, shown
-from proxy.config.models import Admin, Limits, State
+from proxy.config.models import AdminSection, LimitsSection, StateSection
+from proxy.config.problems import BadValueError, ConfigProblem, Loc, key_path, shown
 
 RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 RULE_QUOTAS: Final = ("consumer_byte_rate", "producer_byte_rate", "request_percentage")
@@ -31,7 +31,7 @@ _Item = tuple[Loc, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _PortClaim:
     """A span of ports on a host that somebody wants to listen on."""
 
     loc: Loc
@@ -39,7 +39,7 @@ class _Claim:
     host: str
     ports: endpoints.PortRange
 
-    def clashes_with(self, other: "_Claim") -> bool:
+    def clashes_with(self, other: "_PortClaim") -> bool:
         return (
             self.ports.first <= other.ports.last
             and other.ports.first <= self.ports.last
@@ -110,33 +110,35 @@ def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[Config
                 )
 
 
-def _ports(claim: _Claim) -> str:
+def _ports(claim: _PortClaim) -> str:
     ports = claim.ports
     return f"port {ports.first}" if ports.first == ports.last else f"ports {ports}"
 
 
-def _listener_claims(item: _Item) -> Iterator[_Claim]:
+def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
     loc, listener = item
     bind = _parsed(endpoints.parse_bind, listener.get("bind"))
     if bind is None:
         return
     owner = f"listener {shown(listener.get('name'))}"
     if bind.port:
-        yield _Claim((*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port))
-    ports = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
-    if ports is not None and not ports.any_free:
-        yield _Claim((*loc, "broker_ports"), owner, bind.host, ports)
+        yield _PortClaim(
+            (*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port)
+        )
+    of_brokers = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
+    if of_brokers is not None and not of_brokers.any_free:
+        yield _PortClaim((*loc, "broker_ports"), owner, bind.host, of_brokers)
 
 
-def _admin_claim(document: Document) -> Iterator[_Claim]:
+def _admin_claim(document: Document) -> Iterator[_PortClaim]:
     admin = document.data.get("admin", {})
     if not isinstance(admin, dict):
         return
-    default: endpoints.HostPort = Admin.model_fields["bind"].default
+    default: endpoints.HostPort = AdminSection.model_fields["bind"].default
     bind = _parsed(endpoints.parse_bind, admin.get("bind", str(default)))
     if bind is not None and bind.port:
         ports = endpoints.PortRange(bind.port, bind.port)
-        yield _Claim(("admin", "bind"), "the admin server", bind.host, ports)
+        yield _PortClaim(("admin", "bind"), "the admin server", bind.host, ports)
 
 
 def _parsed(parse: Callable[[object], _Value], value: object) -> _Value | None:
@@ -259,7 +261,7 @@ def _max_client_entities(document: Document) -> int:
     limits = document.data.get("limits")
     most = limits.get("max_client_entities") if isinstance(limits, dict) else None
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        default: int = Limits.model_fields["max_client_entities"].default
+        default: int = LimitsSection.model_fields["max_client_entities"].default
         return default
     return most
 
@@ -283,7 +285,7 @@ def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
     state = document.data.get("state")
     if not isinstance(state, dict):
         return
-    kind = state.get("kind", State.model_fields["kind"].default)
+    kind = state.get("kind", StateSection.model_fields["kind"].default)
     if not isinstance(kind, str):
         return
     for key, its_kind in STATE_KEYS.items():

@@ -6,7 +6,8 @@ from typing import Final
 
 import yaml
 
-from proxy.config.errors import (
+from proxy.config.files import read_bytes
+from proxy.config.problems import (
     WHOLE_FILE,
     BadValueError,
     ConfigError,
@@ -15,7 +16,6 @@ from proxy.config.errors import (
     key_path,
     shown,
 )
-from proxy.config.files import read_bytes
 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 _COLLECTION_TAGS: Final = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}

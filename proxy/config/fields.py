@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from proxy.config import endpoints, files, units
-from proxy.config.errors import BadValueError, shown
+from proxy.config.problems import BadValueError, shown
 
 DEFAULT: Final = "<default>"
 """As a rule's user or client-id: everyone for whom no rule of that level is written."""

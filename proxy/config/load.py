@@ -10,9 +10,9 @@ from pydantic_core import ErrorDetails
 
 from proxy.config.checks import find_problems
 from proxy.config.document import Document, read_document
-from proxy.config.errors import BadValueError, ConfigError, ConfigProblem, Loc, key_path, shown
 from proxy.config.fields import Section
 from proxy.config.models import Config
+from proxy.config.problems import BadValueError, ConfigError, ConfigProblem, Loc, key_path, shown
 
 _UNKNOWN_KEY: Final = "extra_forbidden"
 
@@ -104,7 +104,7 @@ def _section(loc: Loc) -> type[Section]:
 
 
 def _section_in(annotation: object) -> type[Section] | None:
-    """Find the model in an annotation such as `Tls | None` or `tuple[QuotaRule, ...]`."""
+    """Find the model in an annotation such as `Tls | None` or `tuple[RuleSection, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     found = (_section_in(argument) for argument in get_args(annotation))

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
 from proxy.config import endpoints, files
-from proxy.config.errors import BadValueError
 from proxy.config.fields import (
     AdvertisedHost,
     Bind,
@@ -35,8 +34,9 @@ from proxy.config.fields import (
     TokenFile,
     one_of,
 )
-from proxy.config.pipelines import Pipeline, Topic
-from proxy.config.queries import AdaptiveBound, Query
+from proxy.config.pipeline_models import PipelineSection, Topic
+from proxy.config.problems import BadValueError
+from proxy.config.query_models import AdaptiveSection, QuerySection
 
 
 class ClusterTls(Section):
@@ -78,7 +78,7 @@ class ClusterSasl(Section):
         return files.read_password(self.password_file)
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """The Kafka cluster behind the proxy."""
 
     bootstrap_servers: tuple[Endpoint, ...] = Field(
@@ -123,7 +123,7 @@ class ListenerTls(Section):
         return key_file
 
 
-class Listener(Section):
+class ListenerSection(Section):
     """Where clients connect, and what addresses they are told.
 
     `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
@@ -148,7 +148,7 @@ class Listener(Section):
         return ports
 
 
-class QuotaRule(Section):
+class RuleSection(Section):
     """The quotas of the clients that fit all of the rule's keys.
 
     Keys: `user`, `client_id` (either may be `DEFAULT`), `client_id_prefix`, `listener`.
@@ -165,10 +165,10 @@ class QuotaRule(Section):
     consumer_byte_rate: Size | None = None
     producer_byte_rate: Size | None = None
     request_percentage: Percentage | None = None
-    adaptive: AdaptiveBound | None = None
+    adaptive: AdaptiveSection | None = None
 
 
-class Quotas(Section):
+class QuotasSection(Section):
     """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
     `burst` is how much of its bound a client may save up, in seconds; 0 for nothing. With `source`
@@ -179,10 +179,10 @@ class Quotas(Section):
     window: Duration = 1.0
     samples: Samples = 11
     burst: DurationOrZero = 0.5
-    rules: tuple[QuotaRule, ...] = ()
+    rules: tuple[RuleSection, ...] = ()
 
 
-class Throttle(Section):
+class ThrottleSection(Section):
     """How a client over its quota is slowed.
 
     `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
@@ -194,7 +194,7 @@ class Throttle(Section):
     max_delay: Duration = 20.0
 
 
-class Limits(Section):
+class LimitsSection(Section):
     """What one proxy takes on; durations in seconds. A `drain_timeout` of 0 closes at once."""
 
     max_connections: Count = 10_000
@@ -207,7 +207,7 @@ class Limits(Section):
     max_client_entities: Count = 10_000
 
 
-class State(Section):
+class StateSection(Section):
     """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
 
     The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
@@ -227,7 +227,7 @@ class State(Section):
         return path
 
 
-class Admin(Section):
+class AdminSection(Section):
     """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
     bind: Bind = endpoints.HostPort("127.0.0.1", 9644)
@@ -248,26 +248,26 @@ class Admin(Section):
 class Config(Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
-    cluster: Cluster = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
-    listeners: tuple[Listener, ...] = Field(
+    cluster: ClusterSection = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
+    listeners: tuple[ListenerSection, ...] = Field(
         examples=[
             "listeners: [{name: default, bind: 0.0.0.0:19092, "
             "advertised_host: localhost, broker_ports: 19100-19199}]"
         ]
     )
-    quotas: Quotas = Quotas()
-    queries: tuple[Query, ...] = ()
-    pipelines: tuple[Pipeline, ...] = ()
-    throttle: Throttle = Throttle()
-    limits: Limits = Limits()
-    state: State = Field(default_factory=State)
-    admin: Admin = Admin()
+    quotas: QuotasSection = QuotasSection()
+    queries: tuple[QuerySection, ...] = ()
+    pipelines: tuple[PipelineSection, ...] = ()
+    throttle: ThrottleSection = ThrottleSection()
+    limits: LimitsSection = LimitsSection()
+    state: StateSection = Field(default_factory=StateSection)
+    admin: AdminSection = AdminSection()
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("listeners")
     @classmethod
-    def _not_empty(cls, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+    def _not_empty(cls, listeners: tuple[ListenerSection, ...]) -> tuple[ListenerSection, ...]:
         if not listeners:
             raise BadValueError(
                 "names no listener", "write at least one, see examples/minimal.yaml"

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from proxy.config.document import Document
-from proxy.config.errors import ConfigProblem, Loc, key_path, shown
 from proxy.config.fields import RecordRate, Share, Text
-from proxy.config.pipelines import Band, Client, Switch, Topic
+from proxy.config.pipeline_models import Band, Client, Switch, Topic
+from proxy.config.problems import ConfigProblem, Loc, key_path, shown
 from proxy.pipeline import graph
 
 _Value = TypeVar("_Value")
@@ -50,7 +50,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     read: list[tuple[Loc, graph.PipelineSettings]] = []
     for index, item in enumerate(written if isinstance(written, list) else ()):
         if isinstance(item, dict):
-            reader = _Reader(("pipelines", index))
+            reader = _PipelineReader(("pipelines", index))
             pipeline = reader.pipeline(item)
             read.append((reader.loc, pipeline))
             yield from _named_twice(document, reader)
@@ -61,7 +61,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         yield _placed(document, read[position][0], problem)
 
 
-def _named_twice(document: Document, reader: "_Reader") -> Iterator[ConfigProblem]:
+def _named_twice(document: Document, reader: "_PipelineReader") -> Iterator[ConfigProblem]:
     for loc, name in reader.repeated:
         first = reader.names[name]
         yield document.problem(
@@ -84,7 +84,7 @@ def _read(kind: TypeAdapter[_Value], value: object, otherwise: _Value) -> _Value
 
 
 @dataclass(slots=True)
-class _Reader:
+class _PipelineReader:
     """Reads one pipeline. What has no name of its own, or is no topic, is named by its place."""
 
     loc: Loc

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Final
 
-from proxy.config.errors import BadValueError, shown
+from proxy.config.problems import BadValueError, shown
 
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""

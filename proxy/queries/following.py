@@ -10,20 +10,20 @@ from typing import Protocol
 
 from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.backpressure.planner import DriverLookups
-from proxy.progress.book import ProgressBook
 from proxy.progress.query import QueryProgress
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
-from proxy.wire.offsets import LATEST, OffsetsAsk, read_list_offsets_request
-from proxy.wire.produce import Appended, read_produce_request, read_produce_response
+from proxy.wire.list_offsets import LATEST, OffsetLookup, read_list_offsets_request
+from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
-from proxy.wire.walk import FetchObserver
 
 _NEVER = -1
 """Instead of a generation."""
@@ -54,7 +54,7 @@ class Following:
     """Who is followed, and by whom.
 
     Args:
-        book: knows the queries and their clients.
+        registry: knows the queries and their clients.
         backpressure: which of them are adaptive.
         names: of the topics.
         quotas: whose rules say which are adaptive.
@@ -64,13 +64,13 @@ class Following:
 
     def __init__(
         self,
-        book: ProgressBook,
+        registry: QueryRegistry,
         backpressure: Backpressure,
         names: TopicNames,
         quotas: QuotaManager,
         appends: Appends,
     ) -> None:
-        self.book = book
+        self.registry = registry
         self.backpressure = backpressure
         self.names = names
         self.quotas = quotas
@@ -106,7 +106,7 @@ class FollowedClient:
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""
         every = self._all
-        generation = every.book.generation + every.quotas.generation + every.appends.generation
+        generation = every.registry.generation + every.quotas.generation + every.appends.generation
         if generation != self._generation:
             self._generation = generation
             self._follow(now_ms)
@@ -150,8 +150,8 @@ class FollowedClient:
         self._writes = every.appends.follows(client_id)
         self.pressure = every.backpressure.pressure(self._identity, now_ms)
         if self.pressure is not None:
-            every.book.follow(client_id)
-        query = every.book.query_of(client_id)
+            every.registry.follow(client_id)
+        query = every.registry.query_of(client_id)
         if query is self._query:
             if self.lookups is not None:
                 self.lookups.follow(self.pressure)
@@ -168,7 +168,9 @@ class _SeenFetch(SeenRequest):
 
     takes_whole = False
 
-    def __init__(self, ask: FetchAsk, tracker: FetchTracker, client: FollowedClient) -> None:
+    def __init__(
+        self, ask: FetchRequestPartitions, tracker: FetchTracker, client: FollowedClient
+    ) -> None:
         self._ask = ask
         self._tracker = tracker
         self._client = client
@@ -190,7 +192,7 @@ class _SeenLookup(SeenRequest):
 
     def __init__(
         self,
-        ask: OffsetsAsk,
+        ask: OffsetLookup,
         lookups: DriverLookups,
         plans: Callable[[Set[TopicPartition], float], None] | None,
     ) -> None:
@@ -211,7 +213,9 @@ class _SeenLookup(SeenRequest):
 class _SeenProduce(SeenRequest):
     __slots__ = ("_all", "_asked", "_client_id")
 
-    def __init__(self, asked: tuple[Appended, ...], client_id: str, following: Following) -> None:
+    def __init__(
+        self, asked: tuple[ProducedPartition, ...], client_id: str, following: Following
+    ) -> None:
         self._asked = asked
         self._client_id = client_id
         self._all = following

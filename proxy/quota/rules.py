@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from metrics import MetricConfig
+
 from .entities import ClientIdentity, QuotaKind
 
 DEFAULT = "<default>"
@@ -25,13 +27,16 @@ OTHER = "other"
 # What tells the parts of an entity apart must not occur in a value, or two entities could collide.
 ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
 
+LONGEST_AHEAD_MS = 1000.0
+"""A longer window does not make holds longer."""
+
 Rank = tuple[int, int, int, int]
 
 EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adaptive:
+class AdaptiveBound:
     """How the bound of a Structured Streaming query follows what its batches can take.
 
     Raises ValueError for a number that is NaN, infinite or out of its range, and for rates that
@@ -109,7 +114,7 @@ class Rule:
     """Where the rule stands, such as `quota-proxy.yaml:12`."""
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
-    adaptive: Adaptive | None = None
+    adaptive: AdaptiveBound | None = None
     """Set when the consumer byte rate may be lowered to what a query can take."""
 
     def __post_init__(self) -> None:
@@ -218,6 +223,51 @@ class Rule:
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSettings:
+    """The rules and how they are measured. Raises ValueError for a value out of range."""
+
+    rules: tuple[Rule, ...] = ()
+    window_ms: float = 1000.0
+    """Length of one sample; at least 1."""
+    samples: int = 11
+    """How many windows a rate looks back on; at least 2."""
+    burst_ms: float = 500.0
+    """How much of its bound a client may save up and take at once later; 0 or more."""
+    max_delay_ms: float = 20_000.0
+    """The longest single hold; above 0. Clients give up after 30 s."""
+    max_client_entities: int = 10_000
+    """For how many clients each kind of quota keeps a sensor of their own; at least 1."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
+            raise ValueError(f"samples must be at least 2, not {self.samples}")
+        if not self.burst_ms >= 0:
+            raise ValueError(f"burst_ms must be at least 0, not {self.burst_ms}")
+        if not self.max_delay_ms > 0:
+            raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")
+        if self.max_client_entities < 1:
+            raise ValueError(f"max_client_entities must be above 0, not {self.max_client_entities}")
+        MetricConfig(samples=self.samples, window_ms=self.window_ms)
+
+    @property
+    def ahead_ms(self) -> float:
+        """How much of a bound may be owed when a request is sent on whose response can be held."""
+        return min(self.window_ms, LONGEST_AHEAD_MS)
+
+    def longest_hold_ms(self, kind: QuotaKind) -> float:
+        """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
+        if kind is QuotaKind.REQUEST_PERCENTAGE:
+            return min(self.window_ms, self.max_delay_ms)
+        return self.max_delay_ms
+
+    @property
+    def max_sensors(self) -> int:
+        """How many sensors these settings can need; the bound to give to the registry."""
+        # A rule has at most two that do not count as a client's: its own, and its overflow.
+        return len(QuotaKind) * (self.max_client_entities + 2 * len(self.rules))
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """The rule that bounds one kind of a client's traffic."""
@@ -228,7 +278,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class CandidateRule:
     """A rule that was looked at for a client, and what came of it."""
 
     rule: Rule
@@ -270,22 +320,22 @@ class RuleTable:
             return OTHER
         return f"{OTHER},{rule.shared_entity}"
 
-    def explain(self, identity: ClientIdentity) -> list[Considered]:
+    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn all rules that bound it, in order of precedence."""
-        considered: list[Considered] = []
+        considered: list[CandidateRule] = []
         for kind in QuotaKind:
             first: Rule | None = None
             for rule in self._by_kind[kind]:
                 mismatch = rule.mismatch(identity)
                 if mismatch is not None:
-                    considered.append(Considered(rule, kind, chosen=False, reason=mismatch))
+                    considered.append(CandidateRule(rule, kind, chosen=False, reason=mismatch))
                 elif first is not None:
                     reason = f"{first.title} comes first"
-                    considered.append(Considered(rule, kind, chosen=False, reason=reason))
+                    considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
                 else:
                     first = rule
                     reason = f"applies to {rule.entity(identity)}"
-                    considered.append(Considered(rule, kind, chosen=True, reason=reason))
+                    considered.append(CandidateRule(rule, kind, chosen=True, reason=reason))
         return considered
 
 

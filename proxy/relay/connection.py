@@ -17,7 +17,7 @@ from metrics.clock import clock_ms
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.exchange import Exchange
+from proxy.relay.exchange import QUOTA_KINDS, Exchange
 from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.requests import RequestFlow, RequestRefused
@@ -26,7 +26,7 @@ from proxy.relay.services import Services
 from proxy.relay.session import Identification
 from proxy.relay.turn import Turn
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.errors import MalformedFrame, MalformedResponse
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 LINGER_S = 1.0
 """How long a drained connection waits for the client to close its side."""
@@ -246,7 +246,10 @@ class Connection:
             self._turn.give_up()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
-        if not plan.kinds or self._turn.has_come(session, plan.kinds, exchange.api_key):
+        byte_rate = plan.api.byte_rate
+        if byte_rate is None or self._turn.has_come(
+            session, QUOTA_KINDS[byte_rate], exchange.api_key
+        ):
             return True
         self.pause(Pause.GATED)
         return False

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.lifecycle import State
 from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
-from proxy.wire.errors import MalformedFrame
 from proxy.wire.frames import MAX_HEADER_BYTES
+from proxy.wire.malformed import MalformedFrame
 
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection

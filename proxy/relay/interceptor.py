@@ -9,8 +9,8 @@ from typing import Protocol
 
 from proxy.quota.entities import ClientIdentity
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
-from proxy.wire.walk import FetchObserver
 
 INTERCEPTED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
 """Whose requests an interceptor may ask for."""

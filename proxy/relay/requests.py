@@ -2,8 +2,9 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import Flow, new_scratch
+from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -14,9 +15,10 @@ from proxy.wire.apis import (
     api_name,
     downgrade_api_versions,
     is_known,
+    plan_of,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.prefix import (
+from proxy.wire.request_fields import (
     FetchLimits,
     fetch_limits,
     lower_fetch_bytes,
@@ -97,7 +99,7 @@ class RequestFlow(Flow):
         frame_bytes = head.frame_bytes
         interceptor = session.interceptor
         if (
-            exchange.plan.may_be_seen
+            api_key in INTERCEPTED_APIS
             and interceptor is not None
             and acks != NO_ACKS
             and frame_bytes <= MAX_SEEN_BYTES
@@ -110,7 +112,7 @@ class RequestFlow(Flow):
                 return self._collect(view, frame_bytes)
             exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
             return self._forward(view, frame_bytes)
-        if api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
                 raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
             self._collecting = head, exchange
@@ -174,7 +176,7 @@ class RequestFlow(Flow):
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting
-        if head.api_key not in LOGIN_APIS:
+        if not exchange.plan.api.is_login:
             interceptor = exchange.session.interceptor
             assert interceptor is not None
             exchange.seen = interceptor.request(head, memoryview(frame), exchange.sent_ms)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import BusyTime
-from proxy.quota.client import Charge, largest
+from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
-from proxy.wire.errors import MalformedResponse
+from proxy.wire.apis import FETCH, PRODUCE, Handling
+from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
-from proxy.wire.walk import FetchWalker, neutral_tail
 
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection
@@ -112,12 +112,16 @@ class ResponseFlow(Flow):
         if exchange.seen is not None and exchange.seen.takes_whole and self._must_wait(exchange):
             return 0
         plan = exchange.plan
-        throttle = plan.throttle_offset if exchange.throttle_ms else 0
+        throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
         in_flight.popleft()
-        if throttle and start <= frame_bytes and not plan.has_header_tags(view):
+        if (
+            throttle
+            and start <= frame_bytes
+            and not (plan.is_flexible and view[plan.body_offset - 1])  # where all is as expected
+        ):
             raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
         taken = self._begin(exchange, view, frame_bytes)
@@ -200,7 +204,7 @@ class ResponseFlow(Flow):
             self._send(neutral_tail(bytes(frame)))
             return
         response = bytes(frame)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.client.login_response(exchange.api_key, exchange.version, response)
         if exchange.seen is not None:
             response = exchange.seen.response(exchange.version, response, clock_ms())
@@ -217,10 +221,10 @@ class ResponseFlow(Flow):
                 exchange.api_key, exchange.version, response, exchange.throttle_ms
             )
         self._send(response)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.unpause(Pause.LOGIN)
 
-    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
+    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         session = exchange.session
         quotas, charge = session.quotas, exchange.charge
@@ -228,16 +232,16 @@ class ResponseFlow(Flow):
             if exchange.seen is not None:
                 exchange.seen.measured(frame_bytes)
             if exchange.expected is not None:
-                exchange.expected.met(frame_bytes)
+                exchange.expected.answered(frame_bytes)
                 session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
 
-    def _hold(self, exchange: Exchange, charge: Charge, now_ms: float) -> bool:
+    def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""
         services, api_key = self._conn.services, exchange.api_key
         hold_ms = charge.due_ms - now_ms
@@ -252,7 +256,7 @@ class ResponseFlow(Flow):
             exchange.throttle_ms = round(mute_ms)
             self._conn.mute(now_ms + mute_ms, api_key)
             return False
-        if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
+        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
         self._busy_time.held(charge.due_ms)
         self._pause_until(charge.due_ms, exchange)

@@ -10,14 +10,14 @@ from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
-from proxy.quota.client import Charge
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.pipes import PipePool
 from proxy.relay.reapers import Reapers
 from proxy.wire.apis import api_name, is_known
-from proxy.wire.errors import FrameFault
+from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
@@ -109,7 +109,7 @@ class Services:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: Charge, hold_s: float) -> None:
+    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
         """Count a response that is held for `hold_s` seconds."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()

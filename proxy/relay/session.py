@@ -5,7 +5,7 @@ from zlib import crc32
 from prometheus_client import Counter
 from structlog import get_logger
 
-from proxy.quota.client import ClientQuotas
+from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.interceptor import ClientInterceptor
 from proxy.relay.services import Services

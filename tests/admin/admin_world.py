@@ -14,7 +14,7 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.config.units import parse_size
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleBook
+from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleRegistry
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20
@@ -110,8 +110,8 @@ class World:
         self.instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
         self.quotas = QuotaManager(settings, self.instruments, Registry(settings.max_sensors))
         self.store = Disk()
-        self.rules = RuleBook(self.quotas, self.store, settings)
-        self.history = History(self.quotas.readings)
+        self.rules = RuleRegistry(self.quotas, self.store, settings)
+        self.history = History(self.quotas.measured_rates)
         self.relay = RELAY
         self.not_ready: str | None = None
 

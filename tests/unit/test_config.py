@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.config import (
-    AdaptiveBound,
+    AdaptiveSection,
     BadValueError,
     Config,
     ConfigError,
@@ -273,7 +273,7 @@ def test_a_password_that_goes_in_the_clear_is_noticed(
     assert cluster.shows_password is is_shown
 
 
-def _adaptive(config: Config) -> AdaptiveBound:
+def _adaptive(config: Config) -> AdaptiveSection:
     (rule,) = config.quotas.rules
     assert rule.adaptive is not None
     return rule.adaptive
