@@ -8,8 +8,9 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Protocol
 
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.backpressure.planner import DriverLookups
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
@@ -98,9 +99,9 @@ class FollowedClient:
         self._query: QueryProgress | None = None
         self._writes = False
         self.tracker: FetchTracker | None = None
-        self.lookups: DriverLookups | None = None
+        self.lookups: OffsetLookups | None = None
         """Like `tracker`, None as long as the client reads for no query."""
-        self.pressure: QueryPressure | None = None
+        self.pressure: QueryBackpressure | None = None
         """On its query; None when no adaptive rule bounds the client."""
 
     def wants(self, api_key: int, now_ms: float) -> bool:
@@ -135,7 +136,7 @@ class FollowedClient:
     def gated(self, start_ms: float, now_ms: float) -> None:
         """See ClientInterceptor."""
         if self.wants(FETCH, now_ms) and self.pressure is not None:
-            self.pressure.held(start_ms, now_ms)
+            self.pressure.record_hold(start_ms, now_ms)
 
     def close(self) -> None:
         """See ClientInterceptor."""
@@ -148,7 +149,7 @@ class FollowedClient:
         if client_id is None:
             return
         self._writes = every.appends.follows(client_id)
-        self.pressure = every.backpressure.pressure(self._identity, now_ms)
+        self.pressure = every.backpressure.of_identity(self._identity, now_ms)
         if self.pressure is not None:
             every.registry.follow(client_id)
         query = every.registry.query_of(client_id)
@@ -160,7 +161,7 @@ class FollowedClient:
         self._query, self.tracker, self.lookups = query, None, None
         if query is not None:
             self.tracker = FetchTracker(every.names, query.reader(self._node_id))
-            self.lookups = DriverLookups(query, self.pressure, now_ms)
+            self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
 class _SeenFetch(SeenRequest):
@@ -177,11 +178,11 @@ class _SeenFetch(SeenRequest):
 
     def measured(self, count: int) -> None:
         if self._client.pressure is not None:
-            self._client.pressure.read(count)
+            self._client.pressure.record_bytes(count)
 
     def held(self, start_ms: float, due_ms: float) -> None:
         if self._client.pressure is not None:
-            self._client.pressure.held(start_ms, due_ms)
+            self._client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
         return self._tracker.observer(self._ask, now_ms)
@@ -193,7 +194,7 @@ class _SeenLookup(SeenRequest):
     def __init__(
         self,
         ask: OffsetLookup,
-        lookups: DriverLookups,
+        lookups: OffsetLookups,
         plans: Callable[[Set[TopicPartition], float], None] | None,
     ) -> None:
         self._ask = ask

@@ -10,8 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.app import quota_settings
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
 from proxy.pipelines import Pipelines
 from proxy.progress.query_registry import QueryRegistry
@@ -113,7 +112,7 @@ class World:
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.prometheus = CollectorRegistry()
         instruments = Instruments(self.prometheus, max_label_sets=100)
-        made = quota_settings(self.config)
+        made = self.config.quota_settings
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
         self.registry = QueryRegistry(
@@ -137,13 +136,13 @@ class World:
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
         self.quotas.client(identity)
-        if self.backpressure.pressure(identity, self.now_ms) is not None:
+        if self.backpressure.of_identity(identity, self.now_ms) is not None:
             self.registry.follow(client_id)
         return identity
 
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
-        self.quotas.update(quota_settings(self.config))
+        self.quotas.update(self.config.quota_settings)
         self.pipelines.update(self.config)
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
@@ -162,7 +161,7 @@ class World:
         asked = self.pipelines.unsure(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.registry.report(report, self.now_ms, START_S)
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):

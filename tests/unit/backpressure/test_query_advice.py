@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.backpressure.advice import advise
+from proxy.backpressure.query_advice import advise
 from proxy.progress.events import EventKind, ProgressEvent
 from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import TriggerReport
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import DEFAULT, AdaptiveBound, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
 TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
