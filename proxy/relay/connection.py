@@ -17,6 +17,7 @@ from zlib import crc32
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.cluster.upstream import UpstreamError
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -26,7 +27,6 @@ from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.turn import Turn
-from proxy.relay.upstream import UpstreamError
 from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange

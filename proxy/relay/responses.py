@@ -1,6 +1,7 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.cluster.upstream import UpstreamError
 from proxy.quota.busy import BusyTime
 from proxy.quota.client import Charge, largest
 from proxy.quota.delay_queue import Delayed
@@ -9,7 +10,6 @@ from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.pair import Pair
 from proxy.relay.services import ThrottleMode
-from proxy.relay.upstream import UpstreamError
 from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
 from proxy.wire.errors import MalformedResponse
 from proxy.wire.fetch import FetchAsk
