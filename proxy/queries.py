@@ -18,12 +18,12 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.pipelines import Pipelines
-from proxy.progress import records as progress_records
-from proxy.progress.book import ProgressBook
+from proxy.progress import progress_records
 from proxy.progress.committer import Committer
-from proxy.progress.exposition import ProgressCollector
+from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.notes import ALARMS, Note
+from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.progress.topics import TopicNames
@@ -58,7 +58,7 @@ _log = get_logger(__name__)
 
 
 def progress_settings(config: Config) -> ProgressSettings:
-    """Turn the configuration's queries into the book's."""
+    """Turn the configuration's queries into the registry's."""
     return ProgressSettings(
         queries=tuple(
             QuerySettings(
@@ -97,41 +97,41 @@ class Queries:
     ) -> None:
         self._quotas = quotas
         self._knows_client = knows_client
-        self._book = ProgressBook(progress_settings(config), knows_client, _log_note)
+        self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
         self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names = TopicNames()
         self._names_wanted = asyncio.Event()
         self._names.on_wanted = self._names_wanted.set
-        self.following = Following(self._book, self._backpressure, self._names, quotas)
+        self.following = Following(self._registry, self._backpressure, self._names, quotas)
         """What the relay shows the messages of queries."""
-        self._committer = Committer(self._book, partial(KafkaClient, bootstrap), clock_ms)
-        self._log_ends = LogEnds(self._book, KafkaClient(bootstrap), clock_ms)
-        self._pipelines = Pipelines(config, self._book, self._backpressure, quotas, instruments)
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
+        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
+        self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
         self.following.appends = self._pipelines
         self._writer: StateWriter | None = None
         self._to_keep = asyncio.Event()
         self._backpressure.on_change = self._to_keep.set
         self._keeping = asyncio.Lock()
         registry.register(
-            ProgressCollector(self._book, clock_ms, config.limits.max_client_entities)
+            ProgressCollector(self._registry, clock_ms, config.limits.max_client_entities)
         )
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
-        for problem in self._book.load(store.items(progress_records.NAMESPACE)):
+        for problem in self._registry.load(store.items(progress_records.FORMAT.prefix)):
             _log.warning("progress not taken up", problem=problem)
-        kept = store.items(pressure_records.NAMESPACE)
+        kept = store.items(pressure_records.FORMAT.prefix)
         for problem in self._backpressure.load(kept, clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
-            self._book.follow(client_id)  # its reports may come before it connects
+            self._registry.follow(client_id)  # its reports may come before it connects
         self._writer = StateWriter(store)
         self._pipelines.load(store)
 
     def update(self, config: Config) -> None:
         """Take over the queries of another configuration."""
-        self._book.update(progress_settings(config))
+        self._registry.update(progress_settings(config))
         self._pipelines.update(config)
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
@@ -160,12 +160,12 @@ class Queries:
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self._book.report_unread(error)
+            self._registry.report_unread(error)
             raise
-        unknown = self._book.doubtful(report) | self._pipelines.unsure(report, clock_ms())
+        unknown = self._registry.unknown_ends(report) | self._pipelines.unsure(report, clock_ms())
         ends = await self._ends(unknown)
         now_ms = clock_ms()
-        accepted = self._book.report(report, now_ms, time.time(), ends)
+        accepted = self._registry.report(report, now_ms, time.time(), ends)
         query = accepted.query
         self._backpressure.reported(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
@@ -182,7 +182,7 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [note.text for note in query.advice],
+            "advice": [event.text for event in query.advice],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }
@@ -200,14 +200,14 @@ class Queries:
 
     def progress(self) -> Sequence[Document]:
         """Return what is known of each query."""
-        return self._book.documents(clock_ms(), time.time())
+        return self._registry.documents(clock_ms(), time.time())
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to each query that has it, by its label."""
         now_ms = clock_ms()
         return {
             query.name: pressed.document(now_ms)
-            for query in self._book.queries
+            for query in self._registry.queries
             for pressed in self._backpressure.of_client(query.client_id)
         }
 
@@ -222,7 +222,7 @@ class Queries:
             await asyncio.sleep(TICK_S)
             now_ms = clock_ms()
             try:
-                self._book.sweep(now_ms)
+                self._registry.sweep(now_ms)
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)
@@ -239,21 +239,20 @@ class Queries:
     async def _keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
         async with self._keeping:
-            writer = self._writer
-            if writer is None:
-                return
-            records, deleted = self._book.changes()
-            pressures, forgotten = self._backpressure.changes()
-            records += pressures
-            deleted += forgotten
-            if not records and not deleted:
-                return
-            try:
-                await writer.put_many(records, delete=deleted)
-            except StateError as error:
-                self._book.changes_failed()
-                self._backpressure.changes_failed()
-                _log.error("progress not kept, trying again", error=str(error))
+            while (writer := self._writer) is not None:
+                records, deleted = self._registry.changes()
+                pressures, forgotten = self._backpressure.changes()
+                records += pressures
+                deleted += forgotten
+                if not records and not deleted:
+                    return
+                try:
+                    await writer.put_many(records, delete=deleted)
+                except StateError as error:
+                    self._registry.changes_failed()
+                    self._backpressure.changes_failed()
+                    _log.error("progress not kept, trying again", error=str(error))
+                    return
 
     async def _resolve_names(self) -> None:
         tries: dict[bytes, int] = {}
@@ -279,12 +278,12 @@ class Queries:
                     await asyncio.sleep(RESOLVE_PAUSE_S)
 
 
-def _log_note(note: Note) -> None:
-    log = _log.warning if note.kind in ALARMS else _log.info
+def _log_event(event: ProgressEvent) -> None:
+    log = _log.warning if event.kind in ALARMS else _log.info
     log(
-        note.text,
-        kind=str(note.kind),
-        query=note.query,
-        topic=note.topic,
-        partition=note.partition,
+        event.text,
+        kind=str(event.kind),
+        query=event.query,
+        topic=event.topic,
+        partition=event.partition,
     )

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.notes import NoteKind
+from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import DEFAULT, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
 """A run that reported so many batches to this process planned the last one through it: the proxy
@@ -48,10 +48,10 @@ def advise(
     names = _unread(query, knows_client)
     if names is None and not is_followed and not any(map(_names_client, rules)):
         names = _unnamed(query, table)
-    query.advise(NoteKind.NAMES, names, now_ms)
+    query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
-    query.advise(NoteKind.INTERVAL, interval, now_ms)
-    query.advise(NoteKind.TRIGGER, _trigger(query) if adaptive is not None else None, now_ms)
+    query.advise(EventKind.INTERVAL, interval, now_ms)
+    query.advise(EventKind.TRIGGER, _trigger(query) if adaptive is not None else None, now_ms)
 
 
 def _rules_of(table: RuleTable, client_id: str) -> Iterator[Rule]:

@@ -6,12 +6,11 @@ from operator import attrgetter
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
-from proxy.progress.book import Accepted
-from proxy.progress.roster import FORGET_AFTER_MS
+from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.state import Record
-from proxy.state.due import Due
+from proxy.state import Journal, Record
 
 from .pressure import KIND, QueryPressure
 from .records import Kept, key_of, read_record
@@ -41,7 +40,7 @@ class Backpressure:
         self._by_client: dict[str, dict[str, QueryPressure]] = {}
         self._count = 0
         self._generation = quotas.generation
-        self._due = Due(QueryPressure.record, attrgetter("key"))
+        self._journal = Journal(QueryPressure.record, attrgetter("key"))
         self.on_change: Callable[[], None] = lambda: None
         """Is called when `changes` has something to write."""
 
@@ -73,8 +72,8 @@ class Backpressure:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
         return list(self._by_client.get(client_id, {}).values())
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+    def reported(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Take in a report that the registry has accepted."""
         self._follow_rules(now_ms)
         for query in self.of_client(accepted.query.client_id):
             query.reported(accepted, now_ms)
@@ -97,11 +96,11 @@ class Backpressure:
 
         A query has a record from the first report of a run until it is forgotten.
         """
-        return self._due.take()
+        return self._journal.take()
 
     def changes_failed(self) -> None:
         """Let the next `changes` return what the last one did as well: it was not written."""
-        self._due.give_back()
+        self._journal.give_back()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Take up what an earlier process kept; return which records were not, and why.
@@ -121,7 +120,7 @@ class Backpressure:
         identity = ClientIdentity(kept.listener, kept.user, kept.client_id)
         match = self._quotas.table.match(KIND, identity)
         if match is None or match.rule.adaptive is None or match.entity != kept.entity:
-            self._due.delete(key_of(kept.client_id, kept.entity))
+            self._journal.mark_deleted(key_of(kept.client_id, kept.entity))
             raise ValueError("no adaptive rule applies to the client any more; it is deleted")
         pressure = self.pressure(identity, now_ms)
         if pressure is None:
@@ -129,7 +128,7 @@ class Backpressure:
         pressure.resume(kept, now_ms)
 
     def _note_change(self, query: QueryPressure) -> None:
-        self._due.changed(query)
+        self._journal.mark_changed(query)
         self.on_change()
 
     def _all(self) -> Iterator[QueryPressure]:
@@ -150,7 +149,7 @@ class Backpressure:
 
     def _drop(self, query: QueryPressure, now_ms: float) -> None:
         query.detach(now_ms)
-        self._due.removed(query)
+        self._journal.mark_removed(query)
         self.on_change()
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_HOLDS = 512
@@ -240,26 +240,12 @@ class Reading:
     in a first batch, and where a partition is new."""
 
 
-def reading(batch: Batch) -> Reading:
+def reading(batch: BatchReport) -> Reading:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
-    for source in batch.sources:
-        for topic, ends in source.end.items():
-            starts = (source.start or {}).get(topic, {})
-            for partition, end in ends.items():
-                start = starts.get(partition)
-                if start is None:
-                    return Reading(records, None)
-                low, high = spans.get((topic, partition), (start, end))
-                spans[topic, partition] = min(low, start), max(high, end)
-    return Reading(records, sum(high - low for low, high in spans.values()))
-
-
-def ends_of(batch: Batch) -> dict[TopicPartition, int]:
-    """Return up to where a batch read each partition."""
-    ends: dict[TopicPartition, int] = {}
-    for source in batch.sources:
-        for topic, of_topic in source.end.items():
-            ends |= {(topic, partition): end for partition, end in of_topic.items()}
-    return ends
+    offsets = 0
+    for read in batch.ranges.values():
+        if read.start is None:
+            return Reading(records, None)
+        offsets += read.end - read.start
+    return Reading(records, offsets)

@@ -3,7 +3,7 @@
 from collections import deque
 
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 
 GAPS = 8
 """How many times between the beginnings of two batches are kept."""
@@ -31,7 +31,7 @@ class TriggerInterval:
         self._began_ms = None
         self._gaps.clear()
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: BatchReport) -> None:
         """Take a batch in."""
         if self._began_ms is not None:
             gap_ms = batch.timestamp_ms - self._began_ms

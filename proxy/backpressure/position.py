@@ -60,7 +60,7 @@ class Position:
             partition.run_id == query.run_id
             or (query.run_batches == 0 and query.progress_id == query.query_id)
         ):
-            return partition.completed_to
+            return partition.committed_to
         return None
 
     def offered(self, key: TopicPartition) -> int:
@@ -77,8 +77,8 @@ class Position:
         if told is None or not self.offered(key) or self._last_read_ms >= told.raised_ms:
             return False
         partition = self.query.partitions.get(key)
-        delivered_to = partition.delivered_to if partition is not None else None
-        return delivered_to is None or delivered_to < told.offset
+        reached = partition.position if partition is not None else None
+        return reached is None or reached < told.offset
 
     def is_refused(self, key: TopicPartition, connection: object) -> bool:
         """Return whether a driver that asks again on a connection planned no batch of this."""

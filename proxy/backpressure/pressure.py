@@ -8,20 +8,20 @@ from prometheus_client import Gauge
 
 from metrics import BoundedLabels
 from metrics.clock import MS_PER_SECOND
-from proxy.progress.book import Accepted
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Json, Record
 
 from .bound import Bound, Return
 from .clamp import Clamp
 from .figures import Figures
-from .inputs import Reading, ends_of, reading
+from .inputs import Reading, reading
 from .interval import TriggerInterval
-from .records import FORM, Kept, by_topic, key_of
+from .records import FORMAT, Kept, by_topic, key_of
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
@@ -137,8 +137,8 @@ class QueryPressure:
         self._ceiling, self._ceiling_why = ceiling, why
         self._enforce(now_ms)
 
-    def reported(self, accepted: Accepted, now_ms: float) -> None:
-        """Take in a report that the book has accepted."""
+    def reported(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Take in a report that the registry has accepted."""
         report, query = accepted.report, accepted.query
         is_greeting = report.event == "running"
         if report.run_id != query.run_id or (is_greeting and query.ended):
@@ -252,7 +252,7 @@ class QueryPressure:
             "told": by_topic(self.clamp.told.kept()),
             "starts": by_topic(self.clamp.told.starts),
         }
-        return Record.of(self.key, value, FORM)
+        return Record.of(self.key, value, FORMAT.version)
 
     def resume(self, kept: Kept, now_ms: float) -> None:
         """Go on from what an earlier process kept, as if its last report had come just now."""
@@ -273,7 +273,7 @@ class QueryPressure:
         )
         self._enforce(now_ms)
 
-    def _follow_interval(self, query: QueryProgress, batch: Batch | None) -> None:
+    def _follow_interval(self, query: QueryProgress, batch: BatchReport | None) -> None:
         if batch is not None:
             self._interval.add(batch)
         self._set_interval(self._interval.of(query, self._settings.batch_interval_ms))
@@ -305,13 +305,13 @@ class QueryPressure:
         self._figures.begin_run()
         self._forget_rate("a new run began", now_ms)
 
-    def _add_batch(self, batch: Batch, read: Reading, end_ms: float) -> None:
+    def _add_batch(self, batch: BatchReport, read: Reading, end_ms: float) -> None:
         """Take a batch in that was done at `end_ms`."""
         if self.batch_interval_ms is None:
             return
         ends = {key: told.latest for key, told in self.clamp.told.items()}
         ends_ms = max((told.told_ms for _, told in self.clamp.told.items()), default=-math.inf)
-        left = self.clamp.told.left(ends_of(batch))
+        left = self.clamp.told.left({key: each.end for key, each in batch.ranges.items()})
         found = self._figures.add(
             batch, read, end_ms, ends, ends_ms, left=left, static=self._static
         )
@@ -401,7 +401,7 @@ class QueryPressure:
             self._gauges.forget(query=self._label)
 
 
-def _adaptive(rule: Rule) -> Adaptive:
+def _adaptive(rule: Rule) -> AdaptiveBound:
     if rule.adaptive is None:
         raise ValueError(f"{rule.title} is not adaptive")
     return rule.adaptive

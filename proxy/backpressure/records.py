@@ -12,18 +12,11 @@ from pydantic import (
 )
 
 from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
-from proxy.state import Json, Record
-from proxy.state.form import quoted, read_form
+from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_cost import LEAST_NOISE, MOST_NOISE
 from .told import KeptEnd
-
-NAMESPACE = "pressure/"
-"""Where the records are; the rest of a key is CLIENT_ID/ENTITY, both quoted."""
-
-FORM = 1
-"""Version of what is written there."""
 
 MAX_CHARS = 65_536
 """Of a client id, a user, a label; Kafka has no longer strings to speak of."""
@@ -114,6 +107,10 @@ class Kept(BaseModel):
         }
 
 
+FORMAT = RecordFormat("pressure", 1, Kept)
+"""Keys are `pressure/CLIENT_ID/ENTITY`."""
+
+
 def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
     """Return what is known of partitions as JSON has it."""
     nested: dict[str, dict[str, Json]] = {}
@@ -124,12 +121,12 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
 
 def key_of(client_id: str, entity: str) -> str:
     """Return the key of a query's record."""
-    return f"{NAMESPACE}{quoted(client_id)}/{quoted(entity)}"
+    return FORMAT.key(client_id, entity)
 
 
 def read_record(record: Record) -> Kept:
     """Read a record. Raises ValueError with what is wrong with it."""
-    kept = read_form(record, FORM, Kept)
+    kept = FORMAT.read(record)
     if record.key != key_of(kept.client_id, kept.entity):
         raise ValueError(f"it is about {kept.client_id!r}, {kept.entity!r}, which is not its key")
     return kept

@@ -11,8 +11,8 @@ from proxy.cluster.partitions import named
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.wire.topic_partition import TopicPartition
 
-from .book import ProgressBook
 from .group_offsets import GroupOffsets, Refused
+from .query_registry import QueryRegistry
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -48,19 +48,19 @@ class Committer:
     that happens to one group holds up another. What could not be committed stays due.
 
     Args:
-        book: says what is due, and gets what became of it.
+        registry: says what is due, and gets what became of it.
         new_client: makes a client of the cluster, for one group.
-        clock_ms: monotonic, for the book.
+        clock_ms: monotonic, for the registry.
 
     """
 
     def __init__(
         self,
-        book: ProgressBook,
+        registry: QueryRegistry,
         new_client: Callable[[], KafkaClient],
         clock_ms: Callable[[], float],
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._new_client = new_client
         self._clock_ms = clock_ms
         self._groups: dict[str, _GroupCommitter] = {}
@@ -90,12 +90,12 @@ class Committer:
         return not self._due()
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
-        return [(self._group(name), due) for name, due in self._book.commits().items() if due]
+        return [(self._group(name), due) for name, due in self._registry.commits().items() if due]
 
     def _group(self, name: str) -> "_GroupCommitter":
         if name not in self._groups:
             client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._book, client, self._clock_ms)
+            self._groups[name] = _GroupCommitter(name, self._registry, client, self._clock_ms)
         return self._groups[name]
 
     def _close(self) -> None:
@@ -107,15 +107,15 @@ class _GroupCommitter:
     """Commits to one group: what of it was read, what is refused, and when to try again."""
 
     def __init__(
-        self, name: str, book: ProgressBook, client: KafkaClient, clock_ms: Callable[[], float]
+        self, name: str, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
     ) -> None:
         self.client = client
         self._name = name
-        self._book = book
+        self._registry = registry
         self._clock_ms = clock_ms
         self._offsets = GroupOffsets(name, client)
         self._read: set[TopicPartition] = set()
-        """The book has what the group had committed of these before our first commit."""
+        """The registry has what the group had committed of these before our first commit."""
         self._refused: dict[TopicPartition, _Refusal] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
@@ -130,7 +130,7 @@ class _GroupCommitter:
         return bool(self._to_try(due))
 
     async def commit(self) -> None:
-        """Try once to commit what is due; the book gets how it went."""
+        """Try once to commit what is due; the registry gets how it went."""
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
@@ -156,7 +156,7 @@ class _GroupCommitter:
             await self.commit()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._book.commits().get(self._name, {})
+        return self._registry.commits().get(self._name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
@@ -172,13 +172,13 @@ class _GroupCommitter:
     async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
         """Read where the group is in partitions that were not committed before.
 
-        What is due may be less afterwards: the book leaves out what would move the group back.
+        What is due may be less afterwards: the registry leaves out what would move the group back.
         """
         new = tried.keys() - self._read
         offsets, refused = await self._offsets.read(new)
         self._refuse(tried, refused)
         self._read |= new - refused.keys()
-        self._book.group_has(self._name, offsets)
+        self._registry.group_has(self._name, offsets)
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         tried = {part: offset for part, offset in offsets.items() if part in self._read}
@@ -190,7 +190,7 @@ class _GroupCommitter:
         for partition in taken:
             self._refused.pop(partition, None)
         if taken:
-            self._book.committed(self._name, taken, self._clock_ms())
+            self._registry.committed(self._name, taken, self._clock_ms())
 
     def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
         now_s = _now_s()
@@ -205,7 +205,7 @@ class _GroupCommitter:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._book.commit_failed(self._name, reason)
+        self._registry.commit_failed(self._name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
             self._log_problem(reason)
 
@@ -221,7 +221,7 @@ class _GroupCommitter:
         for partition, refusal in self._refused.items():
             partitions.setdefault(refusal.reason, []).append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
-        self._book.commit_failed(self._name, message)
+        self._registry.commit_failed(self._name, message)
         self._log_problem(message)
 
     def _log_problem(self, problem: str | None) -> None:

@@ -12,10 +12,10 @@ from structlog import get_logger
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.partitions import by_topic, named
 from proxy.cluster.upstream import Address, UpstreamError
-from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
 
-from .book import ProgressBook
+from .query_registry import QueryRegistry
 
 LOG_END_INTERVAL_S = 10.0
 """Between two questions about all partitions that are followed."""
@@ -43,22 +43,22 @@ _log = get_logger(__name__)
 
 
 class LogEnds:
-    """Keeps the ends and starts of followed logs in the book, over a connection to each leader.
+    """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
     Nothing is opened while no partition is followed. Topics that are not there are left out and
     looked for again; asking never makes one.
 
     Args:
-        book: says which partitions are followed, and whose ends are stale.
+        registry: says which partitions are followed, and whose ends are stale.
         client: asks the cluster; closed when `run` ends.
-        clock_ms: monotonic, for the book.
+        clock_ms: monotonic, for the registry.
 
     """
 
     def __init__(
-        self, book: ProgressBook, client: KafkaClient, clock_ms: Callable[[], float]
+        self, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
     ) -> None:
-        self._book = book
+        self._registry = registry
         self._client = client
         self._clock_ms = clock_ms
         self._followed: frozenset[TopicPartition] = frozenset()
@@ -84,7 +84,7 @@ class LogEnds:
 
         Raises UpstreamError, after all others have answered, when a broker could not be asked.
         """
-        followed = frozenset(self._book.partitions())
+        followed = frozenset(self._registry.partitions())
         self._client.forget(*(self._followed - followed))
         self._followed = followed
         self._failing.clear()
@@ -92,7 +92,7 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = frozenset(self._book.stale(self._clock_ms())) - self._failing - self._absent
+        stale = frozenset(self._registry.stale(self._clock_ms())) - self._failing - self._absent
         await self._ask_leaders(stale, (LATEST,), self._failing.update)
 
     async def _repeat(self, poll: Callable[[], Awaitable[None]], interval_s: float) -> None:
@@ -154,7 +154,9 @@ class LogEnds:
             for start in range(0, len(partitions), SLICE):
                 some = partitions[start : start + SLICE]
                 for timestamp in timestamps:
-                    learn = self._book.log_end if timestamp == LATEST else self._book.log_start
+                    learn = (
+                        self._registry.log_end if timestamp == LATEST else self._registry.log_start
+                    )
                     async for partition, offset in self._offsets(leader, some, timestamp):
                         learn(*partition, offset, self._clock_ms())
                     await asyncio.sleep(len(some) / offsets_per_s)

@@ -13,8 +13,8 @@ from proxy.progress.topics import TopicNames
 from proxy.wire.fetch import (
     INITIAL_EPOCH,
     NO_SESSION,
-    FetchAsk,
     FetchedPartition,
+    FetchRequestPartitions,
     TopicKey,
 )
 
@@ -93,9 +93,9 @@ class FetchTracker:
         self._names = names
         self._follower = follower
         self._session: _Session | None = None
-        self._pending: deque[tuple[FetchAsk, _Asked]] = deque()
+        self._pending: deque[tuple[FetchRequestPartitions, _Asked]] = deque()
 
-    def asked(self, ask: FetchAsk, now_ms: float) -> None:
+    def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Take note of a request that is sent on to the broker."""
         self._pending.append((ask, self._begin(ask) if ask.is_full else self._go_on(ask)))
         follower, names = self._follower, self._names
@@ -119,7 +119,7 @@ class FetchTracker:
                 )
                 names.when_known(topic_id, again)
 
-    def observer(self, ask: FetchAsk, now_ms: float) -> "_Answer":
+    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> "_Answer":
         """Return the observer of the response to that request, which begins now.
 
         Responses come in the order of the requests; those left out are taken for never answered.
@@ -131,13 +131,15 @@ class FetchTracker:
                 return _Answer(self, ask, asked, now_ms)
         raise ValueError("a response to a request that was not shown")
 
-    def answered(self, ask: FetchAsk, asked: _Asked, error_code: int, session_id: int) -> None:
+    def answered(
+        self, ask: FetchRequestPartitions, asked: _Asked, error_code: int, session_id: int
+    ) -> None:
         """Take note of what the broker says of the session."""
         session = asked.session
         if not ask.is_full:
             if (error_code or session_id != ask.session_id) and session is self._session:
                 self._session = None
-        elif ask.epoch == INITIAL_EPOCH and not error_code and session_id != NO_SESSION:
+        elif ask.session_epoch == INITIAL_EPOCH and not error_code and session_id != NO_SESSION:
             session.session_id = session_id
             self._session = session
 
@@ -162,7 +164,7 @@ class FetchTracker:
         )
         self._names.when_known(topic, again)
 
-    def _begin(self, ask: FetchAsk) -> _Asked:
+    def _begin(self, ask: FetchRequestPartitions) -> _Asked:
         """Apply a full request. It closes the session that it names; the answer makes a new one."""
         if self._session is not None and self._session.session_id == ask.session_id:
             self._session = None
@@ -174,7 +176,7 @@ class FetchTracker:
         asked = session.latest = _Asked(session)
         return asked
 
-    def _go_on(self, ask: FetchAsk) -> _Asked:
+    def _go_on(self, ask: FetchRequestPartitions) -> _Asked:
         """Apply an incremental request."""
         session = self._session
         if session is None or session.session_id != ask.session_id:
@@ -201,7 +203,9 @@ class _Answer:
 
     __slots__ = ("_ask", "_asked", "_now_ms", "_tracker")
 
-    def __init__(self, tracker: FetchTracker, ask: FetchAsk, asked: _Asked, now_ms: float) -> None:
+    def __init__(
+        self, tracker: FetchTracker, ask: FetchRequestPartitions, asked: _Asked, now_ms: float
+    ) -> None:
         self._tracker = tracker
         self._ask = ask
         self._asked = asked

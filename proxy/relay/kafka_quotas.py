@@ -11,8 +11,8 @@ from structlog import get_logger
 
 from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import DEFAULT, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 
 POLL_INTERVAL_S = 5.0

@@ -19,8 +19,8 @@ from proxy.cluster.upstream import UpstreamError
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
-from proxy.progress.book import ProgressBook
 from proxy.progress.log_ends import LogEnds
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.settings import ProgressSettings, QuerySettings
 
 Partition = tuple[str, int]
@@ -117,7 +117,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     name = topic()
     fill(name, 3, 20)
     query = QuerySettings(name="orders", client_id="orders")
-    book = ProgressBook(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
     orders = book.query_of("orders")
     assert orders is not None
     orders.reader().fetch_asked(name, 0, None, 1, clock_ms())

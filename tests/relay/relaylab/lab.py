@@ -17,8 +17,7 @@ from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Rule
-from proxy.quota.settings import QuotaSettings
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool

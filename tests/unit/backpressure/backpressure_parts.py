@@ -11,15 +11,15 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments, Registry
 from proxy.backpressure.control import Backpressure, QueryPressure
 from proxy.backpressure.planner import DriverLookups
-from proxy.progress.book import ProgressBook
 from proxy.progress.query import QueryProgress
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 CLIENT = "etl-orders"
@@ -33,9 +33,9 @@ LABEL = "orders"
 EPOCH_S = 1_767_323_045.0
 
 
-def adaptive(**settings) -> Adaptive:
+def adaptive(**settings) -> AdaptiveBound:
     """Settings with the estimator whose rate is simply that of the latest batch."""
-    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
+    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
 
 
 def rule(static=STATIC, number=0, **settings) -> Rule:
@@ -67,8 +67,8 @@ class World:
         self.client = self.quotas.client(IDENTITY)
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
         settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
-        refused = self.book.load(self.kept("progress/"))
+        self.registry = QueryRegistry(settings, lambda _client: True, lambda _note: None)
+        refused = self.registry.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
 
     def kept(self, namespace: str) -> list[Record]:
@@ -76,7 +76,7 @@ class World:
 
     def keep(self) -> None:
         """Write what has changed, as an application does all the time."""
-        for records, deleted in (self.book.changes(), self.backpressure.changes()):
+        for records, deleted in (self.registry.changes(), self.backpressure.changes()):
             for key in deleted:
                 self.state.pop(key, None)
             self.state.update({record.key: record for record in records})
@@ -89,7 +89,7 @@ class World:
 
     @property
     def query(self) -> QueryProgress:
-        query = self.book.query_of(CLIENT)
+        query = self.registry.query_of(CLIENT)
         assert query is not None
         return query
 
@@ -150,7 +150,7 @@ class World:
 
     def take(self, report: Report) -> None:
         """What the API does with a report."""
-        accepted = self.book.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
+        accepted = self.registry.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
         self.backpressure.reported(accepted, self.now_ms)
 
     def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
@@ -221,9 +221,9 @@ def stamp(seconds: float) -> str:
 
 def ask(
     partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
-) -> OffsetsAsk:
+) -> OffsetLookup:
     keys = [(topic, index) for index in partitions]
-    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
+    return OffsetLookup(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:

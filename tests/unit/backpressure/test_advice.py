@@ -3,25 +3,25 @@
 import pytest
 
 from proxy.backpressure.advice import advise
-from proxy.progress.notes import Note, NoteKind
+from proxy.progress.events import EventKind, ProgressEvent
 from proxy.progress.query import LastBatch, QueryProgress
-from proxy.progress.report import Trigger
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import DEFAULT, Adaptive, Rule, RuleTable
+from proxy.progress.report import TriggerReport
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
-TWO_SECONDS = Adaptive(batch_interval_ms=2000.0)
-EACH_TWO_SECONDS = Trigger(kind="processing_time", interval_ms=2000.0)
+TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
+EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
 
 
 class Sink:
     """Keeps what the proxy's log would be told."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.events: list[ProgressEvent] = []
 
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
+    def add_event(self, event: ProgressEvent) -> None:
+        self.events.append(event)
 
     def changed(self, query: object, partition: object) -> None: ...
 
@@ -96,7 +96,9 @@ def test_the_client_has_connected(query, known, expected):
     [
         pytest.param(EACH_TWO_SECONDS, 2000.0, {}, id="the same"),
         pytest.param(None, 2000.0, {}, id="not known"),
-        pytest.param(Trigger(kind="processing_time", interval_ms=0), 2000.0, {}, id="no interval"),
+        pytest.param(
+            TriggerReport(kind="processing_time", interval_ms=0), 2000.0, {}, id="no interval"
+        ),
         pytest.param(
             EACH_TWO_SECONDS,
             500.0,
@@ -106,14 +108,16 @@ def test_the_client_has_connected(query, known, expected):
             },
             id="another",
         ),
-        pytest.param(Trigger(kind="continuous", interval_ms=1000), 2000.0, {"trigger": "no batch"}),
-        pytest.param(Trigger(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
-        pytest.param(Trigger(kind="once"), 2000.0, {"trigger": "the trigger once"}),
-        pytest.param(Trigger(kind="once"), None, {}, id="no rule is adaptive"),
+        pytest.param(
+            TriggerReport(kind="continuous", interval_ms=1000), 2000.0, {"trigger": "no batch"}
+        ),
+        pytest.param(TriggerReport(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
+        pytest.param(TriggerReport(kind="once"), 2000.0, {"trigger": "the trigger once"}),
+        pytest.param(TriggerReport(kind="once"), None, {}, id="no rule is adaptive"),
     ],
 )
 def test_the_trigger(trigger, interval_ms, expected):
-    adaptive = Adaptive(batch_interval_ms=interval_ms) if interval_ms is not None else None
+    adaptive = AdaptiveBound(batch_interval_ms=interval_ms) if interval_ms is not None else None
     found = find(make(trigger=trigger), rule(adaptive=adaptive))
     assert found.keys() == expected.keys()
     for kind, part in expected.items():
@@ -121,24 +125,25 @@ def test_the_trigger(trigger, interval_ms, expected):
 
 
 def test_of_several_rules_that_of_the_client_tells_the_interval():
-    query = make(trigger=Trigger(kind="processing_time", interval_ms=9000))
-    rules = [rule(user="alice"), rule(adaptive=Adaptive(batch_interval_ms=9000.0))]
+    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
+    rules = [rule(user="alice"), rule(adaptive=AdaptiveBound(batch_interval_ms=9000.0))]
     assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
     assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
     assert find(query, *rules, identity=ClientIdentity("default", "alice", "etl"))
 
 
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
-    query = make(trigger=Trigger(kind="processing_time", interval_ms=9000))
+    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
     two, three, nine = (
-        rule(adaptive=Adaptive(batch_interval_ms=interval_ms)) for interval_ms in (2e3, 3e3, 9e3)
+        rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
+        for interval_ms in (2e3, 3e3, 9e3)
     )
     assert "batch_interval is 2 s" in find(query, two)["interval"]
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [note.kind for note in query._sink.notes] == [NoteKind.INTERVAL]
+    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL]
     query.begin_run("another run", 5.0, 5.0)
     assert list(query.advice) == []
     find(query)
-    assert [note.kind for note in query._sink.notes] == [NoteKind.INTERVAL, NoteKind.NAMES]
+    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL, EventKind.NAMES]

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
-from proxy.progress.report import Trigger
+from proxy.progress.report import TriggerReport
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
 MAX_TIMESTAMP = -3
 # The earliest comes last: from it the next batch begins.
@@ -61,11 +61,11 @@ def adaptive_no_more(world: World) -> None:
 
 
 def every_interval(world: World) -> None:
-    world.query.trigger = Trigger(kind="processing_time")
+    world.query.trigger = TriggerReport(kind="processing_time")
 
 
 def once(world: World) -> None:
-    world.query.trigger = Trigger(kind="available_now")
+    world.query.trigger = TriggerReport(kind="available_now")
 
 
 def other_checkpoint(world: World) -> None:
@@ -370,7 +370,7 @@ SCRIPTS = {
     .after(10_000)
     .sends("idle")
     .looks(5000, END + 2 * PER_BATCH)
-    .sees(lambda world: partition(world).completed_to, END),
+    .sees(lambda world: partition(world).committed_to, END),
     "idle says nothing of what was told after it": running()
     .looks(5000)
     .after(100)

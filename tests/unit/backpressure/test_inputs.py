@@ -17,7 +17,7 @@ from proxy.backpressure.inputs import (
     WaitingTime,
     reading,
 )
-from proxy.progress.report import Batch
+from proxy.progress.report import BatchReport
 
 HORIZON = 300
 HOLDS = st.lists(st.tuples(st.integers(0, HORIZON), st.integers(-5, 40)), max_size=60)
@@ -160,7 +160,7 @@ def test_a_short_hold_says_nothing():
 
 
 def batch(*sources):
-    return Batch(
+    return BatchReport(
         batch_id=1,
         timestamp="2026-01-02T03:04:05.678Z",
         rows=0,
@@ -181,6 +181,12 @@ READ = [
         "the same topic twice: records twice, offsets once",
         [({"t": {"0": 0}}, {"t": {"0": 10}}, 10), ({"t": {"0": 2}}, {"t": {"0": 10}}, 8)],
         18,
+        10,
+    ),
+    (
+        "a source that is ahead: what both have read",
+        [({"t": {"0": 0}}, {"t": {"0": 10}}, 10), ({"t": {"0": 20}}, {"t": {"0": 25}}, 5)],
+        15,
         10,
     ),
     ("the first batch has no start", [(None, {"t": {"0": 10}}, 10)], 10, None),

@@ -9,7 +9,7 @@ from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backpressure.records import FORM, key_of, read_record
+from proxy.backpressure.records import FORMAT, key_of, read_record
 from proxy.state import Record
 
 KEY = "pressure/etl-orders/client-id%3Detl-orders"
@@ -28,7 +28,7 @@ def changed(**changes: object) -> str:
 
 def test_a_record_says_what_is_known():
     _, record = world_with_record()
-    assert (record.key, record.version) == (KEY, FORM)
+    assert (record.key, record.version) == (KEY, FORMAT.version)
     value = json.loads(record.text)
     assert value["told"] == {"t": {"0": [1200, 5000, 0]}}
     assert (value["label"], value["entity"], value["user"]) == (LABEL, ENTITY, None)
@@ -73,7 +73,7 @@ DAMAGED = {
 @pytest.mark.parametrize(("text", "problem"), DAMAGED.values(), ids=DAMAGED)
 def test_damaged_records_are_refused_and_stay(text, problem):
     world, record = world_with_record()
-    world.state[KEY] = Record(KEY, text, FORM)
+    world.state[KEY] = Record(KEY, text, FORMAT.version)
     (refused,) = world.crash()
     assert refused.startswith(f"pressure record {KEY!r} is left out: ")
     assert problem in refused
@@ -84,23 +84,23 @@ def test_damaged_records_are_refused_and_stay(text, problem):
 
 def test_newer_records_are_refused():
     world, record = world_with_record()
-    world.state[KEY] = Record(KEY, record.text, FORM + 1)
+    world.state[KEY] = Record(KEY, record.text, FORMAT.version + 1)
     (refused,) = world.crash()
-    assert f"has form {FORM + 1}" in refused
+    assert f"has form {FORMAT.version + 1}" in refused
 
 
 def test_a_record_of_before_there_were_costs_is_read():
     world, record = world_with_record()
     value = json.loads(record.text)
     assert value.pop("cost") is None
-    world.state[KEY] = Record(KEY, json.dumps(value), FORM)
+    world.state[KEY] = Record(KEY, json.dumps(value), FORMAT.version)
     assert world.crash() == []
     assert world.pressure.rate == pytest.approx(100)
 
 
 def test_what_a_later_version_adds_is_passed_over():
     world, _ = world_with_record()
-    world.state[KEY] = Record(KEY, changed(more=1), FORM)
+    world.state[KEY] = Record(KEY, changed(more=1), FORMAT.version)
     assert world.crash() == []
 
 

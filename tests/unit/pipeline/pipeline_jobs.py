@@ -251,7 +251,7 @@ class Plant:
     def _ask_log_ends(self) -> None:
         for log in self.logs.values():
             for part, end in log.ends.items():
-                self.world.book.log_end(log.topic, part, end, self.world.now_ms)
+                self.world.registry.log_end(log.topic, part, end, self.world.now_ms)
 
 
 def _of(ends: dict[tuple[str, int], int], topic: str) -> dict[str, int]:
