@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from structlog import get_logger
 
 from metrics.clock import clock_ms
+from proxy.cluster.upstream import UpstreamError
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
@@ -25,7 +26,6 @@ from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.session import Identification
 from proxy.relay.turn import Turn
-from proxy.relay.upstream import UpstreamError
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 LINGER_S = 1.0

@@ -5,17 +5,18 @@ import socket
 from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from structlog import get_logger
 
+from proxy.cluster.dial import handshake, tune
+from proxy.cluster.upstream import LOCAL, UpstreamError
+from proxy.relay.brokers import Brokers
 from proxy.relay.buffers import bound_receive_buffer
-from proxy.relay.channel import Channel
+from proxy.relay.channel import Channel, TlsChannel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.services import Services
-from proxy.relay.tls import handshake, principal_of, sni_of
-from proxy.relay.upstream import LOCAL, UpstreamError, tune
+from proxy.relay.tls import principal_of, sni_of
 
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
@@ -24,22 +25,6 @@ MAX_IDLE_CHECK_S = 5.0
 """And a request that was begun and not finished at most this late."""
 
 _log = get_logger(__name__)
-
-
-class Brokers(Protocol):
-    """What the relay needs of `Cluster`."""
-
-    def learn(self, node_id: int, host: str, port: int) -> None:
-        """Record a broker's real address."""
-        ...
-
-    def knows(self, node_id: int) -> bool:
-        """Return whether a broker's real address is known."""
-        ...
-
-    async def connect(self, node_id: int | None) -> Channel:
-        """Connect to a broker; None, or one that is not known: to any. Raises UpstreamError."""
-        ...
 
 
 class Relay:
@@ -193,7 +178,7 @@ class Relay:
         assert context is not None
         try:
             async with asyncio.timeout(self._services.limits.connect_timeout_s):
-                channel = await handshake(sock, context, server_side=True)
+                channel = TlsChannel(await handshake(sock, context, server_side=True))
         except (OSError, TimeoutError) as error:
             sock.close()
             self._forget(listener, ip)

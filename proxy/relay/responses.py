@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.cluster.upstream import UpstreamError
 from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
@@ -13,7 +14,6 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
-from proxy.relay.upstream import UpstreamError
 from proxy.wire.apis import FETCH, PRODUCE, Handling
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head

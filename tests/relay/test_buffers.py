@@ -8,9 +8,9 @@ import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
+from proxy.cluster.dial import MAX_UNSENT_BYTES
 from proxy.relay.buffers import (
     MAX_RECEIVE_BYTES,
-    MAX_UNSENT_BYTES,
     MIN_RECEIVE_BYTES,
     SHARED_RECEIVE_BYTES,
     receive_bytes,

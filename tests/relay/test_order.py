@@ -85,7 +85,7 @@ async def test_one_byte_at_a_time():
         await broker.send(*(answer[i : i + 1] for i in range(len(answer))))
         address = lab.relay.listeners[LISTENER].address_of(3)
         assert frames.metadata_brokers(await client.frame()) == {3: address}
-        assert lab.cluster.brokers == {3: ("real", 1)}
+        assert lab.brokers.addresses == {3: ("real", 1)}
 
 
 async def test_a_metadata_response_of_10_mb():
