@@ -15,7 +15,7 @@ from proxy.config import load_config
 from proxy.pipelines import Pipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries import progress_settings
+from proxy.queries.queries import progress_settings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
 from proxy.state import MemoryStore
 
