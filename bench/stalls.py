@@ -22,7 +22,6 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus
-from proxy.config.units import parse_size
 from proxy.quota import (
     DEFAULT,
     ClientIdentity,
@@ -131,7 +130,6 @@ class _Proxy:
             rules=RuleRegistry(self.quotas, MemoryStore(), settings),
             relay=_relay,
             history=self.history,
-            parse_size=parse_size,
             clock_ms=clock_ms,
             reports=_NoQueries(),
         )

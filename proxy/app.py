@@ -16,14 +16,14 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.config import GAINS, AdaptiveSection, Config, ListenerSection, parse_size
+from proxy.config import Config, ListenerSection
 from proxy.config.reload import Reloader
 from proxy.login import Credentials, Login
 from proxy.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
-from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.quota.rules import Rule
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
@@ -51,35 +51,6 @@ HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism
 _log = get_logger(__name__)
 
 
-def quota_settings(config: Config) -> QuotaSettings:
-    """Turn the configuration's quotas into the manager's."""
-    return QuotaSettings(
-        rules=tuple(
-            Rule(
-                user=rule.user,
-                client_id=rule.client_id,
-                client_id_prefix=rule.client_id_prefix,
-                listener=rule.listener,
-                scope=rule.scope,
-                bounds={
-                    kind: float(bound)
-                    for kind in QuotaKind
-                    if (bound := getattr(rule, kind.value)) is not None
-                },
-                adaptive=_adaptive(rule.adaptive) if rule.adaptive else None,
-                place=config.place(f"quotas.rules[{number}]"),
-                number=number,
-            )
-            for number, rule in enumerate(config.quotas.rules)
-        ),
-        window_ms=config.quotas.window * MS_PER_SECOND,
-        samples=config.quotas.samples,
-        burst_ms=config.quotas.burst * MS_PER_SECOND,
-        max_delay_ms=config.throttle.max_delay * MS_PER_SECOND,
-        max_client_entities=config.limits.max_client_entities,
-    )
-
-
 class App:
     """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
 
@@ -90,7 +61,7 @@ class App:
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
-        settings = quota_settings(config)
+        settings = config.quota_settings
         self._config = config
         self._settings = settings
         self._store: Store = MemoryStore()
@@ -212,7 +183,6 @@ class App:
             relay=self._relay_status,
             history=self._history,
             reports=self._queries,
-            parse_size=parse_size,
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )
@@ -256,7 +226,7 @@ class App:
         # The password of another user waits with that user for a restart.
         if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
             login.renew(sasl.password())
-        self.rules.use_file(quota_settings(config))
+        self.rules.use_file(config.quota_settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         for cluster in (self.cluster, self._for_clients):
             cluster.connect_timeout_s = config.limits.connect_timeout
@@ -345,20 +315,6 @@ def _limits(config: Config) -> Limits:
         idle_timeout_s=limits.idle_timeout,
         connect_timeout_s=limits.connect_timeout,
         drain_timeout_s=limits.drain_timeout,
-    )
-
-
-def _adaptive(bound: AdaptiveSection) -> AdaptiveBound:
-    interval = bound.batch_interval
-    gains = bound.model_dump(include=set(GAINS), exclude_none=True)
-    return AdaptiveBound(
-        batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
-        estimator=bound.estimator,
-        min_rate=bound.min_rate,
-        max_rate=bound.max_rate,
-        initial_rate=bound.initial_rate,
-        hold_ms=bound.hold * MS_PER_SECOND,
-        **gains,
     )
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
-from proxy.admin.overrides import ParseSize, parse_override
+from proxy.admin.overrides import parse_override
 from proxy.admin.pipeline_documents import PipelineDocuments
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, limited, written
 from proxy.admin.replies import (
@@ -50,7 +50,7 @@ _log = get_logger(__name__)
 
 
 class Api:
-    """The handlers; `parse_size` reads sizes in bodies, `clock_ms` is the monotonic time."""
+    """The handlers; `clock_ms` is the monotonic time."""
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class Api:
         queries: QueryDocuments,
         pipelines: PipelineDocuments,
         *,
-        parse_size: ParseSize,
         clock_ms: Callable[[], float],
         slices: Slices,
     ) -> None:
@@ -71,7 +70,6 @@ class Api:
         self._reports = reports
         self._queries = queries
         self._pipelines = pipelines
-        self._parse_size = parse_size
         self._clock_ms = clock_ms
         self._slices = slices
 
@@ -125,7 +123,7 @@ class Api:
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         body = await json_body(request, MAX_OVERRIDE_BYTES)
-        override = parse_override(body, self._parse_size)
+        override = parse_override(body)
         try:
             entry = self._rules.put(keys, override.bounds, override.scope, override.by, time.time())
         except ValueError as error:

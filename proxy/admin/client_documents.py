@@ -201,12 +201,11 @@ def rule_entry(entry: RuleEntry) -> Document:
 
 
 def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Document:
-    percent = row.kind is QuotaKind.REQUEST_PERCENTAGE
     ends_ms = row.hold_until_ms if row.hold_until_ms is not None else now_ms
     return {
         "entity": row.entity,
         "quota": str(row.kind),
-        "unit": "percent" if percent else "bytes_per_second",
+        "unit": row.kind.unit.name,
         "rate": round(row.rate, 1),
         "bound": row.bound,
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),

@@ -11,7 +11,6 @@ from proxy.admin.api import Api
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import Guard
 from proxy.admin.history import History
-from proxy.admin.overrides import ParseSize
 from proxy.admin.pages import page_routes
 from proxy.admin.pipeline_documents import PipelineDocuments
 from proxy.admin.query_documents import QueryDocuments, Reports
@@ -48,7 +47,6 @@ class AdminServer:
         rules: where overrides go.
         relay: gives the state of listeners, brokers and the like.
         history: samples for the charts; whoever made it takes them.
-        parse_size: reads sizes such as `10MiB` in bodies.
         clock_ms: the monotonic time that `quotas` is fed with.
         reports: takes in the reports of queries, and knows their progress and the pipelines.
         token: the bearer token that a request must carry to change something, or None.
@@ -66,7 +64,6 @@ class AdminServer:
         rules: RuleRegistry,
         relay: Callable[[], RelayStatus],
         history: History,
-        parse_size: ParseSize,
         clock_ms: Callable[[], float],
         reports: Reports,
         token: str | None = None,
@@ -90,7 +87,6 @@ class AdminServer:
             reports,
             queries,
             pipelines,
-            parse_size=parse_size,
             clock_ms=clock_ms,
             slices=self._slices,
         )

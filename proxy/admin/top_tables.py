@@ -31,11 +31,6 @@ FAILED = "failed"
 UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 
-_QUOTAS = {
-    QuotaKind.CONSUMER_BYTE_RATE: "consumer",
-    QuotaKind.PRODUCER_BYTE_RATE: "producer",
-    QuotaKind.REQUEST_PERCENTAGE: "requests",
-}
 _RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
 _STEP = 1024.0
 
@@ -210,7 +205,7 @@ def _sparks(history: Document | None, bound: float) -> str:
 
 CLIENT_COLUMNS = (
     Column("client", lambda client: str(client["entity"]), ratio=3),
-    Column("quota", lambda client: _QUOTAS[QuotaKind(client["quota"])]),
+    Column("quota", lambda client: QuotaKind(client["quota"]).label),
     Column("rate", lambda client: rate_text(client["rate"], client["unit"]), justify="right"),
     Column(
         "bound", lambda client: rate_text(client["bound"], client["unit"]), 100, justify="right"

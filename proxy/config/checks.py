@@ -13,10 +13,11 @@ from typing import Final, TypeVar
 from proxy.config import endpoints, pipeline_checks
 from proxy.config.document import Document
 from proxy.config.models import AdminSection, LimitsSection, StateSection
-from proxy.config.problems import BadValueError, ConfigProblem, Loc, key_path, shown
+from proxy.config.problems import ConfigProblem, Loc, key_path
+from proxy.quota.entities import QuotaKind
+from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
+from proxy.quota.values import BadValueError, shown
 
-RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
-RULE_QUOTAS: Final = ("consumer_byte_rate", "producer_byte_rate", "request_percentage")
 STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka"}
 """The kind of state that has a use for the key."""
 STATE_KINDS: Final = {
@@ -58,7 +59,6 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _port_clashes(document, listeners)
     for rule in rules:
         yield from _rule_alone(document, rule)
-        yield from _adaptive_alone(document, rule)
     yield from _same_rules(document, rules)
     for key in ("name", "commit_group"):
         yield from _used_twice(document, queries, key, "query")
@@ -166,44 +166,16 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
     loc, rule = item
-    if not any(key in rule for key in RULE_KEYS):
-        yield document.problem(
-            loc,
-            "fits no client: it has no key",
-            f"add one of {', '.join(RULE_KEYS)}; client-id: <default> fits every client",
-        )
-    # An adaptive rule without any quota lacks a certain one, which is said of `adaptive`.
-    if not any(quota in rule for quota in (*RULE_QUOTAS, "adaptive")):
-        yield document.problem(loc, "sets no quota", f"add one of {', '.join(RULE_QUOTAS)}")
-    if "client-id" in rule and "client-id-prefix" in rule:
-        yield document.problem(
-            loc, "has both client-id and client-id-prefix", "keep one of the two"
-        )
-
-
-def _adaptive_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
-    loc, rule = item
-    if rule.get("adaptive") is None:
-        return
-    loc = (*loc, "adaptive")
-    if "consumer_byte_rate" not in rule:
-        yield document.problem(
-            loc,
-            "has no bound to stay below",
-            "add consumer_byte_rate to the rule, the most that the query may ever read",
-        )
-    if rule.get("scope") == "shared":
-        yield document.problem(
-            loc,
-            "does not go with scope shared, as each query has batches of its own",
-            "remove scope: shared",
-        )
-    if "client-id" not in rule and "client-id-prefix" not in rule:
-        yield document.problem(
-            loc,
-            "names no query: a query is known by its client id",
-            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client",
-        )
+    keys = [key for key in RULE_KEYS if key in rule]
+    problems = [*find_key_problems(keys)]
+    adaptive = rule.get("adaptive") is not None
+    if adaptive or "adaptive" not in rule:  # without a value it has a problem of its own
+        bounds = [kind for kind in QuotaKind if kind in rule]
+        shared = rule.get("scope") == "shared"
+        problems += find_bound_problems(keys, bounds, shared=shared, adaptive=adaptive)
+    for problem in problems:
+        at = (*loc, problem.key) if problem.key else loc
+        yield document.problem(at, problem.message, problem.fix)
 
 
 def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProblem]:

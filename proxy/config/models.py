@@ -6,10 +6,18 @@ rules or listeners together is in `checks`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, files
 from proxy.config.fields import (
     AdvertisedHost,
@@ -24,19 +32,18 @@ from proxy.config.fields import (
     FrameSize,
     KeyFile,
     PasswordFile,
-    Percentage,
     Prefix,
     Samples,
     Section,
-    Size,
     Sni,
     Text,
     TokenFile,
-    one_of,
 )
 from proxy.config.pipeline_models import PipelineSection, Topic
-from proxy.config.problems import BadValueError
 from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.quota.entities import QuotaKind
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.values import BadValueError
 
 
 class ClusterTls(Section):
@@ -66,10 +73,9 @@ class ClusterTls(Section):
 class ClusterSasl(Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Annotated[
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
-        BeforeValidator(one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")),
-    ] = Field(examples=["mechanism: SCRAM-SHA-512"])
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        examples=["mechanism: SCRAM-SHA-512"]
+    )
     username: Text = Field(examples=["username: quota-proxy"])
     password_file: PasswordFile = Field(examples=["password_file: cluster-password"])
 
@@ -86,9 +92,7 @@ class ClusterSection(Section):
     )
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
-    unknown_apis: Annotated[Literal["hide", "pass"], BeforeValidator(one_of("hide", "pass"))] = (
-        "hide"
-    )
+    unknown_apis: Literal["hide", "pass"] = "hide"
 
     @property
     def shows_password(self) -> bool:
@@ -148,24 +152,46 @@ class ListenerSection(Section):
         return ports
 
 
-class RuleSection(Section):
-    """The quotas of the clients that fit all of the rule's keys.
-
-    Keys: `user`, `client_id` (either may be `DEFAULT`), `client_id_prefix`, `listener`.
-    Quotas: byte rates in bytes per second, `request_percentage` above 0 (of the time of one
-    connection). `scope`: one sensor for each client, or one shared by all that fit. With
-    `adaptive`, `consumer_byte_rate` is the most that a bound which moves can be.
-    """
+class RuleKeys(Section):
+    """Whom a rule is for, and whether they have one sensor each or one together."""
 
     user: Text | None = None
     client_id: Text | None = Field(default=None, alias="client-id")
     client_id_prefix: Prefix | None = Field(default=None, alias="client-id-prefix")
     listener: Text | None = None
-    scope: Annotated[Literal["each", "shared"], BeforeValidator(one_of("each", "shared"))] = "each"
-    consumer_byte_rate: Size | None = None
-    producer_byte_rate: Size | None = None
-    request_percentage: Percentage | None = None
+    scope: Literal["each", "shared"] = "each"
+
+
+_BOUND_FIELDS: dict[str, Any] = {
+    kind.value: (Annotated[float | None, BeforeValidator(kind.unit.parse)], None)
+    for kind in QuotaKind
+}
+_RuleBounds: Any = create_model("_RuleBounds", __base__=RuleKeys, **_BOUND_FIELDS)
+
+
+class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model that is made
+    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
+
+    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
+    a bound which moves can be.
+    """
+
     adaptive: AdaptiveSection | None = None
+
+    def rule(self, place: str, number: int) -> Rule:
+        """Return the rule, the `number`th of the file."""
+        bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
+        return Rule(
+            user=self.user,
+            client_id=self.client_id,
+            client_id_prefix=self.client_id_prefix,
+            listener=self.listener,
+            scope=self.scope,
+            bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
+            adaptive=self.adaptive.settings if self.adaptive else None,
+            place=place,
+            number=number,
+        )
 
 
 class QuotasSection(Section):
@@ -175,7 +201,7 @@ class QuotasSection(Section):
     kafka the cluster's own client quotas are in force as well, before the rules.
     """
 
-    source: Annotated[Literal["file", "kafka"], BeforeValidator(one_of("file", "kafka"))] = "file"
+    source: Literal["file", "kafka"] = "file"
     window: Duration = 1.0
     samples: Samples = 11
     burst: DurationOrZero = 0.5
@@ -190,7 +216,7 @@ class ThrottleSection(Section):
     hold comes on top of the broker's own time.
     """
 
-    mode: Annotated[Literal["delay", "mute"], BeforeValidator(one_of("delay", "mute"))] = "delay"
+    mode: Literal["delay", "mute"] = "delay"
     max_delay: Duration = 20.0
 
 
@@ -213,9 +239,7 @@ class StateSection(Section):
     The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
     """
 
-    kind: Annotated[
-        Literal["memory", "sqlite", "kafka"], BeforeValidator(one_of("memory", "sqlite", "kafka"))
-    ] = "sqlite"
+    kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
     path: FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
     topic: Topic = "quota-proxy-state"
 
@@ -273,6 +297,21 @@ class Config(Section):
                 "names no listener", "write at least one, see examples/minimal.yaml"
             )
         return listeners
+
+    @property
+    def quota_settings(self) -> QuotaSettings:
+        """The rules, and how their clients are measured."""
+        return QuotaSettings(
+            rules=tuple(
+                rule.rule(self.place(f"quotas.rules[{number}]"), number)
+                for number, rule in enumerate(self.quotas.rules)
+            ),
+            window_ms=self.quotas.window * MS_PER_SECOND,
+            samples=self.quotas.samples,
+            burst_ms=self.quotas.burst * MS_PER_SECOND,
+            max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
+            max_client_entities=self.limits.max_client_entities,
+        )
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from proxy.config.document import Document
 from proxy.config.fields import RecordRate, Share, Text
-from proxy.config.pipeline_models import Band, Client, Switch, Topic
-from proxy.config.problems import ConfigProblem, Loc, key_path, shown
+from proxy.config.pipeline_models import Band, Client, Topic
+from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.pipeline import graph
+from proxy.quota.values import shown
 
 _Value = TypeVar("_Value")
 
@@ -26,7 +27,7 @@ _TEXTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Text, ...])
 _CLIENTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Client, ...])
 _RATE: Final[TypeAdapter[float]] = TypeAdapter(RecordRate)
 _SHARE: Final[TypeAdapter[float]] = TypeAdapter(Share)
-_SWITCH: Final[TypeAdapter[bool]] = TypeAdapter(Switch)
+_SWITCH: Final[TypeAdapter[bool]] = TypeAdapter(StrictBool)
 _BAND: Final[TypeAdapter[tuple[float, float]]] = TypeAdapter(Band)
 
 _ANY_BAND: Final = (0.0, 1.0)

@@ -11,15 +11,15 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StrictBool,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from metrics.clock import MS_PER_SECOND
+from proxy.config.durations import MIN_INTERVAL_S, Seconds, format_duration
 from proxy.config.fields import (
-    DEFAULT,
-    MIN_INTERVAL_S,
     Count,
     Duration,
     RecordRate,
@@ -29,9 +29,9 @@ from proxy.config.fields import (
     Size,
     Text,
 )
-from proxy.config.problems import BadValueError, shown
-from proxy.config.units import Seconds, format_duration
 from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.quota.entities import DEFAULT
+from proxy.quota.values import BadValueError, shown
 
 _BAND_ENDS: Final = 2
 
@@ -54,12 +54,6 @@ def _client(name: str) -> str:
     return name
 
 
-def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise BadValueError(f"{shown(value)} is neither true nor false", "write true or false")
-    return value
-
-
 def _two_numbers(value: object) -> list[object]:
     if not isinstance(value, list) or len(value) != _BAND_ENDS:
         found = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
@@ -80,7 +74,6 @@ def _interval(seconds: Seconds) -> Seconds:
 
 Topic = Annotated[Text, AfterValidator(_topic)]
 Client = Annotated[Text, AfterValidator(_client)]
-Switch = Annotated[bool, BeforeValidator(_switch)]
 Band = Annotated[tuple[RecordRateOrZero, RecordRateOrZero], BeforeValidator(_two_numbers)]
 Interval = Annotated[Duration, AfterValidator(_interval)]
 """Seconds, at least `MIN_INTERVAL_S`."""
@@ -179,7 +172,7 @@ class PipelineSection(Section):
     """
 
     name: Text = Field(examples=["name: orders"])
-    hold_producers: Switch = False
+    hold_producers: StrictBool = False
     max_lag: Count | None = None
     max_pending: PendingLimit | None = None
     timeout: Duration = 600.0

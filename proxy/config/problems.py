@@ -9,17 +9,6 @@ Loc = tuple[str | int, ...]
 WHOLE_FILE = 0
 """The line number of a problem that concerns the file and no line of it."""
 
-_SHOWN_LENGTH = 60
-
-
-class BadValueError(ValueError):
-    """A value that cannot be used: `message` says what is wrong with it, `fix` how to mend it."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
-
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
@@ -66,20 +55,3 @@ def key_path(loc: Loc) -> str:
         else:
             path += f".{part}" if path else part
     return path
-
-
-def shown(value: object) -> str:
-    """Name a value from the file in a message: text in quotes, a collection by its kind."""
-    match value:
-        case None:
-            return "nothing"
-        case dict():
-            return "a mapping"
-        case list() | tuple():
-            return "a list"
-        case str():
-            more = "..." if len(value) > _SHOWN_LENGTH else ""
-            return f'"{value[:_SHOWN_LENGTH]}{more}"'
-        case int() if abs(value) >= 10**_SHOWN_LENGTH:
-            return f"a number of more than {_SHOWN_LENGTH} digits"
-    return str(value).lower() if isinstance(value, bool) else str(value)

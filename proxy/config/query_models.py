@@ -1,9 +1,11 @@
 """What the file says of Structured Streaming queries: who they are, and their backpressure."""
 
-from typing import Annotated, Final, Literal, get_args
+from typing import Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from metrics.clock import MS_PER_SECOND
+from proxy.config.durations import Seconds, format_duration, format_number
 from proxy.config.fields import (
     BatchInterval,
     Duration,
@@ -12,10 +14,9 @@ from proxy.config.fields import (
     RecordRate,
     Section,
     Text,
-    one_of,
 )
-from proxy.config.problems import BadValueError
-from proxy.config.units import Seconds, format_duration, format_number
+from proxy.quota.rules import AdaptiveBound
+from proxy.quota.values import BadValueError
 
 DEFAULT_HOLD_S: Final = 30.0
 
@@ -46,9 +47,7 @@ class AdaptiveSection(Section):
     proportional: Gain | None = None
     integral: Gain | None = None
     derivative: Gain | None = None
-    estimator: Annotated[Estimator, BeforeValidator(one_of(*get_args(Estimator)))] = Field(
-        default=None, validate_default=True
-    )
+    estimator: Estimator = Field(default=None, validate_default=True)
     batch_interval: BatchInterval | None = None
     initial_rate: RecordRate | None = None
     hold: Duration = Field(default=None, validate_default=True)
@@ -104,6 +103,21 @@ class AdaptiveSection(Section):
                 f"write {enough} or more, or leave it out",
             )
         return hold
+
+    @property
+    def settings(self) -> AdaptiveBound:
+        """What the quota takes."""
+        interval = self.batch_interval
+        gains = self.model_dump(include=set(GAINS), exclude_none=True)
+        return AdaptiveBound(
+            batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
+            estimator=self.estimator,
+            min_rate=self.min_rate,
+            max_rate=self.max_rate,
+            initial_rate=self.initial_rate,
+            hold_ms=self.hold * MS_PER_SECOND,
+            **gains,
+        )
 
 
 class QuerySection(Section):

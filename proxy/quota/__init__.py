@@ -5,11 +5,11 @@ Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of socket
 
 from .client_quotas import ClientQuotas, ThrottleTime, longest
 from .delay_queue import Delayed, DelayQueue, Reaper, TimerHandle
-from .entities import ClientIdentity, QuotaKind
+from .entities import DEFAULT, ClientIdentity, QuotaKind
 from .manager import MeasuredRate, OnState, QuotaManager
 from .meter import QuotaRow
 from .rule_registry import RuleEntry, RuleOrigin, RuleRegistry
-from .rules import DEFAULT, OTHER, CandidateRule, Match, QuotaSettings, Rule, RuleTable
+from .rules import OTHER, CandidateRule, Match, QuotaSettings, Rule, RuleTable
 from .selector import parse_selector, selector
 
 __all__ = [

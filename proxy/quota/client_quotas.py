@@ -5,16 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .entities import ClientIdentity, QuotaKind
+from .entities import BUSY_MS_PER_PERCENT, ClientIdentity, QuotaKind
 from .gate import InFlightFetch, Waiter
 from .meter import Meter
 from .rules import Match
 
 if TYPE_CHECKING:
     from .manager import QuotaManager
-
-BUSY_MS_PER_PERCENT = 10.0
-"""Busy milliseconds in a second that are one percent of it."""
 
 SESSION_PARTS = 3
 """A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
@@ -88,7 +85,7 @@ class ClientQuotas:
         meter = self._meter(kind, now_ms)
         if meter is None:
             return None
-        if kind is QuotaKind.REQUEST_PERCENTAGE:
+        if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         delay_ms = round(min(meter.hold_ms(value, now_ms), self._longest_hold_ms))
         if meter.violated:

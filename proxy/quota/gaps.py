@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from .entities import ClientIdentity, QuotaKind
-from .rules import DEFAULT, Rule, RuleTable
+from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .rules import Rule, RuleTable
 
 NOBODY = ""
 """A user that no rule names."""

@@ -166,7 +166,7 @@ class Meter:
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
         self.pacer.burst_ms = settings.burst_ms
-        if self.kind is QuotaKind.REQUEST_PERCENTAGE:  # as Kafka, which carries nothing
+        if self.kind.is_time:  # as Kafka, which carries nothing
             self.pacer.carry_ms = self.longest_hold_ms
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)

@@ -1,10 +1,10 @@
 """Compose the rules in force from the file, the cluster, and what operators changed at run time."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
+from typing import Any
 
 from proxy.state import Json, Record, StateError, Store
 
@@ -12,8 +12,7 @@ from .entities import QuotaKind
 from .manager import QuotaManager
 from .rules import AdaptiveBound, QuotaSettings, Rule
 from .selector import parse_selector, selector
-
-__all__ = ["RuleEntry", "RuleOrigin", "RuleRegistry", "parse_selector", "selector"]
+from .validation import finite
 
 NAMESPACE = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
@@ -183,27 +182,15 @@ def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
 
 def _override(
     keys: Mapping[str, str],
-    bounds: Mapping[QuotaKind, float] | Mapping[str, object],
-    scope: object,
+    bounds: Mapping[QuotaKind, float],
+    scope: Any,
     by: object,
     at_s: object,
 ) -> RuleEntry:
     """Make the entry of an override from what an operator or the state says; check all of it."""
-    if scope not in ("each", "shared"):
-        raise ValueError(f"the scope is {scope!r}: give each or shared")
-    if not bounds:
-        raise ValueError(f"has no bound: give at least one of {', '.join(QuotaKind)}")
-    checked: dict[QuotaKind, float] = {}
-    for kind, bound in bounds.items():
-        if kind not in list(QuotaKind):
-            raise ValueError(f"{kind!r} is not known here: the bounds are {', '.join(QuotaKind)}")
-        number = _finite(bound)
-        if number is None or number <= 0:
-            raise ValueError(f"{kind} is {bound!r}: give a finite number above 0")
-        checked[QuotaKind(kind)] = number
     if not (by is None or isinstance(by, str)):
         raise ValueError(f"who made it is {by!r}, not a name")
-    made_s = _finite(at_s)
+    made_s = finite(at_s)
     if made_s is None and at_s is not None:
         raise ValueError(f"when it was made is {at_s!r}, not a time")
     rule = Rule(
@@ -211,22 +198,11 @@ def _override(
         client_id=keys.get("client-id"),
         client_id_prefix=keys.get("client-id-prefix"),
         listener=keys.get("listener"),
-        scope="shared" if scope == "shared" else "each",
-        bounds=checked,
+        scope=scope,
+        bounds=bounds,
         place=f"override by {by}" if by else "override",
     )
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
-
-
-def _finite(value: object) -> float | None:
-    """Return a number as it is, and None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _load(record: Record) -> RuleEntry:

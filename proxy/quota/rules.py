@@ -16,10 +16,9 @@ from typing import Literal
 
 from metrics import MetricConfig
 
-from .entities import ClientIdentity, QuotaKind
-
-DEFAULT = "<default>"
-"""As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
+from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
+from .values import BadValueError
 
 OTHER = "other"
 """Entity of the clients for whom there was no room for a sensor of their own."""
@@ -97,9 +96,7 @@ class Rule:
     """Bounds for the clients that have all the keys which the rule names.
 
     An anonymous client only matches rules without a user key: DEFAULT stands for any user that
-    has authenticated. Raises ValueError for a rule that names no key, names both `client_id` and
-    `client_id_prefix`, or has no bound or one that is not a finite number above 0; and for an
-    adaptive one that has no consumer byte rate, is shared, or names no client id or prefix.
+    has authenticated. Raises ValueError for what `validation` finds wrong.
     """
 
     user: str | None = None
@@ -118,27 +115,19 @@ class Rule:
     """Set when the consumer byte rate may be lowered to what a query can take."""
 
     def __post_init__(self) -> None:
-        if self.client_id is not None and self.client_id_prefix is not None:
-            raise ValueError(f"{self.title} names both a client-id and a client-id-prefix")
-        if not self.keys:
-            raise ValueError(f"{self.title} names no user, client-id, client-id-prefix or listener")
-        if not self.bounds:
-            raise ValueError(f"{self.title} has no bound")
-        for kind, bound in self.bounds.items():
-            if not (math.isfinite(bound) and bound > 0):
-                raise ValueError(f"{self.title}: {kind} must be above 0, not {bound!r}")
-        if self.adaptive is not None:
-            self._check_adaptive()
-        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
-
-    def _check_adaptive(self) -> None:
-        """One query, one client id, one sensor: nobody else may be slowed down with it."""
-        if QuotaKind.CONSUMER_BYTE_RATE not in self.bounds:
-            raise ValueError(f"{self.title} is adaptive without a consumer_byte_rate to start from")
-        if self.scope != "each":
-            raise ValueError(f"{self.title} is adaptive but shared: its scope must be each")
-        if self.client_id is None and self.client_id_prefix is None:
-            raise ValueError(f"{self.title} is adaptive but names no client-id or client-id-prefix")
+        try:
+            parse_scope(self.scope)
+            bounds = parse_bounds(self.bounds)
+        except BadValueError as error:
+            raise ValueError(f"{self.title}: {error.message}: {error.fix}") from None
+        shared, adaptive = self.scope == "shared", self.adaptive is not None
+        for problem in (
+            *find_key_problems(self.keys),
+            *find_bound_problems(self.keys, bounds, shared=shared, adaptive=adaptive),
+        ):
+            place = f"{self.title}: {problem.key}" if problem.key else self.title
+            raise ValueError(f"{place} {problem.message}: {problem.fix}")
+        object.__setattr__(self, "bounds", MappingProxyType(bounds))
 
     @property
     def title(self) -> str:
@@ -186,7 +175,10 @@ class Rule:
     @property
     def shared_entity(self) -> str:
         """The entity that stands for all clients of the rule: its own keys."""
-        return _entity(self.keys)
+        return ",".join(
+            f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
+            for key, value in self.keys.items()
+        )
 
     def mismatch(self, identity: ClientIdentity) -> str | None:
         """Return why the rule is not for this client, or None when it is."""
@@ -257,9 +249,7 @@ class QuotaSettings:
 
     def longest_hold_ms(self, kind: QuotaKind) -> float:
         """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
-        if kind is QuotaKind.REQUEST_PERCENTAGE:
-            return min(self.window_ms, self.max_delay_ms)
-        return self.max_delay_ms
+        return min(self.window_ms, self.max_delay_ms) if kind.is_time else self.max_delay_ms
 
     @property
     def max_sensors(self) -> int:
@@ -337,10 +327,3 @@ class RuleTable:
                     reason = f"applies to {rule.entity(identity)}"
                     considered.append(CandidateRule(rule, kind, chosen=True, reason=reason))
         return considered
-
-
-def _entity(keys: Mapping[str, str]) -> str:
-    return ",".join(
-        f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
-        for key, value in keys.items()
-    )

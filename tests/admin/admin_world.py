@@ -13,7 +13,6 @@ from metrics import Instruments, Registry
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.config.units import parse_size
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleRegistry
 from proxy.state import MemoryStore, Record, StateError
 
@@ -123,7 +122,6 @@ class World:
             "rules": self.rules,
             "relay": lambda: self.relay,
             "history": self.history,
-            "parse_size": parse_size,
             "clock_ms": lambda: self.now_ms,
             "reports": NoQueries(),
         }

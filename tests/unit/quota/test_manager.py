@@ -352,7 +352,7 @@ def test_rows_and_readings_are_those_of_each_step():
         client.charge(CONSUMER, 10 * MB, 0.0)
     times = iter((0.0, 20_000.0))
     rows = (row for row in world.manager.rows(lambda: next(times)) if row is not None)
-    readings = world.manager.readings(lambda: 0.0)
+    readings = world.manager.measured_rates(lambda: 0.0)
     assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
 
     world.update()
