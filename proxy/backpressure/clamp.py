@@ -399,6 +399,6 @@ class Clamp:
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
-                end = partition.high_watermark
+                end = partition.log.high_watermark
                 if end is not None and key not in latest and key not in self.told:
                     yield key, end

@@ -95,12 +95,12 @@ def _values(partition: PartitionProgress, now_ms: float) -> Values:
     lag_ms = partition.lag_ms(now_ms)
     return (
         partition.position,
-        partition.high_watermark,
+        partition.log.high_watermark,
         partition.committed_to,
         partition.lag_records(),
         lag_ms / MS_PER_SECOND if lag_ms is not None else None,
-        float(partition.stall.stuck),
-        partition.skips.records,
+        float(partition.stuck),
+        partition.skipped.records,
         partition.refetched_records,
     )
 

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import Advice, EventKind, ProgressEvent, SkipReason
+from .events import Advice, EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, Refusal, TriggerReport
 from .settings import QuerySettings
+from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -276,7 +277,7 @@ class QueryProgress:
         """Take note that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in self.partitions.values():
-            partition.end_stall("the query has ended", now_ms)
+            partition.end_alarm("the query has ended", now_ms)
             if error is not None:
                 partition.fail_pending()
 

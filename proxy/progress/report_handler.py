@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import EventKind, SkipReason
+from .events import EventKind
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
 from .report import BatchRange, Refusal, Report, ReportRefused
 from .senders import Senders
+from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
@@ -67,8 +68,8 @@ class ReportHandler:
             key
             for key, span in ranges.items()
             if (kept := partitions.get(key)) is None
-            or kept.high_watermark is None
-            or kept.high_watermark < span.end
+            or kept.log.high_watermark is None
+            or kept.log.high_watermark < span.end
         }
 
     def accept(
@@ -331,7 +332,7 @@ def _check_end(
     key: TopicPartition, end: int, partition: PartitionProgress | None, asked_end: int | None
 ) -> None:
     """Raise ReportRefused when the log is known not to reach that far."""
-    seen = partition.high_watermark if partition is not None else None
+    seen = partition.log.high_watermark if partition is not None else None
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
     log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
     if is_fresh and log_end is not None and end > log_end:

@@ -146,7 +146,7 @@ class World:
 
     def skipped(self, topic="t", partition=0):
         part = self.part(topic, partition)
-        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skips.skips]
+        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
         return self.registry.documents(self.now_ms, self.now_s)
