@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import DEFAULT, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
 """A run that reported so many batches to this process planned the last one through it: the proxy

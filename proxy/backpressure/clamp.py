@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
-from proxy.quota.rules import Adaptive
-from proxy.wire.offsets import LATEST, OffsetsAsk
+from proxy.quota.rules import AdaptiveBound
+from proxy.wire.list_offsets import LATEST, OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
 from .interval import TriggerInterval
@@ -67,7 +67,7 @@ class Clamp:
 
     def __init__(
         self,
-        settings: Adaptive,
+        settings: AdaptiveBound,
         interval: TriggerInterval,
         on_wait: Callable[[float, float], None],
         on_told: Callable[[QueryProgress, bool, float], None],
@@ -237,7 +237,7 @@ class Clamp:
         self,
         query: QueryProgress,
         lookups: Lookups,
-        ask: OffsetsAsk,
+        ask: OffsetLookup,
         since_ms: float,
         now_ms: float,
     ) -> float:

@@ -3,7 +3,7 @@
 import math
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 from .batch_cost import BatchCost, CostState
 from .estimator import Observed
@@ -75,7 +75,7 @@ class CostEstimator:
 
     __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._cost: BatchCost | None = None
         self._arrivals: float | None = None
@@ -134,7 +134,7 @@ class CostEstimator:
             self._cost = cost if cost.is_sound else None
         self._plan_anew()
 
-    def follow(self, settings: Adaptive) -> None:
+    def follow(self, settings: AdaptiveBound) -> None:
         """See RateEstimator: what is known of the costs stays."""
         before, self._settings = self._settings, settings
         if settings.batch_interval_ms != before.batch_interval_ms:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +40,5 @@ class RateEstimator(Protocol):
     def begin_run(self) -> None:
         """Take note that the query was started again: its batches may cost something else now."""
 
-    def follow(self, settings: Adaptive) -> None:
+    def follow(self, settings: AdaptiveBound) -> None:
         """Go on under other settings, for the same estimator."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.report import BatchReport
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
 from proxy.wire.topic_partition import TopicPartition
 
@@ -38,7 +38,7 @@ class Figures:
 
     """
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._reading_held = HeldTime()
         self.held = HeldTime()
@@ -68,7 +68,7 @@ class Figures:
         self.waiting = WaitingTime()
         self.reach = Reach()
 
-    def follow(self, settings: Adaptive) -> None:
+    def follow(self, settings: AdaptiveBound) -> None:
         """Go on under other settings."""
         before, self._settings = self._settings, settings
         if settings.estimator == before.estimator:
@@ -182,5 +182,5 @@ class Figures:
         self.offsets_per_record.restore(RatioState(*kept.offsets_per_record))
 
 
-def _estimator(settings: Adaptive) -> CostEstimator | PidEstimator:
+def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:
     return PidEstimator(settings) if settings.estimator == "pid" else CostEstimator(settings)

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 from .estimator import Observed
 
@@ -40,7 +40,7 @@ class PidEstimator:
 
     __slots__ = ("_first_run", "_latest_error", "_latest_rate", "_latest_time_ms", "_settings")
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._first_run = True
         self._latest_time_ms = _NEVER
@@ -90,7 +90,7 @@ class PidEstimator:
         self._first_run = True
         self._latest_time_ms = self._latest_rate = self._latest_error = _NEVER
 
-    def follow(self, settings: Adaptive) -> None:
+    def follow(self, settings: AdaptiveBound) -> None:
         """See RateEstimator: under other figures it begins anew."""
         if _figures(settings) != _figures(self._settings):
             self.begin_run()
@@ -108,6 +108,6 @@ class PidEstimator:
         self._latest_time_ms, self._latest_rate, self._latest_error = state
 
 
-def _figures(settings: Adaptive) -> tuple[float | None, ...]:
+def _figures(settings: AdaptiveBound) -> tuple[float | None, ...]:
     gains = (settings.proportional, settings.integral, settings.derivative)
     return (settings.batch_interval_ms, settings.min_rate, *gains)

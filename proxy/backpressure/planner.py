@@ -4,11 +4,11 @@ import math
 from collections import deque
 
 from proxy.progress.query import QueryProgress
-from proxy.wire.offsets import (
+from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
     READ_UNCOMMITTED,
-    OffsetsAsk,
+    OffsetLookup,
     change_offsets,
     read_list_offsets_response,
 )
@@ -77,7 +77,7 @@ class DriverLookups:
         is_full = len(self._answers_ms) == MISSED_ANSWERS
         return self._answers_ms[0] if is_full else -math.inf
 
-    def wait_ms(self, ask: OffsetsAsk, now_ms: float) -> float:
+    def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer should still wait for a report; 0: not at all.
 
         Ask again after a while, until it is 0; then call `answered`.
@@ -97,7 +97,7 @@ class DriverLookups:
         self._vain = until_ms <= now_ms
         return max(0.0, until_ms - now_ms)
 
-    def answered(self, ask: OffsetsAsk, version: int, frame: bytes, now_ms: float) -> bytes:
+    def answered(self, ask: OffsetLookup, version: int, frame: bytes, now_ms: float) -> bytes:
         """Return the response as the driver may see it; record what it says.
 
         `frame` is whole, length included. Partitions with an error or without an offset, and other
@@ -117,7 +117,7 @@ class DriverLookups:
                     clamp.tell_earliest(self._query, key, answer.offset, now_ms)
             elif timestamp == LATEST:
                 latest[key] = answer.offset
-                if ask.isolation == READ_UNCOMMITTED:  # else it is the last stable offset
+                if ask.isolation_level == READ_UNCOMMITTED:  # else it is the last stable offset
                     self._query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not latest:
             return frame

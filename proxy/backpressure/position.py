@@ -49,7 +49,7 @@ class Position:
             return None
         told = self.told.get(key)
         partition = query.partitions.get(key)
-        log_start = partition.log.log_start if partition is not None else None
+        log_start = partition.log.log_start_offset if partition is not None else None
         return max(base, told.idle_at if told else 0, log_start or 0)
 
     def completed(self, key: TopicPartition) -> int | None:

@@ -13,7 +13,7 @@ from proxy.progress.report import BatchReport
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Json, Record
 
 from .bound import Bound, Return
@@ -401,7 +401,7 @@ class QueryPressure:
             self._gauges.forget(query=self._label)
 
 
-def _adaptive(rule: Rule) -> Adaptive:
+def _adaptive(rule: Rule) -> AdaptiveBound:
     if rule.adaptive is None:
         raise ValueError(f"{rule.title} is not adaptive")
     return rule.adaptive

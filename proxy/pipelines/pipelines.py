@@ -12,7 +12,7 @@ from structlog import get_logger
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure.control import Backpressure
-from proxy.config import Config, Pipeline
+from proxy.config import Config, PipelineSection
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.early import StageBatch
 from proxy.pipeline.flow import PipelineFlow
@@ -345,7 +345,7 @@ class Pipelines:
 
     # Making, changing, dropping
 
-    def _begin(self, pipeline: Pipeline, now_ms: float) -> Line:
+    def _begin(self, pipeline: PipelineSection, now_ms: float) -> Line:
         settings = pipeline.settings
         graph = PipelineGraph(settings)
         now_s = self._clock_s()
@@ -361,7 +361,7 @@ class Pipelines:
         _warn(pipeline)
         return Line(pipeline, graph, PipelineFlow(settings, now_ms, now_s), completion)
 
-    def _change(self, line: Line, pipeline: Pipeline, now_ms: float) -> None:
+    def _change(self, line: Line, pipeline: PipelineSection, now_ms: float) -> None:
         _warn(pipeline)
         self._holds.release(line, now_ms)
         settings = pipeline.settings
@@ -431,11 +431,11 @@ def _inputs(stage: StageSettings, query: QueryProgress, batch: BatchReport) -> I
         start = span.start
         if start is None:  # the first batch of a query
             kept = query.partitions.get((topic, partition))
-            start = min(span.end, (kept.log.log_start if kept else None) or 0)
+            start = min(span.end, (kept.log.log_start_offset if kept else None) or 0)
         if start < span.end:
             yield TopicRange(topic, partition, start, span.end)
 
 
-def _warn(pipeline: Pipeline) -> None:
+def _warn(pipeline: PipelineSection) -> None:
     for problem in find_endless(pipeline):
         _log.warning("a hold may never end", problem=problem)

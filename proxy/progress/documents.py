@@ -105,7 +105,7 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
         "completed_at": partition.committed_at_s,
         "committed": partition.group_offset,
         "high_watermark": partition.log.high_watermark,
-        "log_start": partition.log.log_start,
+        "log_start": partition.log.log_start_offset,
         "lag_records": partition.lag_records(),
         "lag_s": round(lag_ms / MS_PER_SECOND, 3) if lag_ms is not None else None,
         "in_flight": _ranges(partition.pending),

@@ -94,7 +94,7 @@ class LogEdges:
 
     __slots__ = (
         *("_cut_since_ms", "cut_at", "end_ms", "ends"),
-        *("former_topic_ids", "high_watermark", "log_start", "topic_id"),
+        *("former_topic_ids", "high_watermark", "log_start_offset", "topic_id"),
     )
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class LogEdges:
     def forget(self) -> None:
         """Forget the ends: the log is another one."""
         self.high_watermark: int | None = None
-        self.log_start: int | None = None
+        self.log_start_offset: int | None = None
         """The offset of the first record that is still there; it only goes up."""
         self.end_ms = -math.inf
         """When an end was last learned, also one that was left out."""

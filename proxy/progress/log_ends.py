@@ -12,7 +12,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from structlog import get_logger
 
 from proxy.progress.link import Address, ClusterAccess, Link, LinkError, by_topic, named
-from proxy.wire.offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
 
 LOG_END_INTERVAL_S = 10.0

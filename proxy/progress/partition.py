@@ -193,8 +193,8 @@ class PartitionProgress:
     def record_log_start(self, offset: int, now_ms: float) -> None:
         """Record the log start, which only goes up; what was unread below it is skipped."""
         log = self.log
-        if offset >= 0 and (log.log_start is None or offset > log.log_start):
-            log.log_start = offset
+        if offset >= 0 and (log.log_start_offset is None or offset > log.log_start_offset):
+            log.log_start_offset = offset
             self._skip_removed(now_ms)
 
     def skip(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
@@ -310,7 +310,7 @@ class PartitionProgress:
             text = f"offsets {done} to before {start} were completed by lost reports"
             self._add_event(EventKind.LOST_REPORTS, text, now_ms)
             return
-        removed = min(max(self.log.log_start or 0, done), start)
+        removed = min(max(self.log.log_start_offset or 0, done), start)
         self.skip(done, removed, SkipReason.RETENTION, now_ms)
         self.skip(removed, start, gap, now_ms)
 
@@ -329,7 +329,7 @@ class PartitionProgress:
 
     def _skip_removed(self, now_ms: float) -> None:
         """Skip what the broker has removed and the query has not read."""
-        done, first = self.committed_to, self.log.log_start
+        done, first = self.committed_to, self.log.log_start_offset
         if done is None or first is None or first <= done:
             return
         # What was delivered and did not fail may still be completed.

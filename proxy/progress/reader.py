@@ -59,7 +59,7 @@ class Reader:
 
     """
 
-    __slots__ = ("cursors", "_node_id", "_open")
+    __slots__ = ("_node_id", "_open", "cursors")
 
     def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
         self._open = open_partition
@@ -117,7 +117,7 @@ class Reader:
             return
         if asked_offset is not None:
             if progress.out_of_range_at is not None:
-                _end_out_of_range(cursor, asked_offset, answer.log_start, now_ms)
+                _end_out_of_range(cursor, asked_offset, answer.log_start_offset, now_ms)
             if progress.fetched_from is None:  # a new run, or a new topic, began meanwhile
                 progress.record_fetch_offset(asked_offset, now_ms)
         if self._node_id is not None:
@@ -134,8 +134,8 @@ class Reader:
                 progress.deliver(cursor.delivered_to, end, now_ms)
                 cursor.delivered_to = end
         # Only after what was delivered: the rest below it is lost.
-        if answer.log_start != log.log_start:
-            progress.record_log_start(answer.log_start, now_ms)
+        if answer.log_start_offset != log.log_start_offset:
+            progress.record_log_start(answer.log_start_offset, now_ms)
 
     def _begin(
         self,

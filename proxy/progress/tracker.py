@@ -9,7 +9,13 @@ from collections import deque
 from functools import partial
 
 from proxy.progress.topics import TopicNames
-from proxy.wire.fetch import INITIAL_EPOCH, NO_SESSION, FetchAsk, FetchedPartition, TopicKey
+from proxy.wire.fetch import (
+    INITIAL_EPOCH,
+    NO_SESSION,
+    FetchedPartition,
+    FetchRequestPartitions,
+    TopicKey,
+)
 
 from .reader import Reader
 
@@ -39,7 +45,9 @@ class FetchInFlight:
 
     __slots__ = ("ask", "later", "now_ms", "overwritten", "session_asked", "tracker")
 
-    def __init__(self, tracker: "FetchTracker", ask: FetchAsk, session: FetchSession) -> None:
+    def __init__(
+        self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
+    ) -> None:
         self.tracker = tracker
         self.ask = ask
         self.session_asked = session
@@ -58,7 +66,7 @@ class FetchInFlight:
         if session is tracker.session:
             if error_code or session_id != ask.session_id:
                 tracker.session = None
-        elif ask.epoch == INITIAL_EPOCH and not error_code and session_id != NO_SESSION:
+        elif ask.session_epoch == INITIAL_EPOCH and not error_code and session_id != NO_SESSION:
             session.session_id = session_id
             tracker.session = session
 
@@ -107,7 +115,7 @@ class FetchTracker:
         self.session: FetchSession | None = None
         self._in_flight: deque[FetchInFlight] = deque()
 
-    def asked(self, ask: FetchAsk, now_ms: float) -> None:
+    def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
         session = self._begin(ask) if ask.is_full else self._apply(ask)
         self._in_flight.append(FetchInFlight(self, ask, session))
@@ -125,7 +133,7 @@ class FetchTracker:
             )
             names.when_known(topic, again)
 
-    def observer(self, ask: FetchAsk, now_ms: float) -> FetchInFlight:
+    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
 
         Responses come in the order of the requests; those left out are taken for never answered.
@@ -139,7 +147,7 @@ class FetchTracker:
                 return asked
         raise ValueError("a response to a request that was not shown")
 
-    def _begin(self, ask: FetchAsk) -> FetchSession:
+    def _begin(self, ask: FetchRequestPartitions) -> FetchSession:
         """Return a session of its own for a full request, which closes the one that it names.
 
         It is none before the broker answers so.
@@ -153,7 +161,7 @@ class FetchTracker:
         }
         return session
 
-    def _apply(self, ask: FetchAsk) -> FetchSession:
+    def _apply(self, ask: FetchRequestPartitions) -> FetchSession:
         """Return the session that an incremental request names, as it is after that."""
         session = self.session
         if session is None or session.session_id != ask.session_id:

@@ -8,7 +8,7 @@ from proxy.login import Broker, Login, LoginRefusedError
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.tls import ready
 from proxy.relay.upstream import LOGIN_REFUSED, UpstreamError
-from proxy.wire.varint import read_tags
+from proxy.wire.layout import read_tags
 
 CLIENT_ID = "kafka-quota-proxy"
 """As which the brokers know the proxy itself."""

@@ -4,7 +4,7 @@ import socket
 import ssl
 from typing import Protocol
 
-from proxy.wire.varint import Buffer
+from proxy.wire.layout import Buffer
 
 BLOCKED = -1
 """Returned by `recv_into` and `send` when the socket can't go on now."""

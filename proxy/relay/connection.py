@@ -20,15 +20,15 @@ from metrics.clock import clock_ms
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.exchange import ClientSession, Exchange
+from proxy.relay.exchange import QUOTA_KINDS, ClientSession, Exchange
 from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
 from proxy.relay.turn import Turn
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.frames import RequestHead
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.sasl import SaslExchange
 
 LINGER_S = 1.0
@@ -323,7 +323,10 @@ class Connection:
             self._turn.give_up()  # others need not wait for its answer
             self._pause(Pause.SERIAL)
             return False
-        if not plan.kinds or self._turn.has_come(session, plan.kinds, exchange.api_key):
+        byte_rate = plan.api.byte_rate
+        if byte_rate is None or self._turn.has_come(
+            session, QUOTA_KINDS[byte_rate], exchange.api_key
+        ):
             return True
         self._pause(Pause.GATED)
         return False

@@ -1,39 +1,18 @@
 """One request on its way to a broker, and what is to be done with the response to it."""
 
-from dataclasses import dataclass
-from functools import lru_cache
-
 from prometheus_client import Counter
 
 from metrics.clock import clock_ms
-from proxy.quota.client import Charge, ClientQuotas
+from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gate import Expected
+from proxy.quota.gate import InFlightFetch
 from proxy.relay.following import Asked, Watch
 from proxy.relay.services import Services
-from proxy.wire.apis import (
-    FETCH,
-    PRODUCE,
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    Handling,
-    api_name,
-    handling,
-    is_membership,
-    response_body_offset,
-    response_is_flexible,
-    throttle_offset,
-)
+from proxy.wire.apis import api_name, plan_of
 from proxy.wire.frames import RequestHead
 
-LOGIN_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
-"""Never held, and read whole in both directions: they tell who the client is."""
-
-
-_BYTE_RATES = {
-    FETCH: (QuotaKind.CONSUMER_BYTE_RATE,),
-    PRODUCE: (QuotaKind.PRODUCER_BYTE_RATE,),
-}
+QUOTA_KINDS = {kind.value: (kind,) for kind in QuotaKind}
+"""The quotas at whose gates a request waits, by the byte rate of its API."""
 
 _NEVER_LOOKED = -1
 """Instead of a generation."""
@@ -90,43 +69,6 @@ class ClientSession:
         self._services.client_left(self.identity)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is done with every response of one API and version; looked up once per request."""
-
-    handling: Handling
-    takes_whole: bool
-    """It is taken into memory before it is sent on."""
-    is_flexible: bool
-    """Its header ends with a tag section, whose one byte is 0 when it is empty."""
-    body_offset: int
-    """Where its body starts when that section is empty."""
-    throttle_offset: int
-    """Where its throttle time can be written without taking it whole; 0: nowhere."""
-    costs_time: bool
-    """Its service time counts for `request_percentage`."""
-    kinds: tuple[QuotaKind, ...]
-    """Quotas at whose gates its request waits."""
-
-
-@lru_cache(maxsize=1024)
-def plan_of(api_key: int, version: int) -> Plan:
-    """Return the plan of an API and version."""
-    how = handling(api_key, version)
-    is_login = api_key in LOGIN_APIS
-    costs_time = not (is_login or is_membership(api_key))
-    takes_whole = is_login or how in (Handling.REWRITE, Handling.API_VERSIONS)
-    return Plan(
-        handling=how,
-        takes_whole=takes_whole,
-        is_flexible=response_is_flexible(api_key, version),
-        body_offset=response_body_offset(api_key, version),
-        throttle_offset=0 if takes_whole else throttle_offset(api_key, version) or 0,
-        costs_time=costs_time,
-        kinds=_BYTE_RATES.get(api_key, ()),
-    )
-
-
 class Exchange:
     """A request that was sent on and whose response has not been sent on yet."""
 
@@ -167,13 +109,13 @@ class Exchange:
         """How long the broker may sit on the request for lack of data."""
         self.full_bytes = 0
         """With a response of at least so many bytes it did not lack data."""
-        self.expected: Expected | None = None
+        self.expected: InFlightFetch | None = None
         """Counts the response to a Fetch of a bounded client until it comes."""
         self.watch: Watch | None = None
         """Who follows the client's reads, when this is one of them."""
         self.asked: Asked | None = None
         """What it asks for; read only when it is followed."""
-        self.charge: Charge | None = None
+        self.charge: ThrottleTime | None = None
         """What the request's own bytes cost; later, what its response is held for."""
         self.measured = False
         """Whether the response has been charged."""

@@ -17,8 +17,8 @@ from typing import ClassVar
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.pipes import PipePool
 from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
-from proxy.wire.errors import MalformedFrame
 from proxy.wire.frames import MAX_HEADER_BYTES
+from proxy.wire.malformed import MalformedFrame
 
 READ_BYTES = 4096
 """First read of a frame: small, so that record data stays in the kernel."""

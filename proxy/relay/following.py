@@ -17,19 +17,19 @@ from proxy.progress.tracker import FetchTracker
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchAsk, read_fetch_request
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
-from proxy.wire.offsets import LATEST, OffsetsAsk, read_list_offsets_request
-from proxy.wire.produce import Appended, read_produce_request, read_produce_response
+from proxy.wire.layout import Buffer
+from proxy.wire.list_offsets import LATEST, OffsetLookup, read_list_offsets_request
+from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
-from proxy.wire.varint import Buffer
-from proxy.wire.walk import FetchObserver
 
 FOLLOWED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
 
-ProduceAsk: TypeAlias = tuple[Appended, ...]
+ProduceAsk: TypeAlias = tuple[ProducedPartition, ...]
 
-Asked: TypeAlias = FetchAsk | OffsetsAsk | ProduceAsk
+Asked: TypeAlias = FetchRequestPartitions | OffsetLookup | ProduceAsk
 """What a followed request asks for."""
 
 
@@ -88,7 +88,7 @@ class Reads:
         self.pressure = pressure
         self.lookups.follow(pressure)
 
-    def fetch_asked(self, version: int, body: Buffer, now_ms: float) -> FetchAsk:
+    def fetch_asked(self, version: int, body: Buffer, now_ms: float) -> FetchRequestPartitions:
         """Read a Fetch request that is about to be sent on. Raises MalformedFrame."""
         ask = read_fetch_request(version, body)
         self.has_fetched = True
@@ -130,7 +130,7 @@ class Watch:
 
     # Of a query
 
-    def observer(self, ask: FetchAsk, now_ms: float) -> FetchObserver:
+    def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchObserver:
         """Return who is to be shown the partitions of the answer."""
         assert self.reads is not None
         return self.reads.tracker.observer(ask, now_ms)
@@ -145,7 +145,7 @@ class Watch:
         if self.reads is not None and self.reads.pressure is not None:
             self.reads.pressure.held(start_ms, due_ms)
 
-    def wait_ms(self, ask: OffsetsAsk, now_ms: float) -> float:
+    def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer should still wait for the driver's report; 0: not at all."""
         return self.reads.lookups.wait_ms(ask, now_ms) if self.reads is not None else 0.0
 
@@ -154,7 +154,7 @@ class Watch:
 
         Raises MalformedResponse.
         """
-        if isinstance(asked, OffsetsAsk):
+        if isinstance(asked, OffsetLookup):
             assert self.reads is not None
             self._plans(asked, now_ms)
             return self.reads.lookups.answered(asked, version, frame, now_ms)
@@ -162,7 +162,7 @@ class Watch:
             self._appended(asked, version, frame, now_ms)
         return frame
 
-    def _plans(self, ask: OffsetsAsk, now_ms: float) -> None:
+    def _plans(self, ask: OffsetLookup, now_ms: float) -> None:
         if self._appends is None or self.reads is None or self.reads.has_fetched:
             return
         keys = {key for key, timestamp in ask.timestamps.items() if timestamp == LATEST}

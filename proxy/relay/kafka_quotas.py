@@ -9,8 +9,8 @@ from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClientQuot
 from prometheus_client import Counter
 from structlog import get_logger
 
-from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import DEFAULT, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.relay.ask import ask
 from proxy.relay.cluster import Cluster

@@ -2,7 +2,7 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import Flow, new_scratch
 from proxy.relay.following import FOLLOWED_APIS
 from proxy.relay.pair import Pair
@@ -15,9 +15,10 @@ from proxy.wire.apis import (
     api_name,
     downgrade_api_versions,
     is_known,
+    plan_of,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.prefix import (
+from proxy.wire.request_fields import (
     FetchLimits,
     fetch_limits,
     lower_fetch_bytes,
@@ -86,9 +87,9 @@ class RequestFlow(Flow):
         if not conn.upstream_ready():
             return 0
         api_key, version = head.api_key, head.api_version
-        how = plan_of(api_key, version).handling
-        if how is Handling.REFUSE or (
-            how is Handling.UNKNOWN and not conn.services.passes_unknown_apis
+        plan = plan_of(api_key, version)
+        if plan.handling is Handling.REFUSE or (
+            plan.handling is Handling.UNKNOWN and not conn.services.passes_unknown_apis
         ):
             raise RequestRefused(
                 "unsupported_version",
@@ -105,7 +106,7 @@ class RequestFlow(Flow):
         exchange = Exchange(conn.session(head.client_id), head, version, clock_ms())
         if exchange.session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
             return 0
-        if api_key in LOGIN_APIS:
+        if plan.api.is_login:
             taken = self._collect_login(head, view)
         elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
             # Read before it is sent on: the answer must not come first.

@@ -2,21 +2,21 @@
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.quota.busy import BusyTime
-from proxy.quota.client import Charge, largest
+from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
 from proxy.relay.pair import Pair
 from proxy.relay.services import ThrottleMode
 from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
-from proxy.wire.errors import MalformedResponse
-from proxy.wire.fetch import FetchAsk
+from proxy.wire.apis import FETCH, PRODUCE, ApiPlan, Handling
+from proxy.wire.fetch import FetchRequestPartitions
+from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
-from proxy.wire.offsets import OffsetsAsk
+from proxy.wire.list_offsets import OffsetLookup
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
-from proxy.wire.walk import FetchWalker, neutral_tail
 
 LONGEST_MUTE_MS = 2000.0
 """A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
@@ -110,10 +110,12 @@ class ResponseFlow(Flow):
             exchange.measured = True
             if self._hold(exchange, frame_bytes):
                 return 0
-        if isinstance(exchange.asked, OffsetsAsk) and self._awaits_report(exchange, exchange.asked):
+        if isinstance(exchange.asked, OffsetLookup) and self._awaits_report(
+            exchange, exchange.asked
+        ):
             return 0
         plan = exchange.plan
-        throttle = plan.throttle_offset if exchange.throttle_ms else 0
+        throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
@@ -133,21 +135,21 @@ class ResponseFlow(Flow):
         asked = exchange.asked
         if (
             plan.takes_whole
-            or not (asked is None or isinstance(asked, FetchAsk))
+            or not (asked is None or isinstance(asked, FetchRequestPartitions))
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if plan.handling is Handling.WALK or isinstance(asked, FetchAsk):
+        if plan.handling is Handling.WALK or isinstance(asked, FetchRequestPartitions):
             start = plan.body_offset
             if frame_bytes <= start:
                 raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
             if _has_header_tags(plan, view):
                 raise MalformedResponse("a response header with tagged fields")
             observer = None
-            if isinstance(asked, FetchAsk) and exchange.watch is not None:
+            if isinstance(asked, FetchRequestPartitions) and exchange.watch is not None:
                 observer = exchange.watch.observer(asked, clock_ms())
             self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
             return self._walk(self._walker, view, start)
@@ -203,7 +205,7 @@ class ResponseFlow(Flow):
             self._send(neutral_tail(bytes(frame)))
             return
         response = bytes(frame)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.login_answered(exchange, response)
         if exchange.asked is not None and exchange.watch is not None:
             response = exchange.watch.answered(
@@ -222,7 +224,7 @@ class ResponseFlow(Flow):
                 exchange.api_key, exchange.version, response, exchange.throttle_ms
             )
         self._send(response)
-        if exchange.api_key in LOGIN_APIS:
+        if exchange.plan.api.is_login:
             self._conn.login_ends()
 
     def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
@@ -248,14 +250,14 @@ class ResponseFlow(Flow):
             exchange.throttle_ms = round(mute_ms)
             self._conn.mute(now_ms + mute_ms, api_key)
             return False
-        if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
+        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
         self.paused = True
         self._busy_time.held(charge.due_ms)
         self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
         return True
 
-    def _awaits_report(self, exchange: Exchange, asked: OffsetsAsk) -> bool:
+    def _awaits_report(self, exchange: Exchange, asked: OffsetLookup) -> bool:
         """Let a driver's look-up wait a little for the report on its last batch, if need be."""
         now_ms = clock_ms()
         wait_ms = exchange.watch.wait_ms(asked, now_ms) if exchange.watch is not None else 0.0
@@ -266,22 +268,22 @@ class ResponseFlow(Flow):
         self._delayed = reaper.add(now_ms + min(wait_ms, REPORT_CHECK_MS), self.resume)
         return True
 
-    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
+    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         session = exchange.session
         quotas, charge = session.quotas, exchange.charge
         if exchange.api_key == FETCH:
             if exchange.expected is not None:
-                exchange.expected.met(frame_bytes)
+                exchange.expected.answered(frame_bytes)
                 session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
 
 
-def _has_header_tags(plan: Plan, view: memoryview) -> bool:
+def _has_header_tags(plan: ApiPlan, view: memoryview) -> bool:
     """Say whether the header has tagged fields, so that the body is not where we expect it."""
     return plan.is_flexible and view[plan.body_offset - 1] != 0

@@ -13,14 +13,14 @@ from prometheus_client import Counter
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from metrics.sensor import DEFAULT_EXPIRY_MS
-from proxy.quota.client import Charge
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.following import Following
 from proxy.relay.pipes import PipePool
-from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
-from proxy.wire.errors import FrameFault
+from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
+from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
@@ -90,6 +90,11 @@ class Reapers:
             Reaper(DelayQueue(family), clock_ms, self._call_at, lag.observe)
             for family in self.FAMILIES
         )
+        self._by_family: dict[ApiFamily, Reaper] = {
+            "fetch": self.fetch,
+            "produce": self.produce,
+            "request": self.request,
+        }
         for reaper in self.all:
             gauge = instruments.delay_queue_size.labels(reaper.queue.api)
             gauge.set_function(reaper.queue.__len__)
@@ -101,9 +106,7 @@ class Reapers:
 
     def for_api(self, api_key: int) -> Reaper:
         """Return the reaper of this API's family."""
-        if api_key == FETCH:
-            return self.fetch
-        return self.produce if api_key == PRODUCE else self.request
+        return self._by_family[api_of(api_key).family]
 
     def release_all(self) -> None:
         """Let everything go now."""
@@ -205,7 +208,7 @@ class Services:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: Charge, hold_s: float) -> None:
+    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
         """Count a response that is held for `hold_s` seconds."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.client import Charge
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import Waiter
@@ -40,7 +40,7 @@ class Turn:
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
             waited_ms = now_ms - since_ms
-            charge = Charge(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self._services.count_throttled(charge, waited_ms / MS_PER_SECOND)
             if api_key == FETCH and session.watch is not None:
                 session.watch.held(since_ms, now_ms)

@@ -9,16 +9,18 @@ from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from proxy.wire.apis import FETCH, is_known
-from proxy.wire.errors import MalformedFrame, MalformedResponse
 from proxy.wire.layout import (
+    Buffer,
     Fixed,
     Node,
     Record,
     Sized,
+    read_tags,
+    read_uvarint,
     record_of,
     request_layout,
 )
-from proxy.wire.varint import Buffer, read_tags, read_uvarint
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 __all__ = [
     "FINAL_EPOCH",
@@ -26,8 +28,8 @@ __all__ = [
     "NO_OFFSET",
     "NO_SESSION",
     "TOPIC_ID_BYTES",
-    "FetchAsk",
     "FetchPosition",
+    "FetchRequestPartitions",
     "FetchedPartition",
     "TopicKey",
     "leading_fields",
@@ -68,13 +70,13 @@ class FetchPosition(NamedTuple):
 
 
 @dataclass(slots=True)
-class FetchAsk:
+class FetchRequestPartitions:
     """What a Fetch request asks for. Not frozen, which would make it slower to make."""
 
     session_id: int
     """NO_SESSION before version 7."""
 
-    epoch: int
+    session_epoch: int
     """FINAL_EPOCH before version 7."""
 
     positions: tuple[FetchPosition, ...]
@@ -86,7 +88,7 @@ class FetchAsk:
     @property
     def is_full(self) -> bool:
         """Whether the request names all that it asks for, not only what has changed."""
-        return self.epoch in (INITIAL_EPOCH, FINAL_EPOCH)
+        return self.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
 
 
 class FetchedPartition(NamedTuple):
@@ -103,7 +105,7 @@ class FetchedPartition(NamedTuple):
     last_stable_offset: int
     """From version 4 on."""
 
-    log_start: int
+    log_start_offset: int
     """From version 5 on."""
 
     records_bytes: int
@@ -112,7 +114,7 @@ class FetchedPartition(NamedTuple):
     """Behind the last whole record batch; None when there is none or the records were not seen."""
 
 
-def read_fetch_request(version: int, body: Buffer) -> FetchAsk:
+def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Null arrays read as empty, a null name as the empty string. What follows the partitions is left
@@ -160,7 +162,7 @@ class _Form:
     flexible: bool
     has_forgotten: bool
 
-    def read(self, body: Buffer) -> FetchAsk:
+    def read(self, body: Buffer) -> FetchRequestPartitions:
         """Raise IndexError, ValueError, struct.error or MalformedResponse for malformed bytes."""
         session_id, epoch = self.head.unpack_from(body) or (NO_SESSION, FINAL_EPOCH)
         view = memoryview(body)
@@ -178,7 +180,7 @@ class _Form:
                 end = _checked(view, pos + count * _INT32.size)
                 forgotten += [(topic, index) for (index,) in _INT32.iter_unpack(view[pos:end])]
                 pos = self._skip_tags(view, end)
-        return FetchAsk(session_id, epoch, tuple(positions), tuple(forgotten))
+        return FetchRequestPartitions(session_id, epoch, tuple(positions), tuple(forgotten))
 
     def _read_positions(
         self, view: memoryview, pos: int, topic: TopicKey, positions: list[FetchPosition]

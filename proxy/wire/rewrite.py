@@ -8,32 +8,34 @@ from struct import Struct
 from typing import TypeAlias
 
 from proxy.wire.apis import (
-    ADDRESS_APIS,
     API_VERSIONS,
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
     LENGTH_BYTES,
     METADATA,
+    api_of,
     is_known,
     max_safe_version,
 )
-from proxy.wire.errors import MalformedResponse
 from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     Array,
+    Buffer,
     Cursor,
     Node,
     Record,
     Sized,
     TagSection,
     read_string,
+    read_tags,
     record_of,
     response_layout,
     tagged_response_layout,
     write_count,
     write_string,
+    write_tags,
 )
-from proxy.wire.varint import Buffer, read_tags, write_tags
+from proxy.wire.malformed import MalformedResponse
 
 __all__ = [
     "Advertise",
@@ -84,7 +86,7 @@ def rewrite_response(
     """
     if api_key == API_VERSIONS:
         edits = _cap_versions(version, frame, passes_unknown)
-    elif version < ADDRESS_APIS.get(api_key, version + 1):
+    elif version < api_of(api_key).first_with_addresses:
         return frame
     else:
         layout, cursor = _open(api_key, version, frame)

@@ -17,7 +17,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.quota import ClientIdentity, Rule
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 from proxy.wire.fetch import FetchedPartition
 
 REPORTS = "/v1/spark/batches"
@@ -25,7 +25,7 @@ BYTES_PER_RECORD = 1000
 ADAPTIVE = Rule(
     client_id="etl-payments",
     bounds={CONSUMER: 10 * MIB},
-    adaptive=Adaptive(batch_interval_ms=2000.0, estimator="pid"),
+    adaptive=AdaptiveBound(batch_interval_ms=2000.0, estimator="pid"),
     place="quota-proxy.yaml:18",
     number=4,
 )

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spark_world import REPORTS, Job, SparkWorld, uuid
 
-from proxy.admin.queries import MAX_SUMMARIES, Queries, limited, written
-from proxy.admin.seldom import COST_FACTOR
+from proxy.admin.cached import COST_FACTOR
+from proxy.admin.query_documents import MAX_SUMMARIES, QueryDocuments, limited, written
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 from proxy.progress.settings import QuerySettings
 
@@ -283,7 +283,7 @@ class Slow:
 
 def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
-    queries = Queries(slow, lambda: slow.now_ms)
+    queries = QueryDocuments(slow, lambda: slow.now_ms)
     for _ in range(10):
         queries.documents()
         queries.adaptive()

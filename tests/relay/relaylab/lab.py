@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments, Registry
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Rule
-from proxy.quota.settings import QuotaSettings
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.cluster import Cluster
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool

@@ -16,10 +16,10 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 CLIENT = "etl-orders"
@@ -33,9 +33,9 @@ LABEL = "orders"
 EPOCH_S = 1_767_323_045.0
 
 
-def adaptive(**settings) -> Adaptive:
+def adaptive(**settings) -> AdaptiveBound:
     """Settings with the estimator whose rate is simply that of the latest batch."""
-    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
+    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
 
 
 def rule(static=STATIC, number=0, **settings) -> Rule:
@@ -221,9 +221,9 @@ def stamp(seconds: float) -> str:
 
 def ask(
     partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
-) -> OffsetsAsk:
+) -> OffsetLookup:
     keys = [(topic, index) for index in partitions]
-    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
+    return OffsetLookup(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:

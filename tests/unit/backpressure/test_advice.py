@@ -6,11 +6,11 @@ from proxy.backpressure.advice import advise
 from proxy.progress.events import EventKind, ProgressEvent
 from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import TriggerReport
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import DEFAULT, Adaptive, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
 
 BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
-TWO_SECONDS = Adaptive(batch_interval_ms=2000.0)
+TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
 EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
 
 
@@ -117,7 +117,7 @@ def test_the_client_has_connected(query, known, expected):
     ],
 )
 def test_the_trigger(trigger, interval_ms, expected):
-    adaptive = Adaptive(batch_interval_ms=interval_ms) if interval_ms is not None else None
+    adaptive = AdaptiveBound(batch_interval_ms=interval_ms) if interval_ms is not None else None
     found = find(make(trigger=trigger), rule(adaptive=adaptive))
     assert found.keys() == expected.keys()
     for kind, part in expected.items():
@@ -126,7 +126,7 @@ def test_the_trigger(trigger, interval_ms, expected):
 
 def test_of_several_rules_that_of_the_client_tells_the_interval():
     query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
-    rules = [rule(user="alice"), rule(adaptive=Adaptive(batch_interval_ms=9000.0))]
+    rules = [rule(user="alice"), rule(adaptive=AdaptiveBound(batch_interval_ms=9000.0))]
     assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
     assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
     assert find(query, *rules, identity=ClientIdentity("default", "alice", "etl"))
@@ -135,7 +135,8 @@ def test_of_several_rules_that_of_the_client_tells_the_interval():
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
     two, three, nine = (
-        rule(adaptive=Adaptive(batch_interval_ms=interval_ms)) for interval_ms in (2e3, 3e3, 9e3)
+        rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
+        for interval_ms in (2e3, 3e3, 9e3)
     )
     assert "batch_interval is 2 s" in find(query, two)["interval"]
     assert "batch_interval is 3 s" in find(query, three)["interval"]

@@ -24,7 +24,7 @@ from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
 from proxy.progress.report import TriggerReport
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
 MAX_TIMESTAMP = -3
 # The earliest comes last: from it the next batch begins.
@@ -39,7 +39,7 @@ def partition(world: World):
 
 
 def ends_known(world: World) -> tuple[int, int]:
-    return partition(world).log.high_watermark, partition(world).log.log_start
+    return partition(world).log.high_watermark, partition(world).log.log_start_offset
 
 
 def clamp_why(world: World) -> str:

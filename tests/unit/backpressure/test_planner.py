@@ -9,7 +9,7 @@ from driver_script import END, PER_BATCH, RATE, fresh, running
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.trust import LIFE_WAIT_MS
-from proxy.wire.offsets import EARLIEST
+from proxy.wire.list_offsets import EARLIEST
 
 RECONNECTED = running().reconnects()
 ASKS_AGAIN = running().looks(5000).reads().after(INTERVAL_MS)

@@ -22,7 +22,7 @@ from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.control import FORGET_MS
 from proxy.backpressure.trust import LIFE_WAIT_MS, RESUME_WAIT_MS
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST
+from proxy.wire.list_offsets import EARLIEST
 
 PAUSE_MS = 100
 """From the start of the proxy until the driver has connected."""

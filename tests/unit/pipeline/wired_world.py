@@ -10,7 +10,6 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.app import quota_settings
 from proxy.backpressure.control import Backpressure
 from proxy.config import load_config
 from proxy.pipelines import Pipelines
@@ -113,7 +112,7 @@ class World:
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.prometheus = CollectorRegistry()
         instruments = Instruments(self.prometheus, max_label_sets=100)
-        made = quota_settings(self.config)
+        made = self.config.quota_settings
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
         self.registry = QueryRegistry(
@@ -143,7 +142,7 @@ class World:
 
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
-        self.quotas.update(quota_settings(self.config))
+        self.quotas.update(self.config.quota_settings)
         self.pipelines.update(self.config)
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):

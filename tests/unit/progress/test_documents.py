@@ -106,4 +106,4 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     world.registry.log_end("nobody", 0, 50, world.now_ms)
     for client_id in ("orders", "late"):
         part = world.part(client_id=client_id)
-        assert (part.log.high_watermark, part.log.log_start) == (50, 3)
+        assert (part.log.high_watermark, part.log.log_start_offset) == (50, 3)

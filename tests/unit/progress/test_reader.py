@@ -8,7 +8,7 @@ from progress_world import LARGE, Client, World
 from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
-from proxy.wire.fetch import FetchAsk, FetchedPartition, FetchPosition
+from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
 
 OUT_OF_RANGE = 1
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -86,7 +86,11 @@ def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):
 def test_following_may_begin_amid_a_session(world, client):
     client.asked = None
     client.answer(hw=77, start=3)
-    assert (world.part().log.high_watermark, world.part().log.log_start, delivered(world)) == (
+    assert (
+        world.part().log.high_watermark,
+        world.part().log.log_start_offset,
+        delivered(world),
+    ) == (
         77,
         3,
         [],
@@ -298,7 +302,7 @@ def test_it_follows_what_the_tracker_of_a_connection_tells(world):
     tracker = FetchTracker(names, world.query().reader(3))
 
     def exchange(session_id, epoch, positions, answered):
-        ask = FetchAsk(
+        ask = FetchRequestPartitions(
             session_id, epoch, tuple(FetchPosition(OLD_ID, *each) for each in positions), ()
         )
         tracker.asked(ask, world.now_ms)
