@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from progress_world import Client, World, configured, uuid
 
 from proxy.progress.progress_records import FORMAT
-from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
 TOPIC_ID = b"i" * 16

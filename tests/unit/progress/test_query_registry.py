@@ -9,10 +9,9 @@ from progress_world import FOREIGN, Client, Driver, World, configured, uuid
 
 from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
-from proxy.progress.query import LIVE_MS, MAX_PARTITIONS
+from proxy.progress.query import LIVE_MS, MAX_PARTITIONS, ProgressSettings, QuerySettings
 from proxy.progress.report import ReportRefused
 from proxy.progress.senders import MAX_SENDERS, Senders
-from proxy.progress.settings import ProgressSettings, QuerySettings
 
 # --- what is accepted
 
@@ -133,7 +132,7 @@ def test_numbers_of_two_queries_of_one_sender_are_one_row(world, driver):
 def test_the_number_of_senders_has_a_bound():
     senders = Senders()
     for number in range(MAX_SENDERS + 1):
-        senders.accepted(str(number), 5)
+        senders.accept(str(number), 5)
     assert not senders.is_repeated("0", 5)
     assert senders.is_repeated("1", 5)
 
