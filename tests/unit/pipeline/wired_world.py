@@ -160,7 +160,7 @@ class World:
         report = parse_report(json.dumps(document).encode())
         asked = self.pipelines.unsure(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
-        accepted = self.registry.report(report, self.now_ms, START_S)
+        accepted = self.registry.reports.accept(report, self.now_ms, START_S)
         self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 
