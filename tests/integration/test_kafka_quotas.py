@@ -17,7 +17,8 @@ from support.strangers import stranger
 from support.waiting import at_work, eventually
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.quota import DEFAULT, QuotaKind, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.relay.cluster import Cluster
 from proxy.relay.kafka_quotas import PLACE, KafkaQuotas, rules_of
 from proxy.wire.apis import METADATA

@@ -7,7 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
 from metrics.clock import clock_ms
-from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings
 from proxy.relay.pipes import PipePool
 from proxy.relay.services import MAX_GONE_CLIENTS, Limits, Reapers, Services, ThrottleMode
 

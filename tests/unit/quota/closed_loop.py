@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Waiter
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry, SensorCollector
-from proxy.quota import DEFAULT, ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import sensor_name
 from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -56,7 +57,7 @@ class World:
         self.manager.adapt(kind, entity, bound, reason, now_ms)
 
     def row(self, now_ms=0.0, entity=ENTITY, kind=CONSUMER):
-        rows = self.manager.snapshot(now_ms)
+        rows = list(filter(None, self.manager.rows(lambda: now_ms)))
         (row,) = [row for row in rows if (row.entity, row.kind) == (entity, kind)]
         return row
 
@@ -232,8 +233,8 @@ def test_it_survives_the_sensor():
     world = World()
     world.read(0)
     world.adapt(200.0 * KB, 0)
-    assert world.manager.expire(2 * HOUR_MS) == 1
-    assert world.manager.snapshot(2 * HOUR_MS) == []
+    assert sum(world.manager.expiring(2 * HOUR_MS)) == 1
+    assert list(filter(None, world.manager.rows(lambda: 2 * HOUR_MS))) == []
     world.read(2 * HOUR_MS)
     assert (world.row(2 * HOUR_MS).bound, world.row(2 * HOUR_MS).reason) == (200.0 * KB, WHY)
 
@@ -359,7 +360,7 @@ def test_what_is_owed_survives_a_change_of_the_rules():
     world.read(0, 1000 * KB)
     world.update(rule())
     minute_ms = 60_000.0
-    assert world.manager.expire(minute_ms) == 0
+    assert sum(world.manager.expiring(minute_ms)) == 0
     assert world.read(minute_ms).delay_ms == LONGEST_MS
 
 

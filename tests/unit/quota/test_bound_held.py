@@ -17,8 +17,8 @@ from closed_loop import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.quota import QuotaSettings, Rule
 from proxy.quota.gate import UNDER_WAY_MS
+from proxy.quota.rules import QuotaSettings, Rule
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from proxy.quota import DelayQueue, Reaper
+from proxy.quota.delay_queue import DelayQueue, Reaper
 
 
 class QueueMachine(RuleBasedStateMachine):
