@@ -10,9 +10,9 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure import records as pressure_records
-from proxy.backpressure.advice import advise
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure import backpressure_record as pressure_records
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_advice import advise
 from proxy.config import Config
 from proxy.pipelines import Pipelines
 from proxy.progress import progress_records
@@ -101,7 +101,10 @@ class Queries:
         self._quotas = quotas
         self._knows_client = knows_client
         self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
-        self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
+        self._to_keep = asyncio.Event()
+        self._backpressure = Backpressure(
+            quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
+        )
         self._cluster = cluster
         self._names = TopicNames()
         self._names_wanted = asyncio.Event()
@@ -116,8 +119,6 @@ class Queries:
         self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
         self.following.appends = self._pipelines
         self._writer: StateWriter | None = None
-        self._to_keep = asyncio.Event()
-        self._backpressure.on_change = self._to_keep.set
         self._keeping = asyncio.Lock()
         registry.register(
             ProgressCollector(self._registry, clock_ms, config.limits.max_client_entities)
@@ -172,7 +173,7 @@ class Queries:
         now_ms = clock_ms()
         accepted = self._registry.report(report, now_ms, time.time(), ends)
         query = accepted.query
-        self._backpressure.reported(accepted, now_ms)
+        self._backpressure.record_report(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
         pressed = self._backpressure.of_client(query.client_id)
         if report.run_id == query.run_id:

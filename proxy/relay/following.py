@@ -8,8 +8,9 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.backpressure.planner import DriverLookups
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
@@ -73,7 +74,7 @@ class Reads:
         query: QueryProgress,
         node_id: int | None,
         names: TopicNames,
-        pressure: QueryPressure | None,
+        pressure: QueryBackpressure | None,
         now_ms: float,
     ) -> None:
         self.query = query
@@ -81,9 +82,9 @@ class Reads:
         self.pressure = pressure
         self.has_fetched = False
         """Whether this is an executor's connection."""
-        self.lookups = DriverLookups(query, pressure, now_ms)
+        self.lookups = OffsetLookups(query, pressure, now_ms)
 
-    def follow(self, pressure: QueryPressure | None) -> None:
+    def follow(self, pressure: QueryBackpressure | None) -> None:
         """Go on under the rule that bounds the client now; None: it is not adaptive."""
         self.pressure = pressure
         self.lookups.follow(pressure)
@@ -138,12 +139,12 @@ class Watch:
     def read(self, count: int) -> None:
         """Take note of a Fetch response of so many bytes."""
         if self.reads is not None and self.reads.pressure is not None:
-            self.reads.pressure.read(count)
+            self.reads.pressure.record_bytes(count)
 
     def held(self, start_ms: float, due_ms: float) -> None:
         """Take note that a Fetch response is held from when to when."""
         if self.reads is not None and self.reads.pressure is not None:
-            self.reads.pressure.held(start_ms, due_ms)
+            self.reads.pressure.record_hold(start_ms, due_ms)
 
     def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
         """Return how long the answer should still wait for the driver's report; 0: not at all."""
@@ -241,7 +242,7 @@ class Following:
         present: Watch | None,
         now_ms: float,
     ) -> Reads | None:
-        pressure = self._backpressure.pressure(identity, now_ms)
+        pressure = self._backpressure.of_identity(identity, now_ms)
         if pressure is not None:
             self._registry.follow(client_id)
         query = self._registry.query_of(client_id)
