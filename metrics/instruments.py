@@ -50,24 +50,25 @@ class BoundedLabels(Collector, Generic[M]):
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
-        self._children: dict[LabelValues, M] = {}
+        self.children: dict[LabelValues, M] = {}
+        """By its label values."""
         # Sets with OTHER are kept apart: they are few, and must not use up the room.
         self._others: dict[LabelValues, M] = {}
-        # The last values of the sets in use, by their other values: what `forget` drops at once.
-        self._last: dict[LabelValues, dict[str, None]] = {}
+        self.last_values: dict[LabelValues, dict[str, None]] = {}
+        """Of the sets in use, by their other values: what `forget` drops at once."""
 
     def of(self, *values: str) -> M:
         """Return the child for these label values, in the metric's order; hold it on hot paths.
 
         Raises ValueError when the number of values is not that of the labels.
         """
-        child = self._children.get(values)
+        child = self.children.get(values)
         if child is not None:
             return child
-        if len(self._children) < self._max_sets:
+        if len(self.children) < self._max_sets:
             child = self._metric.labels(*values)
-            self._children[values] = child
-            self._last.setdefault(values[:-1], {})[values[-1]] = None
+            self.children[values] = child
+            self.last_values.setdefault(values[:-1], {})[values[-1]] = None
             self._others.pop(values, None)
             return child
         values = tuple(
@@ -75,7 +76,7 @@ class BoundedLabels(Collector, Generic[M]):
             for is_open, value in zip(self._is_open, values, strict=True)
         )
         child = self._metric.labels(*values)
-        if values not in self._children:
+        if values not in self.children:
             self._others[values] = child
         return child
 
@@ -90,15 +91,15 @@ class BoundedLabels(Collector, Generic[M]):
         if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
             raise ValueError(f"{sorted(labels)} are not {self._label_names}, nor all but the last")
         first = tuple(labels[name] for name in self._label_names[:-1])
-        last = self._last.get(first, {})
+        last = self.last_values.get(first, {})
         wanted = labels.get(self._label_names[-1])
         gone = list(last) if wanted is None else [wanted] if wanted in last else []
         for value in gone:
             del last[value]
-            del self._children[*first, value]
+            del self.children[*first, value]
             self._metric.remove(*first, value)
         if not last:
-            self._last.pop(first, None)
+            self.last_values.pop(first, None)
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
@@ -110,7 +111,7 @@ class BoundedLabels(Collector, Generic[M]):
         return [read_late(family, self._samples) for family in self.describe()]
 
     def _samples(self) -> Iterator[Sample]:
-        for sets in (self._children, self._others):
+        for sets in (self.children, self._others):
             for values in tuple(sets):
                 child = sets.get(values)
                 if child is not None:

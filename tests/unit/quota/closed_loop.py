@@ -119,10 +119,10 @@ class Consumer:
             batches = max(granted // self.batch_bytes, 1)
             world.at(
                 world.now_ms + self.broker_ms,
-                lambda: self._answered(batches * self.batch_bytes, expected),
+                lambda: self.answered(batches * self.batch_bytes, expected),
             )
 
-    def _answered(self, size: int, expected) -> None:
+    def answered(self, size: int, expected) -> None:
         world = self.world
         if expected is not None:
             expected.answered(size)
@@ -134,14 +134,14 @@ class Consumer:
             self._delivered(size)
             world.at(due_ms + self.think_ms, self.ask)
         else:
-            world.at(due_ms, lambda: (self._delivered(size), self._again()))
+            world.at(due_ms, lambda: (self._delivered(size), self.again()))
 
     def _delivered(self, size: int) -> None:
         world = self.world
         world.delivered.append((world.now_ms, size))
         world.latencies_ms.append(world.now_ms - world.under_way.pop(self.number))
 
-    def _again(self) -> None:
+    def again(self) -> None:
         self.world.at(self.world.now_ms + self.think_ms, self.ask)
 
 

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments, Registry, SensorCollector
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.meter import sensor_name
 from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
@@ -62,7 +61,7 @@ class World:
         return row
 
     def brake_ms(self, now_ms):
-        brake = self.manager._meters[sensor_name(CONSUMER, ENTITY)].brake
+        brake = self.client.meters[CONSUMER].brake
         return brake.due_ms - now_ms
 
     def read(self, now_ms, size=1, kind=CONSUMER):

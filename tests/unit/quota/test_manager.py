@@ -173,7 +173,7 @@ def test_connections_of_one_client_share_its_handle_until_the_last_one_closes():
     two.close()
     one.close()
     assert world.client() is not one
-    assert len(world.manager._clients) == 1
+    assert len(world.manager.clients()) == 1
 
 
 def test_a_client_that_connects_again_finds_its_history():
