@@ -79,43 +79,6 @@ def test_defaults():
     assert made.hold_ms == 30_000.0
 
 
-BAD_NUMBERS = [
-    *[
-        (name, value)
-        for name in ("batch_interval_ms", "min_rate", "max_rate", "initial_rate", "hold_ms")
-        for value in (0.0, -1.0, math.nan, math.inf)
-    ],
-    *[
-        (name, value)
-        for name in ("proportional", "integral", "derivative")
-        for value in (-0.1, math.nan, math.inf)
-    ],
-]
-
-
-@pytest.mark.parametrize(("name", "value"), BAD_NUMBERS)
-def test_numbers_out_of_range(name, value):
-    with pytest.raises(ValueError, match=name):
-        adaptive(**{name: value})
-
-
-@pytest.mark.parametrize(
-    "rates",
-    [
-        {"min_rate": 100.0, "max_rate": 99.0},
-        {"min_rate": 100.0, "initial_rate": 99.0},
-        {"max_rate": 1000.0, "initial_rate": 1001.0},
-    ],
-)
-def test_rates_that_contradict_each_other(rates):
-    with pytest.raises(ValueError, match="rate"):
-        adaptive(**rates)
-
-
-def test_rates_may_be_equal():
-    adaptive(min_rate=5.0, max_rate=5.0, initial_rate=5.0)
-
-
 BAD_RULES = [
     ("no consumer byte rate", {"client_id": "c", "bounds": {PRODUCER: 1.0}}, "consumer_byte_rate"),
     ("shared", {"client_id": "c", "scope": "shared", "bounds": {CONSUMER: 1.0}}, "scope"),
