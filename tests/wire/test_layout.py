@@ -4,12 +4,12 @@ import pytest
 
 from proxy.wire.apis import APIS
 from proxy.wire.layout import (
+    UNREADABLE,
     Array,
-    Cursor,
     Fixed,
-    MalformedResponse,
-    Optional,
-    Record,
+    OptionalRecord,
+    RecordLayout,
+    Sized,
     request_layout,
     response_layout,
 )
@@ -29,27 +29,28 @@ def test_a_layout_ends_where_the_message_ends(filler, message, layout):
             values = {"error_code": 0}  # the codec reads a refused ApiVersions as version 0
             body = filler(seed, unknown_tags=True, values=values).body(message, version)
             assert message.decode(body, version=version) is not None
-            cursor = Cursor(body + b"more", 0)
-            assert cursor.skip(record) == (0, len(body))
-            assert Cursor(body, 0).spans(record).keys() == record.fields.keys()
+            assert record.skip(body + b"more", 0) == len(body)
+            spans, end = record.spans(body, 0)
+            assert (spans.keys(), end) == (record.fields.keys(), len(body))
+            assert record.seek(None, body, 0) == max([0, *(end for _, end in spans.values())])
             for cut in (0, len(body) // 2, len(body) - 1):
                 if 0 <= cut < len(body):
-                    with pytest.raises(MalformedResponse):
-                        Cursor(body[:cut], 0).skip(record)
+                    with pytest.raises(UNREADABLE):
+                        record.skip(body[:cut], 0)
 
 
 def takes_bytes(node):
     """Whether each value of the node takes a byte at least, which bounds every loop over it."""
     match node:
-        case Fixed(size):
+        case Fixed(_, size):
             return size > 0
-        case Record(fields, program):
+        case RecordLayout(fields, _, program):
             return len(program) > 0 and all(map(takes_bytes, fields.values()))
         case Array(_, element):
             return takes_bytes(element)
-        case Optional(record):
+        case OptionalRecord(record):
             return takes_bytes(record)
-    return True
+    return isinstance(node, Sized)
 
 
 @pytest.mark.parametrize(("message", "layout"), MESSAGES)
@@ -71,10 +72,17 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_lengths_that_cannot_be(name):
     api_key, version, body = BAD[name]
-    with pytest.raises(MalformedResponse):
-        Cursor(body, 0).skip(response_layout(api_key, version))
+    with pytest.raises(UNREADABLE):
+        response_layout(api_key, version).skip(body, 0)
 
 
 def test_a_field_that_is_not_there():
     with pytest.raises(KeyError):
-        Cursor(bytes(100), 0).seek(response_layout(3, 0), "nothing")
+        response_layout(3, 0).seek("nothing", bytes(100), 0)
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(999, 0), (3, 14), (3, -1)])
+@pytest.mark.parametrize("layout", [request_layout, response_layout])
+def test_what_has_no_schema(layout, api_key, version):
+    with pytest.raises(ValueError, match="no schema"):
+        layout(api_key, version)
