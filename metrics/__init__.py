@@ -3,12 +3,11 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
-from .config import MetricConfig, Quota
 from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
-from .stats import Avg, Count, Max, Min, Rate, SampledStat, Stat, WindowedSum
+from .stats import Avg, Count, Max, MetricConfig, Min, Quota, Rate, SampledStat, Stat, WindowedSum
 
 __all__ = [
     "Avg",

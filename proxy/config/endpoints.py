@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.config.errors import BadValueError, shown
+from proxy.quota.values import BadValueError, shown
 
 MAX_PORT: Final = 65535
 NODE_ID: Final = "{node_id}"

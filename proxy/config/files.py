@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationInfo
 
-from proxy.config.errors import BadValueError, shown
+from proxy.quota.values import BadValueError, shown
 
 
 def read_bytes(path: Path) -> bytes:

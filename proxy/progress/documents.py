@@ -7,12 +7,12 @@ from typing import TypeAlias
 from metrics.clock import MS_PER_SECOND
 
 from .commits import GroupState
-from .notes import Note
+from .events import ProgressEvent
+from .offset_ranges import OffsetRange
 from .partition import PartitionProgress
 from .query import LastBatch, QueryProgress
-from .ranges import Range
 from .report import Refusal
-from .skips import Skip
+from .skipped_ranges import SkippedRange
 
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
@@ -63,8 +63,8 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
         "commit": _commit(query, commit, times),
-        "advice": [_note(note, times) for note in query.advice],
-        "notes": [_note(note, times) for note in reversed(query.notes)],
+        "advice": [_event(event, times) for event in query.advice],
+        "notes": [_event(event, times) for event in reversed(query.events)],
         "partitions": [
             _partition(query.partitions[key], times) for key in sorted(query.partitions)
         ],
@@ -100,10 +100,10 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
         "partition": partition.partition,
         "topic_id": topic_id.hex() if topic_id is not None else None,
         "leader": partition.leader,
-        "delivered_to": partition.delivered_to,
-        "completed_to": partition.completed_to,
-        "completed_at": partition.completed_s,
-        "committed": partition.committed,
+        "delivered_to": partition.position,
+        "completed_to": partition.committed_to,
+        "completed_at": partition.committed_at_s,
+        "committed": partition.group_offset,
         "high_watermark": partition.high_watermark,
         "log_start": partition.log_start,
         "lag_records": partition.lag_records(),
@@ -120,7 +120,7 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
     }
 
 
-def _ranges(ranges: Iterable[Range]) -> Document:
+def _ranges(ranges: Iterable[OffsetRange]) -> Document:
     every = list(ranges)
     return {
         "records": sum(end - start for start, end in every),
@@ -129,7 +129,7 @@ def _ranges(ranges: Iterable[Range]) -> Document:
     }
 
 
-def _skip(skip: Skip, times: Times) -> Document:
+def _skip(skip: SkippedRange, times: Times) -> Document:
     return {
         "from": skip.start,
         "to": skip.end,
@@ -150,11 +150,11 @@ def _commit(query: QueryProgress, state: GroupState | None, times: Times) -> Doc
     }
 
 
-def _note(note: Note, times: Times) -> Document:
+def _event(event: ProgressEvent, times: Times) -> Document:
     return {
-        "kind": str(note.kind),
-        "topic": note.topic,
-        "partition": note.partition,
-        "text": note.text,
-        "at": times.at_s(note.at_ms),
+        "kind": str(event.kind),
+        "topic": event.topic,
+        "partition": event.partition,
+        "text": event.text,
+        "at": times.at_s(event.at_ms),
     }

@@ -8,18 +8,17 @@ from typing import Protocol
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .notes import Advice, Note, NoteKind, SkipReason
+from .events import Advice, EventKind, ProgressEvent, SkipReason
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import Refusal, Trigger
+from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 from .settings import QuerySettings
-from .spans import Span
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
 
-MAX_NOTES = 50
-"""The latest notes of one query that are kept."""
+MAX_EVENTS = 50
+"""The latest events of one query that are kept."""
 
 MAX_FORMER = 16
 """How many runs that are over are remembered, so that late reports of them are told."""
@@ -57,7 +56,7 @@ class LastBatch:
 class QuerySink(Protocol):
     """Who is told what happens to queries."""
 
-    def note(self, note: Note) -> None:
+    def add_event(self, event: ProgressEvent) -> None:
         """Take note of what happened."""
 
     def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
@@ -65,6 +64,9 @@ class QuerySink(Protocol):
 
     def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
         """Learn that a partition's record is not wanted any more."""
+
+    def relabelled(self, query: "QueryProgress", old_label: str) -> None:
+        """Learn that the records of a query are to stand under another label."""
 
 
 class QueryProgress:
@@ -98,13 +100,13 @@ class QueryProgress:
         """Of this run or one before."""
         self.run_began_ms: float | None = None
         """None when it began before this process, and has reported no batch to it."""
-        self.trigger: Trigger | None = None
+        self.trigger: TriggerReport | None = None
         """Of this run; None: not known."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
         """When its listener last said anything of its run, if only that it lives."""
-        self.touched_ms: float | None = None
+        self.first_sweep_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.ended = False
         self.idle = False
@@ -120,9 +122,9 @@ class QueryProgress:
         self.sender: str | None = None
         self.sender_lost = 0
         """How many reports its sender had lost at its last batch."""
-        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self.advice = Advice()
-        """What is to be mended for its present run; it is not among the notes."""
+        """What is to be mended for its present run; it is not among the events."""
         self._sink = sink
         self._too_many = False
 
@@ -132,8 +134,8 @@ class QueryProgress:
         return self.settings.commit_group if self.settings is not None else None
 
     @property
-    def trigger_kind(self) -> str | None:
-        """Of this run: processing_time, available_now, once or continuous; None: not known."""
+    def trigger_kind(self) -> TriggerKind | None:
+        """Of this run; None: not known."""
         return self.trigger.kind if self.trigger is not None else None
 
     @property
@@ -155,7 +157,7 @@ class QueryProgress:
     @property
     def last_seen_ms(self) -> float | None:
         """When it last read or was heard of, or was taken up."""
-        times = (self.last_read_ms, self.last_heard_ms, self.touched_ms)
+        times = (self.last_read_ms, self.last_heard_ms, self.first_sweep_ms)
         return max((time for time in times if time is not None), default=None)
 
     def reports_are_fresh(self, now_ms: float) -> bool:
@@ -188,13 +190,13 @@ class QueryProgress:
         """Take note of a log end that a client of the query was told."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
-            kept.looked_up_end(offset, now_ms, told=True)
+            kept.record_lookup_end(offset, now_ms, client_saw_it=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Take note of a log start that a client of the query was told."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
-            kept.saw_start(offset, now_ms)
+            kept.record_log_start(offset, now_ms)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
@@ -205,7 +207,7 @@ class QueryProgress:
             if not self._too_many:
                 self._too_many = True
                 text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-                self.note(NoteKind.TOO_MANY, None, text, now_ms)
+                self.add_event(EventKind.TOO_MANY, None, text, now_ms)
             return None
         kept = PartitionProgress(topic, partition, self)
         self.partitions[topic, partition] = kept
@@ -218,7 +220,7 @@ class QueryProgress:
         """
         for partition in self.partitions.values():
             if self.run_id is not None:
-                partition.fail()
+                partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
         if self.run_id is not None:
             self.former_runs.append(self.run_id)
@@ -235,7 +237,7 @@ class QueryProgress:
     def completed(
         self,
         batch_id: int,
-        spans: Mapping[TopicPartition, Span],
+        ranges: Mapping[TopicPartition, BatchRange],
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
@@ -244,10 +246,10 @@ class QueryProgress:
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
-                if partition.key not in spans and partition.completed_to is not None:
+                if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
         self.progress_id = self.query_id
-        for key, span in spans.items():
+        for key, span in ranges.items():
             kept = self.open(*key, now_ms)
             assert kept is not None, "there was room"
             kept.complete(span, self.run_id, gap, now_ms, now_s)
@@ -255,16 +257,16 @@ class QueryProgress:
         self.last_batch_id = batch_id
 
     def completed_late(
-        self, run_id: str, spans: Mapping[TopicPartition, Span], now_ms: float, now_s: float
+        self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
     ) -> None:
         """Take note of a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
-        for key, span in spans.items():
+        for key, span in ranges.items():
             kept = self.open(*key, now_ms)
             assert kept is not None, "there was room"
-            done = kept.completed_to
+            done = kept.committed_to
             if kept.run_id == self.run_id or (done is not None and span.end <= done):
                 continue
             if span.start is None or span.start <= span.end:
@@ -274,9 +276,9 @@ class QueryProgress:
         """Take note that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in self.partitions.values():
-            partition.calm("the query has ended", now_ms)
+            partition.end_stall("the query has ended", now_ms)
             if error is not None:
-                partition.fail()
+                partition.fail_pending()
 
     def sweep(self, now_ms: float, stuck_after_ms: float) -> None:
         """Raise alarms, and let partitions go that the run does not read."""
@@ -288,27 +290,27 @@ class QueryProgress:
 
     def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
-        partition.gone = True
+        partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.note(NoteKind.LEFT, partition, why, now_ms)
+        self.add_event(EventKind.LEFT, partition, why, now_ms)
         self._sink.removed(self, partition)
 
-    def note(
-        self, kind: NoteKind, partition: PartitionProgress | None, text: str, now_ms: float
+    def add_event(
+        self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
     ) -> None:
-        """Keep a note and pass it on."""
+        """Keep an event and pass it on."""
         topic, number = (None, None) if partition is None else partition.key
-        note = Note(kind, self.name, topic, number, text, now_ms)
-        self.notes.append(note)
-        self._sink.note(note)
+        event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
+        self.events.append(event)
+        self._sink.add_event(event)
 
-    def advise(self, kind: NoteKind, text: str | None, now_ms: float) -> None:
+    def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Keep what is to be mended, and pass it on once for each run; None: nothing any more."""
         if text is None:
             self.advice.withdraw(kind)
-        elif self.advice.give(note := Note(kind, self.name, None, None, text, now_ms)):
-            self._sink.note(note)
+        elif self.advice.add(event := ProgressEvent(kind, self.name, None, None, text, now_ms)):
+            self._sink.add_event(event)
 
     def changed(self, partition: PartitionProgress) -> None:
         """Pass on that a partition's record is out of date."""

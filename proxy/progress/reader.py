@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from proxy.wire.fetch import FetchedPartition
 
-from .notes import SkipReason
+from .events import SkipReason
 from .partition import PartitionProgress
 
 OFFSET_OUT_OF_RANGE = 1
@@ -63,7 +63,7 @@ class Reader:
     ) -> None:
         """Take note of a position in a Fetch request."""
         flow = self._flows.get((topic, partition))
-        if flow is None or flow.partition.gone or flow.topic_id != topic_id:
+        if flow is None or flow.partition.is_dropped or flow.topic_id != topic_id:
             self._begin(topic, partition, topic_id, offset, now_ms)
             return
         flow.partition.read_ms = now_ms
@@ -85,7 +85,7 @@ class Reader:
     ) -> None:
         """Take note of a partition in a Fetch response, and of the offset that was asked for."""
         flow = self._flows.get((topic, partition))
-        if flow is None or flow.partition.gone or flow.topic_id != topic_id:
+        if flow is None or flow.partition.is_dropped or flow.topic_id != topic_id:
             flow = self._begin(topic, partition, topic_id, asked_offset, now_ms)
             if flow is None:
                 return
@@ -93,22 +93,22 @@ class Reader:
         if answer.error_code:
             if answer.error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
                 flow.lost = asked_offset == flow.asked
-                kept.lost_at = asked_offset
+                kept.out_of_range_at = asked_offset
             return
-        if topic_id is not None and not kept.is_of(topic_id, now_ms):
+        if topic_id is not None and not kept.accepts_topic_id(topic_id, now_ms):
             return
         if asked_offset is not None:
-            if kept.lost_at is not None:
+            if kept.out_of_range_at is not None:
                 self._find_lost(flow, asked_offset, answer.log_start_offset, now_ms)
-            if kept.asked_from is None:  # a new run began, or the topic was made anew, meanwhile
+            if kept.fetched_from is None:  # a new run began, or the topic was made anew, meanwhile
                 kept.asked(asked_offset, now_ms)
         if self._node_id is not None:
             kept.leader = self._node_id
-        kept.saw_end(answer.high_watermark, now_ms)
+        kept.record_high_watermark(answer.high_watermark, now_ms)
         if answer.records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
             self._given(flow, asked_offset, answer.end_offset, now_ms)
         # Only after what was delivered: the rest below it is lost.
-        kept.saw_start(answer.log_start_offset, now_ms)
+        kept.record_log_start(answer.log_start_offset, now_ms)
 
     def _begin(
         self,
@@ -131,7 +131,7 @@ class Reader:
         kept.asked(offset, now_ms)
         if len(self._flows) >= MAX_FLOWS:
             self._flows = {
-                each: flow for each, flow in self._flows.items() if not flow.partition.gone
+                each: flow for each, flow in self._flows.items() if not flow.partition.is_dropped
             }
         flow = self._flows[key] = _Flow(kept, topic_id, offset)
         return flow
@@ -141,7 +141,7 @@ class Reader:
         if flow.lost:
             kept.skip(flow.asked, offset, SkipReason.OUT_OF_RANGE, now_ms)
             flow.lost = False
-            kept.lost_at = None
+            kept.out_of_range_at = None
         elif flow.has_bytes and flow.topic_id in (None, kept.topic_id):
             kept.deliver(flow.given_to, offset, now_ms)
         kept.asked(offset, now_ms)
@@ -152,15 +152,15 @@ class Reader:
         The reader that was told so may have a successor on another connection.
         """
         kept = flow.partition
-        lost_at = kept.lost_at
-        if lost_at is None or asked < lost_at:
+        out_of_range_at = kept.out_of_range_at
+        if out_of_range_at is None or asked < out_of_range_at:
             return
-        kept.lost_at = None
-        if asked == lost_at:  # it is there after all
+        kept.out_of_range_at = None
+        if asked == out_of_range_at:  # it is there after all
             flow.lost = False
             return
         there_from = asked if log_start < 0 else min(asked, log_start)
-        kept.skip(lost_at, there_from, SkipReason.OUT_OF_RANGE, now_ms)
+        kept.skip(out_of_range_at, there_from, SkipReason.OUT_OF_RANGE, now_ms)
 
     def _given(self, flow: _Flow, asked: int, end: int | None, now_ms: float) -> None:
         if asked != flow.asked:  # the client has gone on meanwhile

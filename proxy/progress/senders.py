@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .ranges import Ranges
+from .offset_ranges import OffsetRanges
 
 MAX_SENDERS = 1000
 """How many listeners are remembered; the one that reported longest ago is forgotten first."""
@@ -18,7 +18,7 @@ class Sender:
     """The highest number that was accepted."""
     lost: int = 0
     """How many numbers below it never came."""
-    refused: Ranges = field(default_factory=lambda: Ranges(MAX_REFUSED_RANGES))
+    refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
     """Higher numbers that came and were refused: not lost."""
 
 

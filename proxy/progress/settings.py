@@ -1,4 +1,4 @@
-"""What the book is told: which queries are configured, and the bounds."""
+"""What the registry is told: which queries are configured, and the bounds."""
 
 from dataclasses import dataclass
 

@@ -3,40 +3,39 @@
 Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of sockets.
 """
 
-from .client import Charge, ClientQuotas, largest
+from .client_quotas import ClientQuotas, ThrottleTime, longest
 from .delay_queue import Delayed, DelayQueue, Reaper, TimerHandle
-from .entities import ClientIdentity, QuotaKind
-from .manager import OnState, QuotaManager, Reading
+from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .manager import MeasuredRate, OnState, QuotaManager
 from .meter import QuotaRow
-from .rulebook import RuleBook, RuleEntry, RuleSource
-from .rules import DEFAULT, OTHER, Considered, Match, Rule, RuleTable
+from .rule_registry import RuleEntry, RuleOrigin, RuleRegistry
+from .rules import OTHER, CandidateRule, Match, QuotaSettings, Rule, RuleTable
 from .selector import parse_selector, selector
-from .settings import QuotaSettings
 
 __all__ = [
     "DEFAULT",
     "OTHER",
-    "Charge",
+    "CandidateRule",
     "ClientIdentity",
     "ClientQuotas",
-    "Considered",
     "DelayQueue",
     "Delayed",
     "Match",
+    "MeasuredRate",
     "OnState",
     "QuotaKind",
     "QuotaManager",
     "QuotaRow",
     "QuotaSettings",
-    "Reading",
     "Reaper",
     "Rule",
-    "RuleBook",
     "RuleEntry",
-    "RuleSource",
+    "RuleOrigin",
+    "RuleRegistry",
     "RuleTable",
+    "ThrottleTime",
     "TimerHandle",
-    "largest",
+    "longest",
     "parse_selector",
     "selector",
 ]

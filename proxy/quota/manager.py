@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from metrics import Instruments, Registry, Sensor
 
-from .client import Charge, ClientQuotas
+from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
-from .meter import Adapted, Meter, QuotaRow, sensor_name
-from .rules import Considered, Match, Rule, RuleTable
-from .settings import QuotaSettings
+from .meter import AdaptedBound, Meter, QuotaRow, sensor_name
+from .rules import CandidateRule, Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
@@ -25,7 +24,7 @@ MAX_EXAMINED = 500
 """How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
 
 
-class Reading(NamedTuple):
+class MeasuredRate(NamedTuple):
     """What one sensor measures."""
 
     entity: str
@@ -73,7 +72,7 @@ class QuotaManager:
         self._unbounded: dict[ClientIdentity, None] = {}
         self._meters: dict[str, Meter] = {}
         # By sensor name; kept apart from the meters, which come and go.
-        self._adapted: dict[str, Adapted] = {}
+        self._adapted: dict[str, AdaptedBound] = {}
         self._client_sensors: Counter[QuotaKind] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
@@ -128,11 +127,11 @@ class QuotaManager:
 
         """
         name = sensor_name(kind, entity)
-        adapted: Adapted | None = None
+        adapted: AdaptedBound | None = None
         if bound is not None and not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"the bound of {entity} must be above 0, not {bound!r}")
         if reason is not None:
-            adapted = self._adapted[name] = Adapted(bound, reason)
+            adapted = self._adapted[name] = AdaptedBound(bound, reason)
         elif bound is not None:
             raise ValueError(f"the bound of {entity} is {bound!r} without a reason")
         else:
@@ -171,7 +170,7 @@ class QuotaManager:
                 quotas.resolve()
             yield is_silent
 
-    def explain(self, identity: ClientIdentity) -> list[Considered]:
+    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""
         return self.table.explain(identity)
 
@@ -201,14 +200,14 @@ class QuotaManager:
                 clients = (first[name], *more.get(name, ())) if name in first else ()
                 yield meter.row(clients, clock_ms())
 
-    def readings(self, clock_ms: Clock) -> Iterator[Reading]:
+    def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, as `rows` does and for a fraction of its cost."""
         for meter in tuple(self._meters.values()):
             if not meter.sensor.retired:
                 rate = meter.metric.measure(clock_ms())
-                yield Reading(meter.entity, meter.kind, rate, meter.bound)
+                yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
 
-    def held(self, charge: Charge, hold_ms: float, now_ms: float) -> None:
+    def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Take note that a response is really held for a charge, beginning now.
 
         Call it for each response that waits, with the one charge that makes it wait. A charge may

@@ -5,18 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from admin_world import (
-    CONSUMER,
-    HOSTILE,
-    MIB,
-    MS_PER_SECOND,
-    PRODUCER,
-    REQUEST,
-    START_MS,
-    World,
-    tick,
-)
+from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, START_MS, World, tick
 
+from metrics.clock import MS_PER_SECOND
 from proxy.quota import ClientIdentity, QuotaKind
 
 TEN_MINUTES_MS = 600_000.0

@@ -29,7 +29,7 @@ def test_what_was_delivered_is_known_from_the_next_position(world, client):
     client.read(25)
     assert delivered(world) == [(10, 25)]
     client.read(40)
-    assert (delivered(world), world.part().delivered_to) == ([(10, 40)], 40)
+    assert (delivered(world), world.part().position) == ([(10, 40)], 40)
 
 
 def test_or_from_the_end_of_the_answer_and_not_counted_twice(world, client):
@@ -43,13 +43,13 @@ def test_a_position_that_moves_without_records_was_only_sought(world, client):
     client.read(10, count=0)
     client.read(500)
     assert delivered(world) == []
-    assert world.part().asked_from == 10
+    assert world.part().fetched_from == 10
 
 
 def test_asking_again_from_the_same_place_delivers_nothing(world, client):
     for _ in range(3):
         client.read(10, count=0)
-    assert (delivered(world), world.part().asked_from) == ([], 10)
+    assert (delivered(world), world.part().fetched_from) == ([], 10)
 
 
 def test_a_lower_position_is_a_refetch_of_what_is_then_delivered(world, client):
@@ -72,7 +72,7 @@ def test_executors_that_share_a_partition_do_not_mix(world, client):
     other.read(130)
     assert delivered(world) == [(0, 20), (100, 130)]
     assert world.part().refetched_records == 0
-    assert world.part().delivered_to == 20
+    assert world.part().position == 20
 
 
 def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):

@@ -123,7 +123,7 @@ class Consumer:
     def _answered(self, size: int, expected) -> None:
         world = self.world
         if expected is not None:
-            expected.met(size)
+            expected.answered(size)
         self.last_bytes = size
         charge = world.client.charge(CONSUMER, size, world.now_ms)
         due_ms = charge.due_ms if charge is not None else world.now_ms

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry, SensorCollector
 from proxy.quota import DEFAULT, ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.control import LONGEST_BRAKE, SAVED_INTERVALS
 from proxy.quota.meter import sensor_name
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
+from proxy.quota.rules import AdaptiveBound, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -22,14 +22,14 @@ ENTITY = "client-id=c"
 INTERVAL_MS = 2000.0
 SAVED_MS = SAVED_INTERVALS * INTERVAL_MS
 """How much of its time a query may save."""
-LONGEST_MS = LONGEST_BRAKE * INTERVAL_MS
+LONGEST_MS = LONGEST_HOLD * INTERVAL_MS
 BURST_S = 11
 """What a client that was idle may read at once: the time that a sensor looks back on."""
 WHY = "batch 7: 100 records in 50 ms -> 2,000 records/s"
 
 
-def adaptive(**settings) -> Adaptive:
-    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, **settings})
+def adaptive(**settings) -> AdaptiveBound:
+    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, **settings})
 
 
 def rule(bound=STATIC, *, moves=True, interval_ms=INTERVAL_MS, **keys) -> Rule:
@@ -72,7 +72,7 @@ class World:
 
 
 def test_defaults():
-    made = Adaptive()
+    made = AdaptiveBound()
     assert (made.batch_interval_ms, made.estimator) == (None, "cost")
     assert (made.min_rate, made.max_rate, made.initial_rate) == (100.0, None, None)
     assert (made.proportional, made.integral, made.derivative) == (1.0, 0.2, 0.0)

@@ -6,16 +6,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from metrics import Instruments, Registry, SensorCollector
 from proxy.quota import (
     DEFAULT,
-    Charge,
     ClientIdentity,
     QuotaKind,
     QuotaManager,
     QuotaSettings,
     Rule,
-    largest,
+    ThrottleTime,
+    longest,
 )
-from proxy.quota.holds import QUIET_MS
-from proxy.quota.meter import SHOWN_CLIENTS
+from proxy.quota.meter import QUIET_MS, SHOWN_CLIENTS
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -49,7 +48,7 @@ class World:
         return self.manager.client(ClientIdentity(listener, user, client_id))
 
     def hold(self, client, value, now_ms, kind=CONSUMER):
-        """Charge, and hold the response as the relay does."""
+        """ThrottleTime, and hold the response as the relay does."""
         charge = client.charge(kind, value, now_ms)
         if charge is not None:
             self.manager.held(charge, charge.due_ms - now_ms, now_ms)
@@ -99,7 +98,7 @@ def test_a_response_within_the_bound_is_measured_and_not_held():
 def test_the_formula_gives_the_first_delay():
     """11 MB/s measured over 5 s against 10 MB/s: 500 ms."""
     world = World(rule(client_id=DEFAULT, consumer=10 * MB), samples=6)
-    assert world.client().charge(CONSUMER, 55 * MB, 100.0) == Charge(
+    assert world.client().charge(CONSUMER, 55 * MB, 100.0) == ThrottleTime(
         600.0, 500, CONSUMER, "client-id=c"
     )
     assert world.counted("violations", "client-id=c") == 1
@@ -126,15 +125,15 @@ def test_of_three_quotas_the_largest_delay_counts_and_not_the_sum():
         client.charge(REQUEST, 10_500.0, 0.0),
     ]
     assert [charge.delay_ms for charge in charges] == [1000, 3000, 500]
-    assert largest(charges) is charges[1]
-    assert largest([None, charges[2], None]) is charges[2]
-    assert largest([None]) is None
-    assert largest([]) is None
+    assert longest(charges) is charges[1]
+    assert longest([None, charges[2], None]) is charges[2]
+    assert longest([None]) is None
+    assert longest([]) is None
 
 
 def test_one_hold_is_at_most_max_delay():
     world = World(ALL, max_delay_ms=2000.0)
-    assert world.client().charge(CONSUMER, 50 * MB, 7.0) == Charge(
+    assert world.client().charge(CONSUMER, 50 * MB, 7.0) == ThrottleTime(
         2007.0, 2000, CONSUMER, "client-id=c"
     )
     assert world.row("client-id=c", 7.0).owed_ms == 40_000.0
@@ -198,7 +197,7 @@ def test_further_clients_share_one_sensor_and_are_metered():
     charges = [client.charge(CONSUMER, 5 * MB, 0.0) for client in clients]
     assert world.entities() == ["client-id=c0", "client-id=c1", "other"]
     assert charges[:4] == [None] * 4
-    assert charges[4] == Charge(5000.0, 5000, CONSUMER, "other")
+    assert charges[4] == ThrottleTime(5000.0, 5000, CONSUMER, "other")
     assert world.overflows == [(9, CONSUMER)]
     assert world.counted("violations", "other") == 1
 
@@ -353,7 +352,7 @@ def test_rows_and_readings_are_those_of_each_step():
         client.charge(CONSUMER, 10 * MB, 0.0)
     times = iter((0.0, 20_000.0))
     rows = (row for row in world.manager.rows(lambda: next(times)) if row is not None)
-    readings = world.manager.readings(lambda: 0.0)
+    readings = world.manager.measured_rates(lambda: 0.0)
     assert (next(rows).rate, next(readings)) == (MB, ("client-id=a", CONSUMER, MB, MB))
 
     world.update()
