@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from proxy.wire.apis import FETCH
-from proxy.wire.layout import UNREADABLE, Array, Buffer, Fixed, Sized, request_layout, skip_tags
+from proxy.wire.layout import UNREADABLE, Buffer, request_layout, skip_tags
 from proxy.wire.malformed import MalformedFrame
 
 TopicKey: TypeAlias = str | bytes
@@ -103,9 +103,10 @@ class _RequestForm:
     head: Struct
     """Up to the topics. Unpacks session id and epoch, where there are any."""
 
-    topics: Array
-    topic: Fixed | Sized
-    partitions: Array
+    topics: Any
+    topic: Any
+    partitions: Any
+    """Layouts of the array, of a topic's name or id, of its array of partitions."""
 
     row: Struct
     """Partition and offset; in flexible versions the first byte of the tag section, too."""
@@ -167,12 +168,10 @@ def _checked(view: memoryview, end: int) -> int:
 @cache
 def _form(version: int) -> _RequestForm:
     request = request_layout(FETCH, version)
-    topics = request.array("topics")
-    partitions = topics.record.array("partitions")
-    topic = next(iter(topics.record.fields.values()))
-    assert isinstance(topic, Fixed | Sized)  # the schemas say so
+    topics = request.fields["topics"]
+    topic, partitions = topics.element.fields.values()
     is_flexible = request.tags is not None
-    row = partitions.record.head("partition", "fetch_offset")
+    row = partitions.element.head("partition", "fetch_offset")
     return _RequestForm(
         head=request.head("session_id", "session_epoch"),
         topics=topics,

@@ -7,9 +7,7 @@ of each partition.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import cache
-from struct import Struct
 from typing import Protocol, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH
@@ -17,11 +15,7 @@ from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
-    Array,
     Buffer,
-    Fixed,
-    RecordLayout,
-    Sized,
     read_tags,
     read_uvarint,
     response_layout,
@@ -39,6 +33,16 @@ MAX_NAME_BYTES = 2**15 - 1
 """Of a topic's name, which is held back for an observer; Kafka's limit for all strings."""
 
 _NODE_ENDPOINTS_TAG = 0
+
+_HEAD_FIELDS = (
+    "partition_index",
+    "error_code",
+    "high_watermark",
+    "last_stable_offset",
+    "log_start_offset",
+)
+_FURTHER_FIELDS = ("aborted_transactions", "preferred_read_replica", "records")
+"""Of a partition, in wire order. Old versions lack some."""
 
 
 class FetchObserver(Protocol):
@@ -195,8 +199,8 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
     for topics_left in range(topics, 0, -1):
         # topic_id, or topic
         topic_bytes = form.topic_bytes
-        if form.topic_size is not None:
-            while (found := form.topic_size(data, pos, end, limit)) is None:
+        if form.name_size is not None:
+            while (found := form.name_size(data, pos, end, limit)) is None:
                 data, pos, end, limit = yield pos
             topic_bytes, pos = max(found[0], 0), found[1]
         if observer is not None:
@@ -274,7 +278,7 @@ def _skip_tags(data: Buffer, pos: int, end: int, limit: int) -> Generator[int, _
 
 
 def _topic(key: bytes, form: "_Form") -> TopicKey:
-    if form.topic_size is None:
+    if form.name_size is None:
         return key
     try:
         return key.decode()
@@ -307,88 +311,40 @@ _read_number = _number(read_uvarint)
 _read_tag_number = _number(read_uvarint, is_size=False)
 
 
-@dataclass(frozen=True, slots=True)
 class _Form:
-    """How the responses of one version are written."""
+    """How the responses of one version are written. Raises ValueError where there is no schema."""
 
-    count: _ReadNumber
-    """Of topics, partitions, aborted transactions."""
-
-    is_tagged: bool
-    """Aborted transactions, partitions, topics and the body end with tag sections."""
-
-    has_endpoints: bool
-    """The body's tag section may have broker addresses."""
-
-    session: Struct
-    """All in front of the topics. Unpacks error code and session id, if `has_session`."""
-
-    has_session: bool
-
-    topic_bytes: int
-    """Of a topic's id; 0 if it has a name."""
-
-    topic_size: _ReadNumber | None
-    """Reads how long a topic's name is; None if it has an id."""
-
-    head: Struct
-    """Unpacks the first fields of a partition."""
-
-    absent: tuple[int, ...]
-    """In place of those that the version lacks."""
-
-    aborted_bytes: int
-    """Of an aborted transaction, without its tag section; 0 if the version has none."""
-
-    replica_bytes: int
-    """Of the preferred read replica; 0 if the version has none."""
-
-    records_size: _ReadNumber
+    def __init__(self, version: int) -> None:
+        response = response_layout(FETCH, version)
+        topics = response.fields["responses"]
+        topic, partition = topics.element, topics.element.fields["partitions"].element
+        unknown = partition.fields.keys() - {*_HEAD_FIELDS, *_FURTHER_FIELDS}
+        if unknown:
+            raise TypeError(f"no way to walk through {unknown} of Fetch version {version}")
+        self.has_endpoints = version >= APIS[FETCH].first_with_addresses
+        self.is_tagged = response.tags is not None
+        """Aborted transactions, partitions, topics and the body end with tag sections."""
+        self.has_session = "session_id" in response.fields
+        self.session = response.head("error_code", "session_id")
+        """All in front of the topics."""
+        self.count = _number(topics.length.read)
+        """Reads how many topics, partitions, or aborted transactions there are."""
+        self.topic_bytes = topic.head().size
+        """Of a topic's id; 0 if it has a name."""
+        name = topic.fields.get("topic")
+        self.name_size = _number(name.length.read) if name is not None else None
+        self.head = partition.head(*_HEAD_FIELDS)
+        self.absent = (NO_OFFSET,) * len(set(_HEAD_FIELDS) - partition.fields.keys())
+        """In place of the last ones of these fields, which old versions lack."""
+        aborted = partition.fields.get("aborted_transactions")
+        self.aborted_bytes = aborted.element.head().size if aborted is not None else 0
+        """Of each aborted transaction, without its tag section; 0 if the version has none."""
+        replica = partition.fields.get("preferred_read_replica")
+        self.replica_bytes = replica.form.size if replica is not None else 0
+        self.records_size = _number(partition.fields["records"].length.read)
 
 
-_HEAD_FIELDS = (
-    "partition_index",
-    "error_code",
-    "high_watermark",
-    "last_stable_offset",
-    "log_start_offset",
-)
-"""In wire order. Old versions lack the last ones."""
-
-
-@cache
-def _form(version: int) -> _Form:
-    response = response_layout(FETCH, version)
-    topics = response.array("responses")
-    topic, partition = topics.record, topics.record.array("partitions").record
-    key = topic.fields.get("topic")
-    records = partition.fields["records"]
-    assert key is None or isinstance(key, Sized)
-    assert isinstance(records, Sized)
-    session = response.head("error_code", "session_id")
-    absent = [name for name in _HEAD_FIELDS if name not in partition.fields]
-    return _Form(
-        count=_number(topics.length.read),
-        is_tagged=response.tags is not None,
-        has_endpoints=version >= APIS[FETCH].first_with_addresses,
-        session=session,
-        has_session="session_id" in response.fields,
-        topic_bytes=topic.head().size,
-        topic_size=_number(key.length.read) if key is not None else None,
-        head=partition.head(*_HEAD_FIELDS),
-        absent=(NO_OFFSET,) * len(absent),
-        aborted_bytes=_fixed_bytes(partition, "aborted_transactions"),
-        replica_bytes=_fixed_bytes(partition, "preferred_read_replica"),
-        records_size=_number(records.length.read),
-    )
-
-
-def _fixed_bytes(record: RecordLayout, field: str) -> int:
-    """Return the size of a field, or of each element of an array; 0 if the record has no such."""
-    node = record.fields.get(field)
-    if isinstance(node, Array):
-        return node.record.head().size
-    return node.size if isinstance(node, Fixed) else 0
+_form = cache(_Form)
 
 
 def neutral_tail(tail: bytes) -> bytes:

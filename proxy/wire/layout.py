@@ -4,9 +4,9 @@ One field can be read or changed so, and every other byte, tagged fields of the 
 stays as it came. kafka-python's own decode and encode would lose them: it drops unknown tags and
 tagged fields that hold their default.
 
-Positions count from the start of a buffer. What reads or skips takes the position of a value and
-returns that behind it; it raises one of INCOMPLETE where the buffer ends first, and ValueError for
-bytes that cannot be.
+Positions count from the start of a buffer. What reads returns a value and the position behind it,
+what skips that position, which may lie behind the end. Both raise one of INCOMPLETE where the
+buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from proxy.wire.apis import APIS, is_known
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Skip: TypeAlias = Callable[[Buffer, int], int]
 
 INCOMPLETE = (IndexError, struct.error)
 UNREADABLE = (*INCOMPLETE, ValueError)
@@ -38,9 +39,6 @@ _PAYLOAD_BITS = 7
 _NULL_STRUCT = 0xFF
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
 """Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
-
-
-# Numbers and tag sections
 
 
 def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
@@ -105,16 +103,13 @@ def write_tags(fields: list[tuple[int, bytes]]) -> bytes:
 
 
 class Length(NamedTuple):
-    """How a length or count is written; NULL is one, too."""
+    """How a length or count is read and written; NULL is one, too."""
 
     read: Callable[[Buffer, int], tuple[int, int]]
     write: Callable[[int], bytes]
 
 
 def _read_compact(data: Buffer, pos: int) -> tuple[int, int]:
-    first = data[pos]
-    if first < _MORE:
-        return first + NULL, pos + 1
     number, pos = read_uvarint(data, pos)
     return number + NULL, pos
 
@@ -131,61 +126,49 @@ def _fixed_length(form: Struct) -> Length:
     return Length(read, form.pack)
 
 
-COMPACT = Length(_read_compact, lambda number: write_uvarint(number - NULL))
+_COMPACT = Length(_read_compact, lambda number: write_uvarint(number - NULL))
 """A varint of the number + 1, 0 for null."""
 
 _INT16 = _fixed_length(Struct(">h"))
 _INT32 = _fixed_length(Struct(">i"))
 
 
-# Values
-
-
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """A value, or a run of values, of always the same size."""
+class _Fixed:
+    """An integer, or an id of 16 bytes."""
 
     form: Struct
 
-    size: int
-    """In bytes."""
-
     def read(self, data: Buffer, pos: int) -> tuple[Any, int]:
-        """Read an integer, or an id as bytes."""
-        return self.form.unpack_from(data, pos)[0], pos + self.size
+        return self.form.unpack_from(data, pos)[0], pos + self.form.size
 
     def skip(self, _data: Buffer, pos: int) -> int:
-        """Skip it, over the end if need be."""
-        return pos + self.size
+        return pos + self.form.size
 
     def write(self, number: int) -> bytes:
-        """Return the wire form of an integer."""
         return self.form.pack(number)
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
-    """A length, then that many bytes."""
+class _Sized:
+    """A string or bytes: a length, then so many bytes. Null reads as empty."""
 
     length: Length
-
     is_text: bool
 
     def content(self, data: Buffer, pos: int) -> tuple[int, int]:
-        """Return where the bytes begin and end; null is as if there were none."""
+        """Return where the bytes begin and end."""
         size, start = self.length.read(data, pos)
-        end = start + size if size > 0 else start
+        end = start + max(size, 0)
         if end > len(data):
             raise IndexError(f"a length of {size} with {len(data) - start} bytes left")
         return start, end
 
     def read(self, data: Buffer, pos: int) -> tuple[Any, int]:
-        """Read a string, or bytes; null as if it were empty."""
         start, end = self.content(data, pos)
         return (str(data[start:end], "utf-8") if self.is_text else bytes(data[start:end])), end
 
     def skip(self, data: Buffer, pos: int) -> int:
-        """Skip it, over the end if need be."""
         size, pos = self.length.read(data, pos)
         return pos + size if size > 0 else pos
 
@@ -199,33 +182,23 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
-    """A count, then that many elements."""
+class _Array:
+    """A count, then so many elements. Null reads as none."""
 
     length: Length
-    element: "Node"
-
-    @property
-    def record(self) -> "RecordLayout":
-        """The layout of the elements. Raises TypeError when they are no records."""
-        if isinstance(self.element, RecordLayout):
-            return self.element
-        raise TypeError(f"not an array of records: {self}")
+    element: Any
 
     def count(self, data: Buffer, pos: int) -> tuple[int, int]:
-        """Read how many elements follow; 0 for null."""
+        """Read how many elements follow."""
         count, pos = self.length.read(data, pos)
         return max(count, 0), pos
 
     def skip(self, data: Buffer, pos: int) -> int:
-        """Skip it, over the end if need be."""
-        count, pos = self.length.read(data, pos)
-        if count <= 0:
-            return pos
+        count, pos = self.count(data, pos)
         if count > len(data) - pos:  # no element takes less than a byte
             raise IndexError(f"an array of {count} elements in {len(data) - pos} bytes")
-        if isinstance(self.element, Fixed):
-            return pos + count * self.element.size
+        if isinstance(self.element, _Fixed):
+            return pos + count * self.element.form.size
         skip = self.element.skip
         for _ in range(count):
             pos = skip(data, pos)
@@ -236,24 +209,17 @@ class Array:
 class RecordLayout:
     """Fields one after another."""
 
-    fields: dict[str, "Node"]
-    """Untagged fields by kafka-python's name, in wire order."""
+    fields: dict[str, Any]
+    """Layouts of the untagged fields by kafka-python's name, in wire order."""
 
     tags: dict[str, int] | None
     """The numbers of the known tagged fields; None when there is no tag section."""
 
-    program: tuple[Callable[[Buffer, int], int], ...]
+    program: tuple[Skip, ...]
     """What skips the record: neighbours of fixed size at once, nested records unfolded."""
 
-    def array(self, field: str) -> Array:
-        """Return the layout of an array. Raises TypeError when the field is none."""
-        node = self.fields[field]
-        if isinstance(node, Array):
-            return node
-        raise TypeError(f"{field} is not an array")
-
     def skip(self, data: Buffer, pos: int) -> int:
-        """Skip it. Raises IndexError when it runs over the end."""
+        """Skip the record. Raises IndexError when it runs over the end."""
         for skip in self.program:
             pos = skip(data, pos)
         if pos > len(data):
@@ -288,7 +254,7 @@ class RecordLayout:
         The others are passed over; names that are not among them are left out.
         """
         parts = [
-            node.form.format[1:] if name in wanted else f"{node.size}x"
+            node.form.format[1:] if name in wanted else f"{node.form.size}x"
             for name, node in self._leading()
         ]
         return Struct(">" + "".join(parts))
@@ -299,32 +265,25 @@ class RecordLayout:
         for name, node in self._leading():
             if name == field:
                 return place
-            place += node.size
+            place += node.form.size
         return None
 
-    def _leading(self) -> Iterator[tuple[str, Fixed]]:
+    def _leading(self) -> Iterator[tuple[str, _Fixed]]:
         for name, node in self.fields.items():
-            if not isinstance(node, Fixed):
+            if not isinstance(node, _Fixed):
                 return
             yield name, node
 
 
 @dataclass(frozen=True, slots=True)
-class OptionalRecord:
+class _OptionalRecord:
     """A record behind one byte that says whether it is there."""
 
     record: RecordLayout
 
     def skip(self, data: Buffer, pos: int) -> int:
-        """Skip it."""
         is_there = data[pos] != _NULL_STRUCT
         return self.record.skip(data, pos + 1) if is_there else pos + 1
-
-
-Node: TypeAlias = Fixed | Sized | Array | RecordLayout | OptionalRecord
-
-
-# Messages
 
 
 @cache
@@ -341,75 +300,66 @@ def response_layout(api_key: int, version: int) -> RecordLayout:
 
 @cache
 def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayout:
-    """Return the layout of the value of one of the response's top-level tagged fields.
+    """Return the layout of one of the response's top-level tagged fields.
 
-    It is a record of that field alone.
+    It is that of the value: a record of the field alone, without a tag section.
     """
     node = _compile(APIS[api_key].response._struct.fields[field], version, flexible=True)
     return RecordLayout({field: node}, None, (node.skip,))
 
 
-@dataclass(frozen=True, slots=True)
 class PartitionFields:
-    """Some fields of each partition in a message.
+    """Reads some fields of each partition in a message.
 
     The message has an array of topics, each of which is a name or id and an array of partitions.
+
+    Args:
+        message: its layout.
+        wanted: of the fields with which a partition begins, in wire order; those that the version
+            has not are left out.
+
     """
 
-    message: RecordLayout
-    field: str
-    """Of the array."""
-
-    partition: RecordLayout
-
-    head: Struct
-    """Unpacks the fields that are wanted."""
+    def __init__(self, message: RecordLayout, wanted: tuple[str, ...]) -> None:
+        self._message = message
+        self._field = next(
+            name for name, node in message.fields.items() if isinstance(node, _Array)
+        )
+        self._topic: RecordLayout = message.fields[self._field].element
+        self._key, self._in_topic = self._topic.fields.values()
+        self.partition: RecordLayout = self._in_topic.element
+        self.head = self.partition.head(*wanted)
 
     def read(self, data: Buffer, pos: int) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
         """Yield the topic, the position and the fields of each partition in a message at `pos`.
 
         Of a partition that is yielded all bytes are there.
         """
-        topics = self.message.array(self.field)
-        topic = topics.record
-        topic_key, in_topic = topic.fields.values()
-        # The schemas say so; the checks are for the types.
-        assert isinstance(topic_key, Fixed | Sized)
-        assert isinstance(in_topic, Array)
+        read_key, count_in_topic = self._key.read, self._in_topic.count
         skip, unpack = self.partition.skip, self.head.unpack_from
-        pos = self.message.seek(self.field, data, pos)
-        topic_count, pos = topics.count(data, pos)
-        for _ in range(topic_count):
-            key, pos = topic_key.read(data, pos)
-            count, pos = in_topic.count(data, pos)
+        pos = self._message.seek(self._field, data, pos)
+        topics, pos = self._message.fields[self._field].count(data, pos)
+        for _ in range(topics):
+            key, pos = read_key(data, pos)
+            count, pos = count_in_topic(data, pos)
             for _ in range(count):
                 end = skip(data, pos)
                 yield key, pos, unpack(data, pos)
                 pos = end
-            if topic.tags is not None:
+            if self._topic.tags is not None:
                 pos = skip_tags(data, pos)
 
 
 @cache
-def partition_fields(
-    layout_of: Callable[[int, int], RecordLayout], api_key: int, version: int, *wanted: str
-) -> PartitionFields:
-    """Return how to read these fields, from the head of each partition.
+def request_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+    """Return how to read the partitions of a request. Raises as `request_layout` does."""
+    return PartitionFields(request_layout(api_key, version), wanted)
 
-    Args:
-        layout_of: `request_layout` or `response_layout`.
-        api_key: of the message.
-        version: of the message. ValueError is raised where there is no schema.
-        wanted: in wire order; those that the version has not are left out.
 
-    """
-    message = layout_of(api_key, version)
-    field, topics = next(
-        (name, node) for name, node in message.fields.items() if isinstance(node, Array)
-    )
-    *_, in_topic = topics.record.fields
-    partition = topics.record.array(in_topic).record
-    return PartitionFields(message, field, partition, partition.head(*wanted))
+@cache
+def response_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+    """Return how to read the partitions of a response. Raises as `response_layout` does."""
+    return PartitionFields(response_layout(api_key, version), wanted)
 
 
 def _compile_message(kind: str, api_key: int, version: int) -> RecordLayout:
@@ -424,50 +374,42 @@ def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayou
         field.name: _compile(field, version, flexible=flexible)
         for field in schema.untagged_fields(version)
     }
-    program: list[Callable[[Buffer, int], int]] = []
-    run = 0
+    program: list[Skip] = []
+    fixed_bytes = 0
     for node in fields.values():
-        if isinstance(node, Fixed):
-            run += node.size
+        if isinstance(node, _Fixed):
+            fixed_bytes += node.form.size
             continue
-        program += _skip_run(run)
-        run = 0
+        program += _skips(fixed_bytes)
         program += node.program if isinstance(node, RecordLayout) else (node.skip,)
-    if not flexible:
-        program += _skip_run(run)
-    tags = None
-    if flexible:
-        program.append(_skip_run_and_tags(run))
-        known = (field for field in schema.fields.values() if field.tagged_field_q(version))
-        tags = {field.name: field.tag for field in known}
-    return RecordLayout(fields, tags, tuple(program))
+        fixed_bytes = 0
+    program += _skips(fixed_bytes, tagged=flexible)
+    tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
+    return RecordLayout(fields, tags if flexible else None, tuple(program))
 
 
-def _skip_run(size: int) -> list[Callable[[Buffer, int], int]]:
-    return [lambda _data, pos: pos + size] if size else []
+def _skips(size: int, *, tagged: bool = False) -> list[Skip]:
+    """Return what skips so many bytes and, if `tagged`, a tag section."""
 
-
-def _skip_run_and_tags(size: int) -> Callable[[Buffer, int], int]:
-    def skip(data: Buffer, pos: int) -> int:
+    def skip_both(data: Buffer, pos: int) -> int:
         pos += size
         return pos + 1 if data[pos] == 0 else read_tags(data, pos)[1]
 
-    return skip
+    if tagged:
+        return [skip_both]
+    return [lambda _data, pos: pos + size] if size else []
 
 
-def _compile(field: Any, version: int, *, flexible: bool) -> Node:
+def _compile(field: Any, version: int, *, flexible: bool) -> Any:
     if field.is_array():
-        if field.is_struct_array():
-            element: Node = _compile_record(field.array_of, version, flexible=flexible)
-        else:
-            element = _compile(field.array_of, version, flexible=flexible)
-        return Array(COMPACT if flexible else _INT32, element)
+        of = _compile_record if field.is_struct_array() else _compile
+        element = of(field.array_of, version, flexible=flexible)
+        return _Array(_COMPACT if flexible else _INT32, element)
     if field.is_struct():
         record = _compile_record(field, version, flexible=flexible)
-        return OptionalRecord(record) if field.nullable_for_version_q(version) else record
+        return _OptionalRecord(record) if field.nullable_for_version_q(version) else record
     if field.type_str in ("bytes", "records"):
-        return Sized(COMPACT if flexible else _INT32, is_text=False)
+        return _Sized(_COMPACT if flexible else _INT32, is_text=False)
     if field.type_str == "string":
-        return Sized(COMPACT if flexible else _INT16, is_text=True)
-    size = field._type.size
-    return Fixed(Struct(">" + _CODES[size]), size)
+        return _Sized(_COMPACT if flexible else _INT16, is_text=True)
+    return _Fixed(Struct(">" + _CODES[field._type.size]))

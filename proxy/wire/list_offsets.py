@@ -12,9 +12,9 @@ from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
     PartitionFields,
-    partition_fields,
     request_layout,
-    response_layout,
+    request_partitions,
+    response_partitions,
 )
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.topic_partition import TopicPartition
@@ -63,7 +63,7 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     """
     if not _is_read(version):
         return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
-    fields = partition_fields(request_layout, LIST_OFFSETS, version, "partition_index", "timestamp")
+    fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
     timestamps = {}
     try:
         levels = _head(version).unpack_from(body)
@@ -126,4 +126,4 @@ def _head(version: int) -> Struct:
 
 def _answers(version: int) -> PartitionFields:
     names = ("partition_index", "error_code", "offset")
-    return partition_fields(response_layout, LIST_OFFSETS, version, *names)
+    return response_partitions(LIST_OFFSETS, version, *names)

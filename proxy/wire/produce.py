@@ -6,14 +6,7 @@ from typing import NamedTuple
 from proxy.wire.apis import PRODUCE, is_known
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import response_body
-from proxy.wire.layout import (
-    UNREADABLE,
-    Buffer,
-    Sized,
-    partition_fields,
-    request_layout,
-    response_layout,
-)
+from proxy.wire.layout import UNREADABLE, Buffer, request_partitions, response_partitions
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 _FIRST_VERSION = 3
@@ -64,9 +57,8 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     """
     if not _is_read(version):
         return ()
-    fields = partition_fields(request_layout, PRODUCE, version, "index")
+    fields = request_partitions(PRODUCE, version, "index")
     records = fields.partition.fields["records"]
-    assert isinstance(records, Sized)  # the schemas say so
     found = []
     try:
         for topic, pos, (index,) in fields.read(body, 0):
@@ -87,7 +79,7 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     if not _is_read(version):
         return ()
     names = ("index", "error_code", "base_offset")
-    fields = partition_fields(response_layout, PRODUCE, version, *names)
+    fields = response_partitions(PRODUCE, version, *names)
     body = response_body(PRODUCE, version, frame)
     try:
         return tuple(

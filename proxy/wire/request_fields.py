@@ -11,10 +11,8 @@ from proxy.wire.layout import (
     INCOMPLETE,
     UNREADABLE,
     Buffer,
-    Fixed,
-    Sized,
-    partition_fields,
     request_layout,
+    request_partitions,
 )
 from proxy.wire.malformed import MalformedFrame
 
@@ -92,7 +90,7 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
 
 def _partition_limits(head: RequestHead, frame: memoryview) -> list[int]:
     """Return where the limits of the partitions are, as far as the frame reaches."""
-    fields = partition_fields(request_layout, FETCH, head.api_version)
+    fields = request_partitions(FETCH, head.api_version)
     place = fields.partition.place("partition_max_bytes")
     assert place is not None  # the schemas say so
     found: list[int] = []
@@ -134,7 +132,6 @@ def _reads(api_key: int, version: int, last_field: str) -> list[_Read]:
     """Return how each field is read from the first one to `last_field`."""
     reads: list[_Read] = []
     for name, node in request_layout(api_key, version).fields.items():
-        assert isinstance(node, Fixed | Sized)  # the schemas say so
         reads.append(node.read)
         if name == last_field:
             break

@@ -13,9 +13,7 @@ from proxy.wire.apis import API_VERSIONS, LENGTH_BYTES, api_of, is_known, max_sa
 from proxy.wire.frames import whole_response_body
 from proxy.wire.layout import (
     UNREADABLE,
-    Fixed,
     RecordLayout,
-    Sized,
     read_tags,
     response_layout,
     tagged_response_layout,
@@ -126,9 +124,7 @@ class _Element:
 
     def edit(self, field: str, value: Any) -> _Edit:
         """Return the edit that gives a field another value."""
-        node = self.layout.fields[field]
-        assert isinstance(node, Fixed | Sized)  # the schemas say so
-        return *self.spans[field], node.write(value)
+        return *self.spans[field], self.layout.fields[field].write(value)
 
 
 _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
@@ -139,8 +135,8 @@ def _edit_elements(
     layout: RecordLayout, field: str, data: bytes, pos: int, edit: _EditElement
 ) -> list[_Edit]:
     """Edit each element of an array in the record at `pos`. Raises MalformedResponse."""
-    array = layout.array(field)
-    record = array.record
+    array = layout.fields[field]
+    record = array.element
     count_start = _checked(layout.seek, field, data, pos)
     count, pos = _checked(array.count, data, count_start)
     count_end = pos
@@ -238,10 +234,8 @@ def _splice(data: bytes, edits: list[_Edit]) -> bytes:
 
 def _value(layout: RecordLayout, field: str, data: bytes, start: int) -> Any:
     """Return the number or string at `start`."""
-    node = layout.fields[field]
-    assert isinstance(node, Fixed | Sized)  # the schemas say so
     try:
-        return node.read(data, start)[0]
+        return layout.fields[field].read(data, start)[0]
     except UNREADABLE as error:
         raise MalformedResponse(f"{field}: {error}") from None
 
