@@ -204,7 +204,7 @@ class CompletionRecords:
                 edges = self._edges.at((stage, topic, int(partition)))
                 edges.known_to = form.known_to
                 for low, high in form.done:
-                    edges.complete(low, high)
+                    edges.done.add(low, high)
             case _StageForm(), [stage] if stage in stages:
                 self._deferred.settle(stage, to_ms(form.settled_s))
             case _DeferredForm(), [number] if form.stage in stages:

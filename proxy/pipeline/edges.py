@@ -94,7 +94,9 @@ class PartitionEdges:
     ends: "array[int]" = field(default_factory=lambda: array("q"))
     ids: "array[int]" = field(default_factory=lambda: array("Q"))
     anchors: list[Anchor] = field(default_factory=list)
-    done: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_DONE_RANGES + 1))
+    done: OffsetRanges = field(
+        default_factory=lambda: OffsetRanges(MAX_DONE_RANGES, drop_lowest=True)
+    )
     """What was completed."""
     known_to: int = NOTHING_KNOWN
     """Where the latest range ends that was produced; below, what is no edge is foreign."""
@@ -120,22 +122,6 @@ class PartitionEdges:
         self.ids = array("Q", compress(self.ids, kept))
         self.anchors = list(compress(self.anchors, kept))
         return gone
-
-    def complete(self, start: int, end: int) -> int:
-        """Record offsets as completed; return how many of them were before."""
-        repeated = end - start - self.done.add(start, end)
-        self._forget_lowest()
-        return repeated
-
-    def reuse(self, start: int, end: int) -> None:
-        """Forget that offsets were completed: they are used again."""
-        self.done.remove(start, end)
-        self._forget_lowest()
-
-    def _forget_lowest(self) -> None:
-        first = self.done.first
-        if len(self.done) > MAX_DONE_RANGES and first is not None:
-            self.done.remove_below(self.done.end_at(first) or 0)
 
 
 @dataclass(slots=True)
@@ -232,7 +218,7 @@ class EdgeTable:
         """
         edges = self.at(key)
         replaced = [old for old, _ in self._cut(key, start, end)[0]]
-        edges.reuse(start, end)
+        edges.done.remove(start, end)
         edges.known_to = end
         self._mark(("lane", *key))
         if anchor is None:
@@ -261,7 +247,7 @@ class EdgeTable:
             return CompletedRange()
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
-        repeated = self.at(key).complete(start, end)
+        repeated = end - start - self.at(key).done.add(start, end)
         self._mark(("lane", *key))
         return CompletedRange(acks, records, repeated, end - start - records - repeated)
 
