@@ -249,13 +249,13 @@ class KafkaClient:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     @asynccontextmanager
-    async def within(self, limit_s: float) -> AsyncIterator[None]:
+    async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
         """Bound the time of what is done inside, in seconds, with all its attempts.
 
         Raises UpstreamError when it is over: the latest that was met. Not for two tasks at a time.
         """
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
-        self._failure = UpstreamError("timeout", f"{servers}: no answer in {limit_s:g} s")
+        self._failure = UpstreamError("timeout", f"{servers}: {failing} in {limit_s:g} s")
         try:
             async with asyncio.timeout(limit_s):
                 yield
