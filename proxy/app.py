@@ -22,17 +22,19 @@ from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config, ListenerSection
 from proxy.config.reload import Reloader
-from proxy.queries import Queries
+from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
@@ -88,6 +90,10 @@ class App:
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, instruments.upstream_errors_total)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
+        self._clients = ClientRegistry(instruments.bytes_total)
+        self._queries = Queries(
+            config, self.quotas, self._bootstrap, instruments, self.metrics, self._clients.knows
+        )
         self._services = Services(
             loop=loop,
             limits=_limits(config),
@@ -96,18 +102,11 @@ class App:
             reapers=self._reapers,
             instruments=instruments,
             pipes=PipePool(),
+            clients=self._clients,
+            interceptor=self._queries.following,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        self._queries = Queries(
-            config,
-            self.quotas,
-            self._bootstrap,
-            instruments,
-            self.metrics,
-            self._services.knows_client,
-        )
-        self._services.following = self._queries.following
         listeners = tuple(map(_listener, config.listeners))
         self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
@@ -269,7 +268,7 @@ class App:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
-            await self._slices.collect(self._services.forgetting(clock_ms()))
+            await self._slices.collect(self._clients.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
         """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""

@@ -25,12 +25,17 @@ class TopicNames:
     meanwhile: a client in a fetch session does not say it again. Somebody has to look the `wanted`
     ids up, and tell `resolved` or, when the cluster does not know an id either, `unresolvable`. An
     id that is given up may be named again later; then it is wanted again. Who looks up sets the
-    pace. Ids are 16 bytes.
+    pace. Ids are 16 bytes. `on_wanted` is called when an id becomes wanted.
     """
 
-    def __init__(self, *, max_names: int = MAX_NAMES, max_queued: int = MAX_QUEUED) -> None:
-        self.on_wanted: Callable[[], None] = _nothing
-        """Called when an id becomes wanted."""
+    def __init__(
+        self,
+        on_wanted: Callable[[], None] = _nothing,
+        *,
+        max_names: int = MAX_NAMES,
+        max_queued: int = MAX_QUEUED,
+    ) -> None:
+        self._on_wanted = on_wanted
         self.given_up = 0
         """Ids that could not be resolved, each time counted."""
         self.lost = 0
@@ -62,7 +67,7 @@ class TopicNames:
         self._queue.append((topic_id, replay))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
-            self.on_wanted()
+            self._on_wanted()
 
     def wanted(self) -> tuple[bytes, ...]:
         """Return the ids that something waits for."""

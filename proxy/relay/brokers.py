@@ -9,7 +9,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
-from proxy.relay.channel import Channel, PlainChannel, TlsChannel
+from proxy.relay.channel import Channel, TlsChannel
 
 PROBE_INTERVAL_S = 10.0
 """Between probes while the cluster answers."""
@@ -77,7 +77,7 @@ class Brokers:
             sock = (await self._connect(node_id, address)).sock
         if isinstance(sock, ssl.SSLSocket):
             return TlsChannel(sock)
-        return PlainChannel(sock, spliceable=self._splice)
+        return Channel(sock, spliceable=self._splice)
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""

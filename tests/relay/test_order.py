@@ -133,8 +133,8 @@ async def test_a_held_response_stays_in_the_kernel():
         sending = asyncio.create_task(broker.send(answer))
         await until(lambda: lab.held == 1)
         await turns(50)
-        (connection,) = lab.relay._connections
-        assert len(connection._responses._stash) <= 4096
+        (connection,) = lab.relay.connections
+        assert len(connection.responses.stash) <= 4096
         assert not sending.done()
         lab.services.reapers.release_all()
         assert await client.frame() == answer

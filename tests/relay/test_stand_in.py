@@ -29,12 +29,12 @@ async def test_the_stand_in_is_closed_once_the_address_is_known_and_all_is_answe
         names = frames.metadata_brokers(await client.frame())
         assert names == {7: ("proxy", broker_port(lab, 7))}
         await turns(20)
-        assert lab.relay.connections == 1  # one answer is due
+        assert lab.relay.connected == 1  # one answer is due
         await stand_in.send(frames.metadata_response(2, {}))
         assert await client.ended() == frames.metadata_response(2, {})
-        assert not lab.relay._stand_ins
+        assert not lab.relay.stand_ins
         await client.close()
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
 
 
 async def test_another_clients_metadata_ends_it_too():
@@ -58,10 +58,10 @@ async def test_a_client_that_goes_is_forgotten():
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         await lab.broker()
-        assert list(lab.relay._stand_ins) == [7]
+        assert list(lab.relay.stand_ins) == [7]
         await client.close()
-        await until(lambda: not lab.relay.connections)
-        assert not lab.relay._stand_ins
+        await until(lambda: not lab.relay.connected)
+        assert not lab.relay.stand_ins
 
 
 async def test_a_known_broker_is_dialled_itself():
@@ -77,7 +77,7 @@ async def test_a_known_broker_is_dialled_itself():
             client = await lab.client(broker_port(lab, 7))
             await client.send(frames.metadata_request(1))
             assert await other.get() == frames.metadata_request(1)
-            assert not lab.relay._stand_ins
+            assert not lab.relay.stand_ins
             await client.ended()
 
 
@@ -96,7 +96,7 @@ async def test_a_broker_that_has_moved_is_found_through_a_stand_in():
         again = await lab.client(broker_port(lab, 7))
         await again.send(frames.metadata_request(2))
         await (await lab.broker()).frame()
-        assert not lab.relay._stand_ins
+        assert not lab.relay.stand_ins
         assert lab.upstream_errors("refused") == 1
 
 
@@ -116,8 +116,8 @@ async def test_a_silent_address_keeps_only_the_first_client_waiting(monkeypatch)
 
 async def test_a_whole_cluster_that_is_down():
     async with open_lab() as lab:
-        lab.relay._brokers = Brokers(Bootstrap([("127.0.0.1", 2)], None, 10.0))
-        lab.relay._brokers.learn(7, *REFUSING)
+        lab.relay.brokers = Brokers(Bootstrap([("127.0.0.1", 2)], None, 10.0))
+        lab.relay.brokers.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         with capture_logs() as logs:
@@ -138,14 +138,14 @@ async def test_the_client_goes_while_we_dial():
                 raise UpstreamError("timeout", "cancelled") from None
 
         cancelled = asyncio.Event()
-        lab.relay._brokers = Dialler(never)
+        lab.relay.brokers = Dialler(never)
         client = await lab.client()
         await client.send(frames.metadata_request(1))
-        await until(lambda: lab.relay._connections)
+        await until(lambda: lab.relay.connections)
         await turns(20)
         await client.close()
         await asyncio.wait_for(cancelled.wait(), 10)
-        assert lab.relay.connections == 0
+        assert lab.relay.connected == 0
 
 
 async def test_an_unexpected_error_while_we_dial_ends_that_client_only():
@@ -154,7 +154,7 @@ async def test_an_unexpected_error_while_we_dial_ends_that_client_only():
         async def broken(node_id):
             raise RuntimeError("broken")
 
-        lab.relay._brokers = Dialler(broken)
+        lab.relay.brokers = Dialler(broken)
         client = await lab.client()
         await client.send(frames.metadata_request(1))
         assert await client.ended() == b""

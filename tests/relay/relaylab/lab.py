@@ -19,10 +19,12 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Limits, Services, ThrottleMode
 from proxy.relay.tls import server_context
 
 LIMIT_S = 20.0
@@ -230,6 +232,7 @@ async def open_lab(
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         pipes=PipePool(max_pipes),
+        clients=ClientRegistry(instruments.bytes_total),
         splice=splice,
         passes_unknown_apis=passes_unknown_apis,
     )
@@ -272,11 +275,11 @@ async def open_lab(
         server.close()
         await server.wait_closed()
         await turns()
-    assert relay.connections == 0
+    assert relay.connected == 0
     assert lab.count("connections", listener=LISTENER) == 0
     assert lab.held == 0
     assert services.pipes.open_pipes == 0
-    assert not services._users
+    assert not services.clients.connected
     services.reapers.close()
     assert open_files() <= files  # the garbage collector may close what was open before
 

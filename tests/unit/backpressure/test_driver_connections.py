@@ -2,7 +2,13 @@
 
 import pytest
 
-from proxy.backpressure.instances import MAX_INSTANCES, MAX_STEP, MIN_KNOWN, Instances
+from proxy.backpressure.driver_connections import (
+    MAX_INSTANCES,
+    MAX_STEP,
+    MIN_KNOWN,
+    ClientInstances,
+    DriverConnections,
+)
 
 KNOWN = 500
 
@@ -19,26 +25,26 @@ CASES = {
 
 @pytest.mark.parametrize(("known", "asked", "is_known"), CASES.values(), ids=CASES)
 def test_who_goes_on(known, asked, is_known):
-    instances = Instances()
-    instances.asked(known)
+    instances = ClientInstances()
+    instances.record(known)
     assert instances.has(asked) == is_known
 
 
 def test_each_source_of_a_query_has_its_own():
-    instances = Instances()
+    instances = ClientInstances()
     for number in (100, 5000, 101, 5001):
-        instances.asked(number)
-    assert instances.kept() == [101, 5001]
+        instances.record(number)
+    assert instances.latest == [101, 5001]
 
 
 def test_only_the_latest_are_kept():
-    instances = Instances()
+    instances = ClientInstances()
     far = [KNOWN + 2 * MAX_STEP * each for each in range(MAX_INSTANCES + 2)]
     for number in far:
-        instances.asked(number)
-    assert instances.kept() == far[2:]
-    again = Instances()
-    again.restore(instances.kept())
-    assert again.has(far[-1] + 1)
-    again.forget()
-    assert not again.has(far[-1] + 1)
+        instances.record(number)
+    assert instances.latest == far[2:]
+    again = DriverConnections()
+    again.resume(instances.latest, 0.0)
+    assert again.instances.has(far[-1] + 1)
+    again.begin_run()
+    assert not again.instances.has(far[-1] + 1)

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.inputs import (
+from proxy.backpressure.estimator_inputs import (
     DECAY,
     HELD_SHARE,
     MAX_HOLDS,
     MAX_WAITING_INTERVALS,
     REACH_GROWTH,
-    Arrivals,
     HeldTime,
-    PerRecord,
-    Reach,
-    WaitingTime,
-    reading,
+    InputRate,
+    RecordRatio,
+    SchedulingDelay,
+    ThrottledRate,
+    batch_input,
 )
 from proxy.progress.report import BatchReport
 
@@ -84,7 +84,7 @@ def test_holds_stay_bounded_and_nothing_held_is_lost(number):
 
 
 def test_waiting_is_lindleys_recursion():
-    waiting = WaitingTime()
+    waiting = SchedulingDelay()
     delays = [1000, 3000, 2500, 1500, 500, 500, 500]
     waited = [waiting.add(delay, 2000) for delay in delays]
     assert waited == [0, 0, 1000, 1500, 1000, 0, 0]
@@ -92,7 +92,7 @@ def test_waiting_is_lindleys_recursion():
 
 
 def test_waiting_does_not_pile_up_without_end():
-    waiting = WaitingTime()
+    waiting = SchedulingDelay()
     waiting.add(600_000, 2000)
     assert waiting.ms == MAX_WAITING_INTERVALS * 2000
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_waiting_does_not_pile_up_without_end():
 
 
 def test_per_record_is_decayed_over_batches():
-    size = PerRecord()
+    size = RecordRatio()
     assert size.value is None
     size.add(1000, 10)
     assert size.value == 100
@@ -113,7 +113,7 @@ def test_per_record_is_decayed_over_batches():
 
 
 def test_what_is_read_ahead_is_used_up_record_by_record():
-    size = PerRecord()
+    size = RecordRatio()
     size.add(100_000, 10)
     seen = []
     for _ in range(9):
@@ -125,7 +125,7 @@ def test_what_is_read_ahead_is_used_up_record_by_record():
 
 def test_batches_that_read_nothing_new_do_not_make_records_seem_smaller():
     """A consumer that reads far ahead: the size of a record must not fall meanwhile."""
-    size = PerRecord()
+    size = RecordRatio()
     for _ in range(5):
         size.add(100_000, 100)
         for _ in range(9):
@@ -135,7 +135,7 @@ def test_batches_that_read_nothing_new_do_not_make_records_seem_smaller():
 
 
 def test_reach_follows_batches_that_were_held_and_opens_again():
-    reach = Reach()
+    reach = ThrottledRate()
     assert reach.limit(1000.0, 1.0) == 1000.0
     reach.add(400, 4000, 3000)
     assert reach.limit(1000.0, 1.0) == 100.0
@@ -148,13 +148,13 @@ def test_reach_follows_batches_that_were_held_and_opens_again():
 
 
 def test_reach_is_never_below_the_lowest_rate():
-    reach = Reach()
+    reach = ThrottledRate()
     reach.add(1, 20_000, 19_000)
     assert reach.limit(1000.0, 100.0) == 100.0
 
 
 def test_a_short_hold_says_nothing():
-    reach = Reach()
+    reach = ThrottledRate()
     reach.add(10, 1000, 1000 * HELD_SHARE)
     assert reach.rate is None
 
@@ -198,7 +198,7 @@ READ = [
     ("sources", "records", "offsets"), [row[1:] for row in READ], ids=[row[0] for row in READ]
 )
 def test_what_a_batch_read(sources, records, offsets):
-    made = reading(batch(*sources))
+    made = batch_input(batch(*sources))
     assert (made.records, made.offsets) == (records, offsets)
 
 
@@ -218,7 +218,7 @@ GROWING = [
     ("seen", "rate"), [row[1:] for row in GROWING], ids=[row[0] for row in GROWING]
 )
 def test_arrivals(seen, rate):
-    arrivals = Arrivals()
+    arrivals = InputRate()
     for ends, seen_ms in seen:
         arrivals.add({("t", p): end for p, end in ends.items()}, seen_ms, 1000.0)
     assert arrivals.rate == (None if rate is None else pytest.approx(rate))

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
@@ -14,15 +13,15 @@ MAX_HOLDS = 512
 """How many separate times of holding are kept; beyond it the closest ones count as one."""
 
 MAX_WAITING_INTERVALS = 1.0
-"""How many batch intervals at most count as waiting: triggers that are missed are skipped, so that
-never more than one is late. A queue that grew with each long batch, as that of Spark Streaming,
-would keep the rate at its lowest long after."""
+"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped,
+so that never more than one is late. A queue that grew with each long batch, as that of Spark
+Streaming, would keep the rate at its lowest long after."""
 
 HELD_SHARE = 0.1
-"""A batch that was held for more than this part of its time was held back."""
+"""A batch that was held for more than this part of its time was throttled."""
 
 REACH_GROWTH = 1.5
-"""From one batch that is not held back to the next."""
+"""From one batch that is not throttled to the next."""
 
 ARRIVALS_INTERVALS = 5.0
 """What came in so many batch intervals ago counts for 1/e of what comes in now."""
@@ -44,18 +43,16 @@ class HeldTime:
         self._ends: list[float] = []
 
     def add(self, start_ms: float, end_ms: float) -> None:
-        """Take a hold in; it may reach into the future. Nothing when it does not last."""
+        """Add a hold; it may reach into the future. Nothing when it does not last."""
         if not end_ms > start_ms:
             return
-        first = bisect_left(self._ends, start_ms)
-        last = first
-        while last < len(self._starts) and self._starts[last] <= end_ms:
-            start_ms = min(start_ms, self._starts[last])
-            end_ms = max(end_ms, self._ends[last])
+        starts, ends = self._starts, self._ends
+        first = last = bisect_left(ends, start_ms)
+        while last < len(starts) and starts[last] <= end_ms:
+            start_ms, end_ms = min(start_ms, starts[last]), max(end_ms, ends[last])
             last += 1
-        self._starts[first:last] = [start_ms]
-        self._ends[first:last] = [end_ms]
-        if len(self._starts) > MAX_HOLDS:
+        starts[first:last], ends[first:last] = [start_ms], [end_ms]
+        if len(starts) > MAX_HOLDS:
             self._close_gaps()
 
     def within(self, start_ms: float, end_ms: float) -> float:
@@ -83,7 +80,7 @@ class HeldTime:
         self._ends = [self._ends[index] for index in kept] + [self._ends[-1]]
 
 
-class WaitingTime:
+class SchedulingDelay:
     """How long the next batch would have waited, had the batches been queued.
 
     Lindley's recursion: W' = max(0, W + processing delay - batch interval). Spark Streaming has
@@ -98,14 +95,14 @@ class WaitingTime:
         """0 at the start of a run, and again when the query is idle."""
 
     def add(self, processing_delay_ms: float, batch_interval_ms: float) -> float:
-        """Take a batch in; return for how long itself would have waited."""
+        """Add a batch; return for how long itself would have waited."""
         waited_ms = self.ms
         longest_ms = MAX_WAITING_INTERVALS * batch_interval_ms
         self.ms = min(max(0.0, self.ms + processing_delay_ms - batch_interval_ms), longest_ms)
         return waited_ms
 
 
-class Reach:
+class ThrottledRate:
     """How fast a query could read of late where a bound held it.
 
     A batch that is held for much of its time is not to be followed by a longer one, whatever its
@@ -120,14 +117,14 @@ class Reach:
         """Records per second; None: it was not held."""
 
     def add(self, records: int, execution_ms: float, held_ms: float) -> None:
-        """Take a batch in: how long it took in all, and for how much of that it was held."""
+        """Add a batch: how long it took in all, and for how much of that it was held."""
         if held_ms > HELD_SHARE * execution_ms:
             self.rate = records / execution_ms * MS_PER_SECOND
         elif self.rate is not None:
             self.rate *= REACH_GROWTH
 
     def limit(self, rate: float, min_rate: float) -> float:
-        """Return the rate to plan with, instead of this one; no more is known once it is reached.
+        """Return the rate to plan with, in place of this one; no more is known once it is reached.
 
         It is never below the lowest rate: one long hold must not end in the smallest batches.
         """
@@ -137,7 +134,7 @@ class Reach:
         return max(self.rate, min_rate)
 
 
-class Arrivals:
+class InputRate:
     """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
 
     __slots__ = ("_elapsed_ms", "_ends", "_grown", "_seen_ms")
@@ -150,7 +147,7 @@ class Arrivals:
     def add(
         self, ends: Mapping[TopicPartition, int], seen_ms: float, batch_interval_ms: float
     ) -> None:
-        """Take in where the logs ended at a time; one that was not known has not grown."""
+        """Add where the logs ended at a time; one that was not known has not grown."""
         elapsed_ms = seen_ms - self._seen_ms
         if elapsed_ms <= 0 or not ends:
             return
@@ -159,7 +156,7 @@ class Arrivals:
             kept = math.exp(-elapsed_ms / (ARRIVALS_INTERVALS * batch_interval_ms))
             self._grown = kept * self._grown + grown
             self._elapsed_ms = kept * self._elapsed_ms + elapsed_ms
-        self._ends, self._seen_ms = dict(ends), seen_ms
+        self._ends, self._seen_ms = ends, seen_ms
 
     @property
     def rate(self) -> float | None:
@@ -167,15 +164,11 @@ class Arrivals:
         return self._grown / self._elapsed_ms * MS_PER_SECOND if self._elapsed_ms else None
 
 
-class RatioState(NamedTuple):
-    """What a PerRecord keeps."""
-
-    amount: float
-    records: float
-    without: float
+RatioState = tuple[float, float, float]
+"""Amount, records, and records since then without any of it."""
 
 
-class PerRecord:
+class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
@@ -183,30 +176,31 @@ class PerRecord:
     low.
     """
 
-    __slots__ = ("_amount", "_latest", "_records", "_without")
+    __slots__ = ("_latest", "state")
 
     def __init__(self) -> None:
-        self._amount = 0.0
-        self._records = 0.0
-        self._without = 0.0
+        self.state: RatioState = (0.0, 0.0, 0.0)
         self._latest = 0.0
 
     def add(self, amount: float, records: float) -> None:
-        """Take a batch in."""
+        """Add a batch."""
+        before, before_records, without = self.state
         if amount <= 0:
-            self._without += records
+            self.state = before, before_records, without + records
             return
-        self._latest = amount / (records + self._without)
-        self._amount = self._amount * DECAY + amount
-        self._records = (self._records + self._without) * DECAY + records
-        self._without = 0.0
+        self._latest = amount / (records + without)
+        self.state = before * DECAY + amount, (before_records + without) * DECAY + records, 0.0
+
+    def resume(self, state: RatioState) -> None:
+        """Go on from the state of an earlier process."""
+        self.state = state
+        self._latest = self.value or 0.0
 
     @property
     def value(self) -> float | None:
         """None as long as it is not known."""
-        if self._amount <= 0:
-            return None
-        return self._amount / (self._records + self._without)
+        amount, records, without = self.state
+        return amount / (records + without) if amount > 0 else None
 
     @property
     def steady(self) -> float | None:
@@ -219,18 +213,8 @@ class PerRecord:
             return None
         return value
 
-    def kept(self) -> RatioState:
-        """Return what `restore` needs to go on in a later process."""
-        return RatioState(self._amount, self._records, self._without)
 
-    def restore(self, state: RatioState) -> None:
-        """Go on from there."""
-        self._amount, self._records, self._without = state
-        self._latest = self.value or 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
+class BatchInput(NamedTuple):
     """What a batch took from its Kafka sources."""
 
     records: int
@@ -240,12 +224,12 @@ class Reading:
     in a first batch, and where a partition is new."""
 
 
-def reading(batch: BatchReport) -> Reading:
+def batch_input(batch: BatchReport) -> BatchInput:
     """Return what a batch read; a partition that several sources read goes on once."""
     records = sum(source.rows for source in batch.sources)
     offsets = 0
     for read in batch.ranges.values():
         if read.start is None:
-            return Reading(records, None)
+            return BatchInput(records, None)
         offsets += read.end - read.start
-    return Reading(records, offsets)
+    return BatchInput(records, offsets)

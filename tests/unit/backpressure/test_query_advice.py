@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.backpressure.advice import advise
+from proxy.backpressure.query_advice import advise
 from proxy.progress.events import EventKind, ProgressEvent
 from proxy.progress.query import LastBatch, QueryProgress
 from proxy.progress.report import TriggerReport

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
 from proxy.progress.query import QueryProgress
+from proxy.progress.report import TriggerKind
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 
@@ -13,9 +14,9 @@ READ_BATCHES = 2
 may have been away during the first."""
 
 SHAPED_NOT = {
-    "continuous": "a continuous trigger has no batches",
-    "available_now": "the trigger availableNow reads all there was at its start",
-    "once": "the trigger once reads all there is in one batch",
+    TriggerKind.CONTINUOUS: "a continuous trigger has no batches",
+    TriggerKind.AVAILABLE_NOW: "the trigger availableNow reads all there was at its start",
+    TriggerKind.ONCE: "the trigger once reads all there is in one batch",
 }
 """Why no batch is shaped, by the kind of trigger."""
 
@@ -104,9 +105,9 @@ def _unnamed(query: QueryProgress, table: RuleTable) -> str:
 
 def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
     real_ms = query.trigger_interval_ms
-    if query.trigger_kind != "processing_time" or not real_ms or interval_ms in (None, real_ms):
+    is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
+    if not is_timed or not real_ms or interval_ms is None or interval_ms == real_ms:
         return None
-    assert interval_ms is not None
     rule_s, real_s = interval_ms / MS_PER_SECOND, real_ms / MS_PER_SECOND
     return (
         f"batch_interval is {rule_s:g} s, but the query's trigger fires every {real_s:g} s: write "
@@ -115,9 +116,9 @@ def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
 
 
 def _trigger(query: QueryProgress) -> str | None:
-    why = SHAPED_NOT.get(query.trigger_kind or "")
-    if why is None:
+    if query.trigger_kind not in SHAPED_NOT:
         return None
+    why = SHAPED_NOT[query.trigger_kind]
     return (
         f"{why}, so the adaptive rule shapes nothing and its own bound holds; give the query a "
         "processingTime trigger"

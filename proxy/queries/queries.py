@@ -11,9 +11,9 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure import records as pressure_records
-from proxy.backpressure.advice import advise
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure import backpressure_record as pressure_records
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_advice import advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
@@ -27,8 +27,8 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.progress.topics import TopicNames
+from proxy.queries.following import Following
 from proxy.quota.manager import QuotaManager
-from proxy.relay.following import Following
 from proxy.state import StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
@@ -98,20 +98,21 @@ class Queries:
         self._quotas = quotas
         self._knows_client = knows_client
         self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
-        self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
+        self._to_keep = asyncio.Event()
+        self._backpressure = Backpressure(
+            quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
+        )
         self._client = KafkaClient(bootstrap, limit_s=None)
-        self._names = TopicNames()
         self._names_wanted = asyncio.Event()
-        self._names.on_wanted = self._names_wanted.set
-        self.following = Following(self._registry, self._backpressure, self._names, quotas)
-        """What the relay shows the messages of queries."""
+        self._names = TopicNames(self._names_wanted.set)
         self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
-        self.following.appends = self._pipelines
+        self.following = Following(
+            self._registry, self._backpressure, self._names, quotas, self._pipelines
+        )
+        """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
-        self._to_keep = asyncio.Event()
-        self._backpressure.on_change = self._to_keep.set
         self._keeping = asyncio.Lock()
         registry.register(
             ProgressCollector(self._registry, clock_ms, config.limits.max_client_entities)
@@ -167,7 +168,7 @@ class Queries:
         now_ms = clock_ms()
         accepted = self._registry.report(report, now_ms, time.time(), ends)
         query = accepted.query
-        self._backpressure.reported(accepted, now_ms)
+        self._backpressure.record_report(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
         pressed = self._backpressure.of_client(query.client_id)
         if report.run_id == query.run_id:

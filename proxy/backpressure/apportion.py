@@ -6,7 +6,7 @@ from typing import TypeVar
 Key = TypeVar("Key", bound=tuple[str, int])
 
 
-def shares(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
+def apportion(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
     """Share `total` out in proportion to lag, at least 1 to each partition that has any.
 
     Both of Spark's own limiters do so: in proportion alone, a partition with little lag would get

@@ -8,7 +8,7 @@ from backpressure_parts import INTERVAL_MS, ask
 from driver_script import END, PER_BATCH, RATE, fresh, running
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
-from proxy.backpressure.trust import LIFE_WAIT_MS
+from proxy.backpressure.driver_connections import LIFE_WAIT_MS
 from proxy.wire.list_offsets import EARLIEST
 
 RECONNECTED = running().reconnects()

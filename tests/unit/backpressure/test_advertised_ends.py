@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.backpressure.told import MAX_PLANS, ToldEnds
+from proxy.backpressure.advertised_ends import MAX_PLANNED, AdvertisedEnds
+from proxy.progress.report import BatchRange
 
 KEYS = ("t", 0), ("t", 1)
 DRIVER = object()
@@ -16,18 +17,22 @@ LEFT = {
 }
 
 
+def ranges(ends):
+    return {key: BatchRange(None, end) for key, end in ends.items()}
+
+
 @pytest.mark.parametrize(("ends", "left"), LEFT.values(), ids=LEFT)
 def test_what_was_left_when_a_batch_was_planned(ends, left):
-    told = ToldEnds()
+    told = AdvertisedEnds()
     for latest, offset in [((500, 30), (100, 10)), ((500, 30), (200, 20)), ((1000, 30), (300, 30))]:
         for key, real, end in zip(KEYS, latest, offset, strict=True):
-            told.remember(key, real, end, DRIVER, 1.0)
-    assert told.left(ends) == left
+            told.record(key, real, end, DRIVER, 1.0)
+    assert told.left(ranges(ends)) == left
 
 
 def test_plans_of_long_ago_are_forgotten():
-    told = ToldEnds()
-    for end in range(MAX_PLANS + 1):
-        told.remember(KEYS[0], 100, end, DRIVER, 1.0)
-    assert told.left({KEYS[0]: 0}) is None
-    assert told.left({KEYS[0]: 1}) == 99
+    told = AdvertisedEnds()
+    for end in range(MAX_PLANNED + 1):
+        told.record(KEYS[0], 100, end, DRIVER, 1.0)
+    assert told.left(ranges({KEYS[0]: 0})) is None
+    assert told.left(ranges({KEYS[0]: 1})) == 99

@@ -9,7 +9,7 @@ from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.backpressure.records import FORMAT, key_of, read_record
+from proxy.backpressure.backpressure_record import FORMAT, by_partition, read_record
 from proxy.state import Record
 
 KEY = "pressure/etl-orders/client-id%3Detl-orders"
@@ -37,7 +37,7 @@ def test_a_record_says_what_is_known():
     assert value["run_id"] == str(UUID(int=2))
     assert value["starts"] == {}
     kept = read_record(record)
-    assert kept.ends() == {("t", 0): (1200, 5000, 0)}
+    assert by_partition(kept.told) == {("t", 0): (1200, 5000, 0)}
 
 
 DAMAGED = {
@@ -79,7 +79,7 @@ def test_damaged_records_are_refused_and_stay(text, problem):
     assert problem in refused
     assert world.state[record.key].text == text
     assert world.backpressure.of_client(CLIENT) == []
-    assert world.pressure.rate is None
+    assert world.query_backpressure.rate is None
 
 
 def test_newer_records_are_refused():
@@ -95,7 +95,7 @@ def test_a_record_of_before_there_were_costs_is_read():
     assert value.pop("cost") is None
     world.state[KEY] = Record(KEY, json.dumps(value), FORMAT.version)
     assert world.crash() == []
-    assert world.pressure.rate == pytest.approx(100)
+    assert world.query_backpressure.rate == pytest.approx(100)
 
 
 def test_what_a_later_version_adds_is_passed_over():
@@ -106,13 +106,13 @@ def test_what_a_later_version_adds_is_passed_over():
 
 def test_there_is_a_bound_on_how_many_are_taken_up(monkeypatch):
     world, _ = world_with_record()
-    monkeypatch.setattr("proxy.backpressure.control.MAX_QUERIES", 0)
+    monkeypatch.setattr("proxy.backpressure.backpressure.MAX_QUERIES", 0)
     (refused,) = world.crash()
     assert refused.endswith("there are too many queries")
 
 
 @given(client_id=st.text(), entity=st.text())
 def test_any_names_make_a_key(client_id, entity):
-    key = key_of(client_id, entity)
+    key = FORMAT.key(client_id, entity)
     assert Record.of(key, None).key == key
     assert key.count("/") == 2

@@ -1,22 +1,15 @@
 """What is kept in the state of each query whose rule is adaptive: one record."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
 from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
 from .batch_cost import LEAST_NOISE, MOST_NOISE
-from .told import KeptEnd
 
 MAX_CHARS = 65_536
 """Of a client id, a user, a label; Kafka has no longer strings to speak of."""
@@ -24,6 +17,7 @@ MAX_CHARS = 65_536
 MAX_NUMBER = 1e15
 """No rate, count or time in a record is larger."""
 
+Row = TypeVar("Row")
 Text = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
 Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
 Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
@@ -40,20 +34,14 @@ def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
 
 
 Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_ratio)]
+"""See estimator_inputs.RatioState."""
+
+Correlation = Annotated[float, Field(ge=-1, le=1)]
+Widest = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
+Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 
 
-Cost = tuple[
-    Amount,
-    Amount,
-    Amount,
-    Amount,
-    Annotated[float, Field(ge=-1, le=1)],
-    Annotated[float, Field(ge=1, le=MAX_NUMBER)],
-    Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)],
-]
-
-
-class Kept(BaseModel):
+class BackpressureRecord(BaseModel):
     """What a record says."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
@@ -65,7 +53,7 @@ class Kept(BaseModel):
     label: Text
     run_id: Uuid
     has_ended: bool = False
-    """Whether that run is over: then only its figures are taken up."""
+    """Whether that run is over: then only what was measured of it is resumed."""
     interval_ms: Positive | None = None
     """Of the query's trigger, where it was learnt."""
     rate: Positive | None
@@ -73,42 +61,34 @@ class Kept(BaseModel):
     last_rate: Positive | None = None
     """The same, of the latest run that had one."""
     instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
-    """See Instances."""
+    """See ClientInstances."""
     least_offsets: Offset = 0
     """See Clamp."""
     reach: Positive | None
-    """See inputs.Reach; records per second."""
+    """See ThrottledRate; records per second."""
     waiting_ms: Amount
+    """See SchedulingDelay."""
     estimator: tuple[Number, Positive, Number] | None
     """See pid.PidState; None with the other estimator."""
-    cost: Cost | None = None
+    cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
     """See batch_cost.CostState; older records have none."""
     bytes_per_record: Ratio
-    """See RatioState; so is the next."""
     offsets_per_record: Ratio
     told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
-    """See KeptEnd."""
+    """The advertised ends; see advertised_ends.EndState."""
     starts: dict[Topic, dict[Partition, Offset]]
-
-    def ends(self) -> dict[TopicPartition, KeptEnd]:
-        """Return what drivers were told of the ends of logs."""
-        return {
-            (topic, partition): KeptEnd(*end)
-            for topic, rows in self.told.items()
-            for partition, end in rows.items()
-        }
-
-    def log_starts(self) -> dict[TopicPartition, int]:
-        """Return what drivers were told of the starts of logs."""
-        return {
-            (topic, partition): start
-            for topic, rows in self.starts.items()
-            for partition, start in rows.items()
-        }
+    """The log starts that drivers were given."""
 
 
-FORMAT = RecordFormat("pressure", 1, Kept)
+FORMAT = RecordFormat("pressure", 1, BackpressureRecord)
 """Keys are `pressure/CLIENT_ID/ENTITY`."""
+
+
+def by_partition(nested: Mapping[str, Mapping[int, Row]]) -> dict[TopicPartition, Row]:
+    """Return by topic and partition what JSON has nested."""
+    return {
+        (topic, partition): row for topic, rows in nested.items() for partition, row in rows.items()
+    }
 
 
 def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
@@ -119,14 +99,9 @@ def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
     return nested
 
 
-def key_of(client_id: str, entity: str) -> str:
-    """Return the key of a query's record."""
-    return FORMAT.key(client_id, entity)
-
-
-def read_record(record: Record) -> Kept:
+def read_record(record: Record) -> BackpressureRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    kept = FORMAT.read(record)
-    if record.key != key_of(kept.client_id, kept.entity):
-        raise ValueError(f"it is about {kept.client_id!r}, {kept.entity!r}, which is not its key")
-    return kept
+    read = FORMAT.read(record)
+    if record.key != FORMAT.key(read.client_id, read.entity):
+        raise ValueError(f"it is about {read.client_id!r}, {read.entity!r}, which is not its key")
+    return read

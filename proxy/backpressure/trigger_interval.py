@@ -1,4 +1,4 @@
-"""Know a query's trigger interval: from its rule, from the listener, or from when batches begin."""
+"""A query's trigger interval: from its rule, from the listener, or from when batches begin."""
 
 from collections import deque
 
@@ -21,7 +21,8 @@ class TriggerInterval:
     """
 
     def __init__(self) -> None:
-        self._learnt_ms: float | None = None
+        self.learnt_ms: float | None = None
+        """What was reported or learnt; None when nothing was."""
         self._began_ms: float | None = None
         self._execution_ms = 0.0
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -32,27 +33,17 @@ class TriggerInterval:
         self._gaps.clear()
 
     def add(self, batch: BatchReport) -> None:
-        """Take a batch in."""
+        """Add a batch."""
         if self._began_ms is not None:
             gap_ms = batch.timestamp_ms - self._began_ms
             if gap_ms > self._execution_ms:
                 self._gaps.append(gap_ms)
         self._began_ms, self._execution_ms = batch.timestamp_ms, float(batch.execution_ms or 0)
         if len(self._gaps) >= MIN_GAPS:
-            self._learnt_ms = min(self._gaps)
+            self.learnt_ms = min(self._gaps)
 
     def of(self, query: QueryProgress, configured_ms: float | None) -> float | None:
         """Return the interval: what the rule says, else the listener, else what was learnt."""
-        reported_ms = query.trigger_interval_ms
-        if reported_ms:
-            self._learnt_ms = reported_ms
-        return configured_ms or self._learnt_ms
-
-    @property
-    def learnt_ms(self) -> float | None:
-        """What was reported or learnt; None when nothing was."""
-        return self._learnt_ms
-
-    def restore(self, learnt_ms: float | None) -> None:
-        """Go on from what an earlier process knew."""
-        self._learnt_ms = learnt_ms
+        if query.trigger_interval_ms:
+            self.learnt_ms = query.trigger_interval_ms
+        return configured_ms or self.learnt_ms

@@ -17,8 +17,8 @@ from backpressure_parts import (
     told,
 )
 
+from proxy.backpressure.backpressure import FORGET_MS
 from proxy.backpressure.bound import RETURN_FACTOR, RETURN_STEP_MS
-from proxy.backpressure.control import FORGET_MS
 from proxy.quota import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule
 
@@ -45,13 +45,13 @@ def begun(*rules: Rule) -> World:
     """A run whose client has connected after its first report."""
     world = World(*rules)
     world.start()
-    assert world.pressure is not None
+    assert world.query_backpressure is not None
     return world
 
 
 def test_before_any_report_the_rules_own_bound_is_in_force():
     world = World()
-    assert world.pressure.bound == STATIC
+    assert world.query_backpressure.bound == STATIC
     seen = row(world)
     assert (seen.bound, seen.static_bound) == (STATIC, STATIC)
     assert seen.reason == "no batch was reported yet"
@@ -59,10 +59,10 @@ def test_before_any_report_the_rules_own_bound_is_in_force():
 
 def test_the_first_report_gives_no_rate():
     world = World()
-    assert world.pressure.rate is None
+    assert world.query_backpressure.rate is None
     world.start()
     world.batch({0: 4000}, ms=1800, bytes_read=400_000)
-    assert (world.pressure.rate, world.pressure.bound) == (None, STATIC)
+    assert (world.query_backpressure.rate, world.query_backpressure.bound) == (None, STATIC)
     assert world.document["reason"] == (
         "batch 0: 4,000 records in 1,800 ms: the first of this run, no rate yet"
     )
@@ -70,8 +70,8 @@ def test_the_first_report_gives_no_rate():
 
 def test_the_second_report_bounds_the_reading():
     world = steady()
-    assert world.pressure.rate == pytest.approx(2000)
-    assert world.pressure.bytes_per_record == 100
+    assert world.query_backpressure.rate == pytest.approx(2000)
+    assert world.query_backpressure.bytes_per_record == 100
     seen = row(world)
     assert (seen.bound, seen.static_bound) == (pytest.approx(200_000), STATIC)
     assert seen.reason == "batch 1: 4,000 records in 2,000 ms -> 2,000 records/s of 100 bytes"
@@ -84,10 +84,10 @@ def test_time_that_the_proxy_held_the_query_is_left_out():
     start_ms = world.now_ms
     # Three executors side by side, and a hold that outlasts the batch.
     for begin, end in [(100, 300), (150, 350), (200, 250), (1750, 5000)]:
-        world.pressure.held(start_ms + begin, start_ms + end)
+        world.query_backpressure.record_hold(start_ms + begin, start_ms + end)
     world.pass_ms(1800)
     world.batch({0: 8000}, ms=1800, bytes_read=400_000)
-    assert world.pressure.rate == pytest.approx(4000 / 1500 * 1000)
+    assert world.query_backpressure.rate == pytest.approx(4000 / 1500 * 1000)
     assert world.document["reason"].startswith(
         "batch 1: 4,000 records in 1,800 ms (held 300 ms left out) -> 2,667 records/s"
     )
@@ -96,20 +96,20 @@ def test_time_that_the_proxy_held_the_query_is_left_out():
 def test_the_batch_was_when_the_driver_says_not_when_its_report_came():
     world = begun(rule(integral=0.0))
     world.batch({0: 1000}, ms=1000)
-    world.pressure.held(world.now_ms, world.now_ms + 500)
+    world.query_backpressure.record_hold(world.now_ms, world.now_ms + 500)
     world.pass_ms(1000 + 700)
     world.batch({0: 2000}, ms=1000, age_ms=700)
-    assert world.pressure.rate == pytest.approx(2000)
+    assert world.query_backpressure.rate == pytest.approx(2000)
 
 
 def test_a_batch_that_was_held_all_the_time_took_a_millisecond():
     world = World()
-    pressure = world.pressure
+    pressure = world.query_backpressure
     world.batch({0: 1000}, ms=1000)
-    pressure.held(world.now_ms, world.now_ms + 5000)
+    pressure.record_hold(world.now_ms, world.now_ms + 5000)
     world.pass_ms(2000)
     world.batch({0: 1001}, ms=1000)
-    assert world.pressure.rate == pytest.approx(1000)
+    assert world.query_backpressure.rate == pytest.approx(1000)
 
 
 def test_batches_that_wait_lower_the_rate():
@@ -119,7 +119,7 @@ def test_batches_that_wait_lower_the_rate():
     world.pass_ms(2000)
     world.batch({0: 6000}, ms=2000)
     # The first took two intervals, so the second would have waited one.
-    assert world.pressure.rate == pytest.approx(1000 * (1 - 0.2 * 1))
+    assert world.query_backpressure.rate == pytest.approx(1000 * (1 - 0.2 * 1))
     assert world.document["waiting_ms"] == 2000
 
 
@@ -140,18 +140,18 @@ def test_batches_without_records_change_nothing():
 
 def test_the_rate_is_capped_outside_of_the_estimator():
     world = steady(rule(max_rate=1500.0), rate=4000.0)
-    assert (world.pressure.rate, world.pressure.bound) == (1500.0, 150_000.0)
+    assert (world.query_backpressure.rate, world.query_backpressure.bound) == (1500.0, 150_000.0)
     assert world.document["reason"].endswith("-> 4,000 records/s of 100 bytes, at most 1,500")
 
 
 def test_the_rate_does_not_fall_below_the_lowest():
     world = steady(rule(min_rate=500.0), rate=10.0)
-    assert world.pressure.rate == 500.0
+    assert world.query_backpressure.rate == 500.0
 
 
 def test_the_bound_is_never_above_the_rules_own():
     world = steady(rule(static=150_000.0), rate=4000.0)
-    assert world.pressure.bound == 150_000.0
+    assert world.query_backpressure.bound == 150_000.0
     assert row(world).bound == 150_000.0
     assert row(world).reason.endswith("; the rule's own bound is lower")
 
@@ -161,7 +161,7 @@ def test_without_the_size_of_a_record_the_rules_own_bound_stays():
     for end in (1000, 2000):
         world.pass_ms(INTERVAL_MS)
         world.batch({0: end})
-    assert (world.pressure.rate, world.pressure.bound) == (1000.0, STATIC)
+    assert (world.query_backpressure.rate, world.query_backpressure.bound) == (1000.0, STATIC)
     assert world.document["reason"].endswith("; the size of a record is not known yet")
 
 
@@ -172,7 +172,7 @@ def test_what_was_read_before_the_first_report_says_nothing_of_its_size():
     world.batch({0: 1000}, bytes_read=5)
     world.pass_ms(INTERVAL_MS)
     world.batch({0: 2000}, bytes_read=100_000)
-    assert world.pressure.bytes_per_record == 100
+    assert world.query_backpressure.bytes_per_record == 100
 
 
 # When reports stop
@@ -237,14 +237,14 @@ def test_when_the_run_ends_the_bound_goes_back_at_once(error, why):
 def test_a_new_run_begins_anew():
     world = steady()
     world.start()
-    assert world.pressure.rate is None
+    assert world.query_backpressure.rate is None
     assert world.document["reason"].startswith("a new run began: step 1 back")
     world.pass_ms(INTERVAL_MS)
     world.batch({0: 9000}, rate=500.0)
-    assert world.pressure.rate is None
+    assert world.query_backpressure.rate is None
     world.pass_ms(INTERVAL_MS)
     world.batch({0: 10_000}, rate=500.0)
-    assert world.pressure.rate == pytest.approx(500)
+    assert world.query_backpressure.rate == pytest.approx(500)
     assert world.document["state"] == "adaptive"
 
 
@@ -255,11 +255,11 @@ def test_a_lower_bound_set_by_an_operator_holds_and_the_adapted_one_is_not_lost(
     world = steady()
     world.update(rule(static=120_000.0))
     world.tick()
-    assert (world.pressure.bound, row(world).bound) == (120_000.0, 120_000.0)
+    assert (world.query_backpressure.bound, row(world).bound) == (120_000.0, 120_000.0)
     assert world.gauge == 120_000.0
     world.update(rule())
     world.tick()
-    assert world.pressure.bound == pytest.approx(200_000)
+    assert world.query_backpressure.bound == pytest.approx(200_000)
     assert row(world).bound == pytest.approx(200_000)
 
 
@@ -270,7 +270,7 @@ def test_a_rule_that_is_adaptive_no_more_is_back_at_its_own_bound_at_once():
     assert (row(world).static_bound, row(world).reason) == (None, None)
     world.tick()
     assert world.backpressure.of_client(CLIENT) == []
-    assert world.backpressure.pressure(IDENTITY, world.now_ms) is None
+    assert world.backpressure.of_identity(IDENTITY, world.now_ms) is None
     assert world.gauge is None
 
 
@@ -279,7 +279,7 @@ def test_a_rule_that_becomes_adaptive_again_begins_anew():
     world.update(PLAIN)
     world.tick()
     world.update(rule())
-    assert (world.pressure.bound, world.pressure.rate) == (STATIC, None)
+    assert (world.query_backpressure.bound, world.query_backpressure.rate) == (STATIC, None)
     assert row(world).bound == STATIC
 
 
@@ -307,8 +307,8 @@ def test_a_more_special_rule_takes_over():
         client_id=CLIENT, listener="default", bounds={CONSUMER: 5e6}, adaptive=rule().adaptive
     )
     world.update(rule(), special)
-    assert world.pressure.entity != ENTITY
-    assert world.pressure.bound == 5e6
+    assert world.query_backpressure.entity != ENTITY
+    assert world.query_backpressure.bound == 5e6
     assert len(world.backpressure.of_client(CLIENT)) == 1
 
 
@@ -317,16 +317,16 @@ def test_a_more_special_rule_takes_over():
 
 def test_a_ceiling_lowers_the_bound_and_says_why():
     world = steady()
-    world.pressure.limit(50.0, "stage `join` takes 50 records/s", world.now_ms)
+    world.query_backpressure.set_ceiling(50.0, "stage `join` takes 50 records/s", world.now_ms)
     assert world.document["bound"] == 5000.0
     assert row(world).reason == "stage `join` takes 50 records/s"
-    world.pressure.limit(None, "", world.now_ms)
+    world.query_backpressure.set_ceiling(None, "", world.now_ms)
     assert world.document["bound"] == pytest.approx(200_000)
 
 
 def test_a_ceiling_holds_before_there_is_a_rate_and_when_reports_stop():
     world = steady()
-    world.pressure.limit(50.0, "slow", world.now_ms)
+    world.query_backpressure.set_ceiling(50.0, "slow", world.now_ms)
     world.tick(HOLD_MS + 60_000)
     assert world.document["bound"] == 5000.0
     world.start()
@@ -335,14 +335,14 @@ def test_a_ceiling_holds_before_there_is_a_rate_and_when_reports_stop():
 
 def test_a_ceiling_above_the_rate_changes_nothing():
     world = steady()
-    world.pressure.limit(1e9, "fast", world.now_ms)
+    world.query_backpressure.set_ceiling(1e9, "fast", world.now_ms)
     assert world.document["bound"] == pytest.approx(200_000)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])
 def test_a_ceiling_is_not_negative(bad):
     with pytest.raises(ValueError, match="ceiling"):
-        World().pressure.limit(bad, "", 0.0)
+        World().query_backpressure.set_ceiling(bad, "", 0.0)
 
 
 # Who is who
@@ -351,16 +351,16 @@ def test_a_ceiling_is_not_negative(bad):
 def test_only_clients_with_an_adaptive_rule_have_a_pressure():
     world = World(rule(), Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}))
     other = ClientIdentity("default", None, "somebody")
-    assert world.backpressure.pressure(other, 0.0) is None
+    assert world.backpressure.of_identity(other, 0.0) is None
     nameless = ClientIdentity("default", None, None)
-    assert world.backpressure.pressure(nameless, 0.0) is None
+    assert world.backpressure.of_identity(nameless, 0.0) is None
 
 
 def test_each_client_of_a_default_rule_has_its_own():
     adaptive = rule().adaptive
     world = World(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
     first, second = (
-        world.backpressure.pressure(ClientIdentity("default", None, name), 0.0) for name in "ab"
+        world.backpressure.of_identity(ClientIdentity("default", None, name), 0.0) for name in "ab"
     )
     assert first is not None
     assert second is not None
@@ -400,18 +400,18 @@ def test_it_is_forgotten_an_hour_after_the_client_is_gone():
 
 
 def test_there_is_a_bound_on_how_many_there_are(monkeypatch):
-    monkeypatch.setattr("proxy.backpressure.control.MAX_QUERIES", 2)
+    monkeypatch.setattr("proxy.backpressure.backpressure.MAX_QUERIES", 2)
     adaptive = rule().adaptive
     world = World(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
     made = [
-        world.backpressure.pressure(ClientIdentity("default", None, name), 0.0) for name in "abc"
+        world.backpressure.of_identity(ClientIdentity("default", None, name), 0.0) for name in "abc"
     ]
     assert [pressure is not None for pressure in made] == [True, True, False]
 
 
 def test_the_document_can_be_written_as_json():
     world = World()
-    assert json.loads(json.dumps(world.pressure.document(world.now_ms)))["rate"] is None
+    assert json.loads(json.dumps(world.query_backpressure.document(world.now_ms)))["rate"] is None
     shown = json.loads(json.dumps(steady().document))
     assert shown["query"] == LABEL
     assert shown["client_id"] == CLIENT
