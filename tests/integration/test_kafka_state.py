@@ -30,10 +30,9 @@ from support.proxy_process import until
 from proxy.cluster import kafka_client
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import CLOSED, UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.cluster import EmbeddedCluster
-from proxy.devkit.ports import HOST, free_ports
-from proxy.devkit.settings import Quorum, new_cluster_id
+from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
+from proxy.devkit.broker_settings import Quorum, new_cluster_id
+from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError, StateWriter
 from proxy.state.kafka import kafka_store as store_module
 from proxy.state.kafka.producer import Producer
