@@ -127,7 +127,7 @@ class KafkaStore(Store):
             return self._records.put_many(new.values(), delete=gone)
 
     def close(self) -> None:
-        """Tell a successor that it may begin, and let the state go; a second time does nothing."""
+        """Release the state to a successor, undoing failed writes; a second time does nothing."""
         with self._lock:
             if self._closed:
                 return

@@ -7,7 +7,7 @@ from kafka.errors import RetriableError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from proxy.cluster.kafka_client import TRANSACTION_COORDINATOR, KafkaClient
-from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
+from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
 from proxy.state.errors import StateError
 
 MAX_REPLICAS = 3
@@ -122,13 +122,12 @@ class StateTopic:
                 "compression.type=uncompressed, or name another topic as state.topic",
             )
 
-    async def _leader(self) -> tuple[str, int]:
-        leaders = await self.client.leaders((self._partition,))
-        if not leaders:
-            is_there = await self._find() is not None
-            text = f"topic {self.name} {'has no leader' if is_there else 'is gone'}"
-            raise UpstreamError(NOT_READY, text)
-        return leaders[self._partition]
+    async def _leader(self) -> Address:
+        for leader in await self.client.leaders((self._partition,)):
+            return leader
+        is_there = await self._find() is not None
+        text = f"topic {self.name} {'has no leader' if is_there else 'is gone'}"
+        raise UpstreamError(NOT_READY, text)
 
     async def _find(self) -> Any | None:
         (found,) = (await self.client.metadata([self.name])).topics
