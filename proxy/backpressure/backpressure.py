@@ -61,13 +61,7 @@ class Backpressure:
             self._by_client[client_id] = queries
             self._count += 1
             queries[match.entity] = QueryBackpressure(
-                identity,
-                match.entity,
-                match.rule,
-                self._quotas,
-                self._gauges,
-                now_ms,
-                on_change=self._changed,
+                identity, match, self._quotas, self._gauges, now_ms, on_change=self._changed
             )
         return queries[match.entity]
 

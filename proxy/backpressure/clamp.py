@@ -68,7 +68,7 @@ class Clamp:
         self,
         settings: AdaptiveBound,
         interval: TriggerInterval,
-        on_wait: Callable[[float, float], None],
+        on_wait: Callable[[float, float], object],
         on_answered: Callable[[QueryProgress, bool, float], None],
     ) -> None:
         self.settings = settings

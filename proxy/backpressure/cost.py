@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
 from .batch_cost import BatchCost, CostState
-from .estimator import FinishedBatch
+from .estimator_inputs import FinishedBatch
 
 LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:
@@ -87,7 +87,11 @@ class CostEstimator:
         self._patience = FIRST_PROBE
 
     def compute(self, batch: FinishedBatch) -> float | None:
-        """See RateEstimator: None when any size will do and the rule's own bound is not known."""
+        """Add a batch; return the new rate in records per second.
+
+        None when any size will do and the rule's own bound is not known, and for a batch with
+        nothing to learn from.
+        """
         records, took_ms = batch.records, batch.processing_ms
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):
             return None
@@ -121,13 +125,13 @@ class CostEstimator:
 
     @property
     def rate(self) -> float | None:
-        """See RateEstimator."""
+        """Records per second that batches planned now should have; None: not known."""
         if not 0 < self._allowed < math.inf:
             return None
         return self._allowed / self._interval_ms * MS_PER_SECOND
 
     def begin_run(self) -> None:
-        """See RateEstimator."""
+        """Record that the query was started again: its batches may cost something else now."""
         self._behind, self._patience = 0, FIRST_PROBE
         if self._cost is not None:
             cost = self._cost.restarted()
@@ -135,7 +139,7 @@ class CostEstimator:
         self._plan_anew()
 
     def update(self, settings: AdaptiveBound) -> None:
-        """See RateEstimator: what is known of the costs stays."""
+        """Estimate by other settings from now on; what is known of the costs stays."""
         before, self._settings = self._settings, settings
         if settings.batch_interval_ms != before.batch_interval_ms:
             self._plan_anew()

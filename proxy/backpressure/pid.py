@@ -5,7 +5,7 @@ import math
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
-from .estimator import FinishedBatch
+from .estimator_inputs import FinishedBatch
 
 PidState = tuple[float, float, float]
 """Time, rate and error of the latest batch."""
@@ -39,7 +39,7 @@ class PidEstimator:
         self._latest = NEVER
 
     def compute(self, batch: FinishedBatch) -> float | None:
-        """See RateEstimator: None for the first batch of a run, and one that is passed over."""
+        """Add a batch; return the new rate in records per second, None for no new one."""
         settings, time_ms = self._settings, batch.time_ms
         interval_ms = settings.batch_interval_ms
         latest_ms, latest_rate, latest_error = self._latest
@@ -71,15 +71,15 @@ class PidEstimator:
 
     @property
     def rate(self) -> float | None:
-        """See RateEstimator: None, each run begins anew."""
+        """None: each run begins anew."""
         return None
 
     def begin_run(self) -> None:
-        """See RateEstimator: all is forgotten."""
+        """Forget all."""
         self._latest = NEVER
 
     def update(self, settings: AdaptiveBound) -> None:
-        """See RateEstimator: under other figures it begins anew."""
+        """Estimate by other settings from now on; anew where they change the figures."""
         if _parameters(settings) != _parameters(self._settings):
             self.begin_run()
         self._settings = settings
