@@ -27,11 +27,8 @@ progress."""
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    Args:
-        quotas: says which rule applies to a client, and puts the bounds in force.
-        gauges: the metric pid_bound_bytes, labelled by query.
-        on_change: is called when `changes` has something to write.
-
+    `gauges` is the metric pid_bound_bytes, labelled by query; `on_change` is called when `changes`
+    has something to write.
     """
 
     def __init__(

@@ -68,9 +68,7 @@ class CostEstimator:
     behind, or drains a backlog in batches of more than the interval, gets a smaller batch from time
     to time: only batches of different sizes tell fixed from per-record cost.
 
-    Args:
-        settings: of the rule; the batch interval is known before the first batch is taken in.
-
+    The settings' batch interval has to be known before the first batch is added.
     """
 
     __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
@@ -149,7 +147,7 @@ class CostEstimator:
         return self._cost.state() if self._cost is not None else None
 
     def resume(self, state: CostState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self._cost = BatchCost.of(state)
 
     def _plan_anew(self) -> None:
@@ -163,8 +161,7 @@ class CostEstimator:
     @property
     def _interval_ms(self) -> float:
         interval_ms = self._settings.batch_interval_ms
-        if interval_ms is None:
-            raise ValueError("the batch interval is not known")
+        assert interval_ms is not None, "it is known before the first batch"
         return interval_ms
 
     @property

@@ -160,7 +160,7 @@ class RecordRatio:
         self.state = before * DECAY + amount, (before_records + without) * DECAY + records, 0.0
 
     def resume(self, state: RatioState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self.state = state
         self._latest = self.value or 0.0
 

@@ -89,19 +89,10 @@ class BatchMeasurements:
         advertised: AdvertisedEnds,
         static: float,
     ) -> tuple[float | None, str] | None:
-        """Add a batch that was done at `end_ms`.
+        """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
         Return the rate for those to come, in records per second, None for no new one, and the
         measurements in words; None when nothing was measured.
-
-        Args:
-            batch: of which the driver has reported.
-            records: see `batch_input`.
-            offsets: the same.
-            end_ms: when it was done.
-            advertised: to the driver, with the log ends as they were seen last.
-            static: what the rule lets it read, in bytes per second.
-
         """
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
@@ -167,7 +158,7 @@ class BatchMeasurements:
         }
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
-        """Go on from what an earlier process measured."""
+        """Resume from what an earlier process measured."""
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
         self.scheduling_delay.ms = record.waiting_ms

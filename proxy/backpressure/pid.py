@@ -26,10 +26,6 @@ class PidEstimator:
 
     A fixed cost per batch counts as slowness here, and smaller batches look slower still: see
     `cost.CostEstimator` for one that tells them apart.
-
-    Args:
-        settings: the batch interval, which is known, the gains and the lowest rate.
-
     """
 
     __slots__ = ("_latest", "_settings")
@@ -89,7 +85,7 @@ class PidEstimator:
         return None if self._latest is NEVER else self._latest
 
     def resume(self, state: PidState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self._latest = state
 
 

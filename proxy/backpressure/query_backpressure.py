@@ -28,14 +28,8 @@ KIND = QuotaKind.CONSUMER_BYTE_RATE
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    Args:
-        identity: the client that it reads with.
-        match: the adaptive rule, and whose reading it bounds.
-        quotas: where the bound is put in force.
-        gauges: shows it, by the query's label.
-        now_ms: the monotonic time.
-        on_change: is called when its record is out of date.
-
+    The bound is put in force in `quotas`, and shown by the gauge with the query's label.
+    `on_change` is called when the query's record is out of date.
     """
 
     def __init__(
@@ -184,10 +178,10 @@ class QueryBackpressure:
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
         self._settings, self._static = _bounds(rule)
-        self.clamp.settings = settings = self._settings
+        self.clamp.settings = self._settings
         self._update_measurements(self.batch_interval_ms)
         if self._rate is not None:
-            self._rate = max(self._rate, settings.min_rate)
+            self._rate = max(self._rate, self._settings.min_rate)
         self._enforce(now_ms)
 
     def detach(self, now_ms: float) -> None:
@@ -246,7 +240,7 @@ class QueryBackpressure:
         return Record.of(self.key, value, FORMAT.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
-        """Go on from what an earlier process kept, as if its last report had come just now."""
+        """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
         self._interval.learnt_ms = record.interval_ms
