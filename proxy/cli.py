@@ -162,7 +162,7 @@ async def _serve(config: Config, options: argparse.Namespace) -> None:
     app = App(config, options.config, splice=not options.no_splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, app.reloader.ask)
+    loop.add_signal_handler(signal.SIGHUP, app.reloader.request)
     await app.run(stop, lambda: _say("ready"), options.take_over)
 
 
