@@ -8,9 +8,8 @@ from contextlib import ExitStack
 import pytest
 from relaylab.lab import no_free_descriptor, open_files, silent_server, turns
 
-from proxy.relay.channel import Channel
-from proxy.relay.tls import upstream_context
-from proxy.relay.upstream import UpstreamError, _by_turns, reach, secure
+from proxy.cluster.dial import by_turns, reach, secure, upstream_context
+from proxy.cluster.upstream import UpstreamError
 
 HOST = "127.0.0.1"
 REFUSING = (HOST, 1)
@@ -18,9 +17,9 @@ ENOUGH_S = 10.0
 NEVER_S = 600.0
 
 
-async def connect(host: str, port: int, *, tls=None, timeout_s: float) -> Channel:
+async def connect(host: str, port: int, *, tls=None, timeout_s: float) -> socket.socket:
     server, sock = await reach([(host, port)], timeout_s)
-    return await secure(sock, server, tls=tls, timeout_s=timeout_s)
+    return await secure(sock, server, tls, timeout_s)
 
 
 async def reason_of(host: str, port: int, *, tls=None, timeout_s: float = ENOUGH_S) -> str:
@@ -137,7 +136,7 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
 
 def test_address_families_take_turns():
     addresses = [(6, "a"), (6, "b"), (6, "c"), (4, "d"), (4, "e")]
-    assert [name for _, name in _by_turns(addresses)] == ["a", "d", "b", "e", "c"]
+    assert [name for _, name in by_turns(addresses)] == ["a", "d", "b", "e", "c"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ async def test_reasons(monkeypatch, errors, reason):
 @pytest.mark.parametrize("after", range(16))
 async def test_cancelled_at_any_moment(monkeypatch, after):
     """Two servers answer at once, a third never."""
-    monkeypatch.setattr("proxy.relay.race.ATTEMPT_DELAY_S", 0.0)
+    monkeypatch.setattr("proxy.cluster.dial.ATTEMPT_DELAY_S", 0.0)
     with ExitStack() as stack:
         servers = [stack.enter_context(silent_server())]
         for _ in range(2):  # nobody accepts: the only descriptors are the client's

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from structlog import get_logger
@@ -13,24 +14,21 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure import backpressure_record as pressure_records
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.query_advice import advise
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
 from proxy.pipelines import Pipelines
 from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
-from proxy.progress.link import ClusterAccess, LinkError
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.progress.topics import TopicNames
+from proxy.queries.following import Following
 from proxy.quota.manager import QuotaManager
-from proxy.relay.ask import CLIENT_ID
-from proxy.relay.cluster import Cluster
-from proxy.relay.following import Following
-from proxy.relay.topic_ids import resolve
-from proxy.relay.upstream import UpstreamError
 from proxy.state import StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
@@ -81,8 +79,7 @@ class Queries:
     Args:
         config: its `queries`, `cluster` and `limits` are read.
         quotas: where adaptive bounds are put in force.
-        cluster: asked for the names of topics.
-        tls: of the connections to the cluster.
+        bootstrap: the way into the cluster.
         instruments: show the adaptive bounds.
         registry: gets a collector of its own for progress.
         knows_client: says whether a client id has connected lately.
@@ -93,7 +90,7 @@ class Queries:
         self,
         config: Config,
         quotas: QuotaManager,
-        cluster: Cluster,
+        bootstrap: Bootstrap,
         instruments: Instruments,
         registry: CollectorRegistry,
         knows_client: Callable[[str], bool],
@@ -105,19 +102,16 @@ class Queries:
         self._backpressure = Backpressure(
             quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
         )
-        self._cluster = cluster
-        self._names = TopicNames()
+        self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
-        self._names.on_wanted = self._names_wanted.set
-        self.following = Following(self._registry, self._backpressure, self._names, quotas)
-        """What the relay shows the messages of queries."""
-        access = ClusterAccess(
-            cluster.bootstrap_servers, cluster.tls, CLIENT_ID, login=cluster.login
-        )
-        self._committer = Committer(self._registry, access, clock_ms)
-        self._log_ends = LogEnds(self._registry, access, clock_ms)
+        self._names = TopicNames(self._names_wanted.set)
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
+        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
-        self.following.appends = self._pipelines
+        self.following = Following(
+            self._registry, self._backpressure, self._names, quotas, self._pipelines
+        )
+        """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
         self._keeping = asyncio.Lock()
         registry.register(
@@ -153,6 +147,7 @@ class Queries:
     async def close(self) -> None:
         """Commit and keep what is due, and keep nothing more: the store may be closed then."""
         await self._committer.flush(FLUSH_TIMEOUT_S)
+        self._client.close()
         await self._pipelines.close()
         await self._keep()
         writer, self._writer = self._writer, None
@@ -166,12 +161,14 @@ class Queries:
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self._registry.report_unread(error)
+            self._registry.reports.refuse(error)
             raise
-        unknown = self._registry.unknown_ends(report) | self._pipelines.unsure(report, clock_ms())
+        unknown = self._registry.reports.unknown_ends(report) | self._pipelines.unsure(
+            report, clock_ms()
+        )
         ends = await self._ends(unknown)
         now_ms = clock_ms()
-        accepted = self._registry.report(report, now_ms, time.time(), ends)
+        accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
         query = accepted.query
         self._backpressure.record_report(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
@@ -200,7 +197,7 @@ class Queries:
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 return await self._log_ends.look_up(partitions)
-        except (LinkError, TimeoutError) as error:
+        except (UpstreamError, TimeoutError) as error:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
@@ -267,7 +264,7 @@ class Queries:
             self._names_wanted.clear()
             while wanted := self._names.wanted():
                 try:
-                    self._names.resolved(await resolve(self._cluster, wanted))
+                    self._names.resolved(await self._client.topic_names(wanted))
                 except UpstreamError as error:
                     _log.warning("topic names not looked up, trying again", error=str(error))
                 else:

@@ -4,13 +4,17 @@ import hashlib
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 from aiokafka.conn import ScramAuthenticator
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
-from proxy.login import RETRY_INTERVAL_S, Credentials, Exchange, Login, LoginRefusedError
+from proxy.cluster.login import RETRY_INTERVAL_S, Credentials, Login
+from proxy.cluster.upstream import LOGIN_REFUSED, UpstreamError
+
+Exchange = Generator[Any, Any, None]
 
 BROKER, OTHER = ("broker-1", 9092), ("broker-2", 9092)
 PASSWORD = "pencil"
@@ -72,23 +76,23 @@ def said(token: bytes = b"", error_code: int = 0, message: str | None = None) ->
 def opened(login: Login) -> Exchange:
     """Get as far as the handshake."""
     exchange = login.exchange(BROKER)
-    exchange.step()
+    next(exchange)
     return exchange
 
 
 def begun(login: Login) -> Exchange:
     """Get as far as the first token."""
     exchange = opened(login)
-    exchange.step(offered(login.credentials.mechanism))
+    exchange.send(offered(login.credentials.mechanism))
     return exchange
 
 
 def test_plain_is_name_and_password_once() -> None:
     exchange = Refusals().login.exchange(BROKER)
-    handshake = exchange.step()
+    handshake = next(exchange)
     assert (handshake.mechanism, handshake.API_VERSION) == ("PLAIN", 1)
-    assert exchange.step(offered("PLAIN")).auth_bytes == b"user\0user\0pencil"
-    assert exchange.step(said()) is None
+    assert exchange.send(offered("PLAIN")).auth_bytes == b"user\0user\0pencil"
+    assert exchange.send(said()) is None
 
 
 @pytest.mark.parametrize(("mechanism", "nonce", "messages"), [RFC_5802, RFC_7677])
@@ -99,10 +103,10 @@ def test_scram_is_as_in_the_rfcs(
     monkeypatch.setitem(ScramAuthenticator.MECHANISMS, "SCRAM-SHA-1", hashlib.sha1)
     first, challenge, proof, verdict = messages
     exchange = Refusals(mechanism).login.exchange(BROKER)
-    exchange.step()
-    assert exchange.step(offered(mechanism)).auth_bytes == first.encode()
-    assert exchange.step(said(challenge.encode())).auth_bytes == proof.encode()
-    assert exchange.step(said(verdict.encode())) is None
+    next(exchange)
+    assert exchange.send(offered(mechanism)).auth_bytes == first.encode()
+    assert exchange.send(said(challenge.encode())).auth_bytes == proof.encode()
+    assert exchange.send(said(verdict.encode())) is None
 
 
 CORRECT = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
@@ -135,9 +139,10 @@ def test_a_refusal_says_whom_why_and_how_to_mend_it(
     begin: Callable[[Login], Exchange], response: object, reason: str, refusals: Refusals
 ) -> None:
     exchange = begin(refusals.login)
-    with pytest.raises(LoginRefusedError) as caught:
-        exchange.step(response)
-    assert str(caught.value) == f'login of user "user" by PLAIN refused: {reason}'
+    with pytest.raises(UpstreamError) as caught:
+        exchange.send(response)
+    assert str(caught.value) == f'broker-1:9092: login of user "user" by PLAIN refused: {reason}'
+    assert caught.value.reason == LOGIN_REFUSED
     assert refusals.count == 1
 
 
@@ -149,8 +154,8 @@ def test_a_refusal_says_whom_why_and_how_to_mend_it(
 def test_who_does_not_know_the_password_is_no_broker(challenge: bytes) -> None:
     refusals = Refusals("SCRAM-SHA-512")
     exchange = begun(refusals.login)
-    with pytest.raises(LoginRefusedError, match="does not prove that it knows the password"):
-        exchange.step(said(challenge))
+    with pytest.raises(UpstreamError, match="does not prove that it knows the password"):
+        exchange.send(said(challenge))
     assert refusals.count == 1
 
 
@@ -158,16 +163,16 @@ def test_a_wrong_signature_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, nonce, (_, challenge, _, _) = RFC_7677
     monkeypatch.setattr("aiokafka.conn.uuid.uuid4", lambda: nonce)
     exchange = begun(Refusals(mechanism).login)
-    exchange.step(said(challenge.encode()))
-    with pytest.raises(LoginRefusedError, match="does not prove that it knows the password"):
-        exchange.step(said(b"v=AAAA"))
+    exchange.send(said(challenge.encode()))
+    with pytest.raises(UpstreamError, match="does not prove that it knows the password"):
+        exchange.send(said(b"v=AAAA"))
 
 
 def test_who_refused_is_left_alone_for_a_while(refusals: Refusals) -> None:
     refused = refusals.login.refused(BROKER, 58, "no")
     refusals.login.check(OTHER)
     refusals.now_s = RETRY_INTERVAL_S - 0.1
-    with pytest.raises(LoginRefusedError) as caught:
+    with pytest.raises(UpstreamError) as caught:
         refusals.login.check(BROKER)
     assert str(caught.value) == str(refused)
     refusals.now_s = RETRY_INTERVAL_S
@@ -178,20 +183,20 @@ def test_who_refused_is_left_alone_for_a_while(refusals: Refusals) -> None:
 def test_another_password_is_tried_at_once(refusals: Refusals) -> None:
     refusals.login.refused(BROKER, 58, "no")
     refusals.login.renew(PASSWORD)
-    with pytest.raises(LoginRefusedError):
+    with pytest.raises(UpstreamError):
         refusals.login.check(BROKER)
     refusals.login.renew("crayon")
     refusals.login.check(BROKER)
     exchange = refusals.login.exchange(BROKER)
-    exchange.step()
-    assert exchange.step(offered("PLAIN")).auth_bytes == b"user\0user\0crayon"
+    next(exchange)
+    assert exchange.send(offered("PLAIN")).auth_bytes == b"user\0user\0crayon"
 
 
 def test_the_password_is_not_shown(refusals: Refusals) -> None:
     login = refusals.login
     exchange = begun(login)
-    with pytest.raises(LoginRefusedError) as caught:
-        exchange.step(said(error_code=58, message="no"))
+    with pytest.raises(UpstreamError) as caught:
+        exchange.send(said(error_code=58, message="no"))
     shown = "".join(traceback.format_exception(caught.value))
     assert PASSWORD not in f"{login.credentials!r} {login!r} {exchange!r} {shown}"
 

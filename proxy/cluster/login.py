@@ -7,11 +7,12 @@ SASL says inside of them (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiokafka.conn import SaslPlainAuthenticator, ScramAuthenticator
-from kafka.errors import for_code
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from .upstream import LOGIN_REFUSED, Address, UpstreamError, name_of
 
 PLAIN = "PLAIN"
 
@@ -27,22 +28,6 @@ UNSUPPORTED_MECHANISM = 33
 NO_LOGIN_HERE = 34
 """ILLEGAL_SASL_STATE: in answer to a first request, a listener that is none of SASL's."""
 
-_WANTS_LOGIN = (
-    "; so does a listener that wants a login, which the proxy itself has not (cluster.sasl)"
-)
-
-Broker: TypeAlias = tuple[str, int]
-"""Host and port."""
-
-
-def closed_by_broker(*, logged_in: bool) -> str:
-    """Return what to say of a connection that the broker closed without an answer."""
-    return "the broker closed the connection" + ("" if logged_in else _WANTS_LOGIN)
-
-
-class LoginRefusedError(Exception):
-    """A broker does not let the proxy in; the message says whom, why, and how to mend it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
@@ -55,11 +40,11 @@ class Credentials:
 
 
 class Login:
-    """Shared by all of the proxy's own connections, also those of other threads.
+    """Who the proxy is, and who refused it; for all of its own connections, in any thread.
 
     Args:
         credentials: to begin with.
-        on_refused: told of each refusal.
+        on_refused: called at each refusal.
         clock_s: monotonic.
 
     """
@@ -74,7 +59,7 @@ class Login:
         """In use for every login that begins now."""
         self._on_refused = on_refused
         self._clock_s = clock_s
-        self._refusals: dict[Broker, tuple[str, float]] = {}
+        self._refusals: dict[Address, tuple[str, float]] = {}
         """What each broker said to these credentials, and when."""
 
     def renew(self, password: str) -> None:
@@ -83,16 +68,14 @@ class Login:
             self.credentials = replace(self.credentials, password=password)
             self._refusals.clear()
 
-    def check(self, broker: Broker) -> None:
-        """Raise LoginRefusedError, as the broker did, when it refused only a moment ago."""
+    def check(self, broker: Address) -> None:
+        """Raise UpstreamError, as the broker did, when it refused only a moment ago."""
         text, at_s = self._refusals.get(broker, ("", 0.0))
         if text and self._clock_s() - at_s < RETRY_INTERVAL_S:
-            raise LoginRefusedError(text)
+            raise UpstreamError(LOGIN_REFUSED, text)
 
-    def refused(
-        self, broker: Broker, error_code: int, said: str | None = None
-    ) -> LoginRefusedError:
-        """Note that the broker refused, and return what to raise.
+    def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
+        """Record that the broker refused; return what to raise: whom, why, and how to mend it.
 
         Args:
             broker: who refused.
@@ -100,7 +83,7 @@ class Login:
             said: the broker's own words: for UNSUPPORTED_MECHANISM what it offers instead.
 
         """
-        reason = said or getattr(for_code(error_code), "message", "") or f"error {error_code}"
+        reason = said or name_of(error_code)
         fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
         if error_code == UNSUPPORTED_MECHANISM:
             reason = f"the broker offers {said or 'other mechanisms'}"
@@ -110,20 +93,21 @@ class Login:
         elif error_code == NO_LOGIN_HERE:
             reason = "this port takes no logins"
             fix = "name a SASL listener's port in cluster.bootstrap_servers, or remove cluster.sasl"
-        who = self.credentials
-        text = f'login of user "{who.username}" by {who.mechanism} refused: {reason}; {fix}'
+        host, port = broker
+        user, mechanism = self.credentials.username, self.credentials.mechanism
+        text = f'{host}:{port}: login of user "{user}" by {mechanism} refused: {reason}; {fix}'
         self._refusals[broker] = text, self._clock_s()
         self._on_refused()
-        return LoginRefusedError(text)
+        return UpstreamError(LOGIN_REFUSED, text)
 
-    def exchange(self, broker: Broker) -> "Exchange":
-        """Begin a login on a connection to this broker, which has just been opened."""
-        return Exchange(self._requests(broker))
+    def exchange(self, broker: Address) -> Generator[Any, Any, None]:
+        """Yield the requests of a login, without header, and then None; take their responses.
 
-    def _requests(self, broker: Broker) -> Generator[Any, Any, None]:
+        With SCRAM it computes for some milliseconds, or longer where the broker wants that: not for
+        an event loop. Raises UpstreamError: login_refused.
+        """
         credentials = self.credentials
-        request = SaslHandshakeRequest[HANDSHAKE_VERSION](mechanism=credentials.mechanism)
-        answer = yield request
+        answer = yield SaslHandshakeRequest[HANDSHAKE_VERSION](mechanism=credentials.mechanism)
         if answer.error_code:
             raise self.refused(broker, answer.error_code, ", ".join(answer.mechanisms))
         tokens = _tokens(credentials)
@@ -132,8 +116,7 @@ class Login:
             try:
                 token, _ = tokens.send(received)
             except StopIteration:
-                self._refusals.pop(broker, None)
-                return
+                break
             except Exception as error:  # who knows what answers at that address
                 said = f"the broker does not prove that it knows the password ({error!r})"
                 raise self.refused(broker, 0, said) from error
@@ -141,25 +124,8 @@ class Login:
             if answer.error_code:
                 raise self.refused(broker, answer.error_code, answer.error_message)
             received = bytes(answer.auth_bytes)
-
-
-class Exchange:
-    """One login: requests out, responses in."""
-
-    def __init__(self, requests: Generator[Any, Any, None]) -> None:
-        self._requests = requests
-
-    def step(self, response: Any = None) -> Any | None:
-        """Return the next request of kafka-python's, without header; None when logged in.
-
-        Takes the decoded response to the request before. With SCRAM it computes for some
-        milliseconds, or longer where the broker wants that: not for an event loop.
-        Raises LoginRefusedError.
-        """
-        try:
-            return self._requests.send(response)
-        except StopIteration:
-            return None
+        self._refusals.pop(broker, None)
+        yield None
 
 
 def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | None, None]:
