@@ -121,7 +121,7 @@ def _port(text: str) -> int:
 
 
 def _process(text: str) -> int:
-    """Take the id of a running proxy. 0 and below would mean many processes."""
+    """Parse the id of a running proxy. 0 and below would mean many processes."""
     if not text.isdecimal() or int(text) in (0, os.getpid()):
         raise argparse.ArgumentTypeError(f"{text!r} is not the id of another process")
     try:

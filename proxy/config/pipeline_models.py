@@ -1,6 +1,6 @@
 """What the file says of pipelines: their sources and stages, and what is to flow between them.
 
-A model checks its own values. What concerns a pipeline as a whole, or several, is told by
+A model checks its own values. What concerns a pipeline as a whole, or several, is found by
 `proxy.pipeline.graph`, and placed in the file by `pipeline_checks`.
 """
 
