@@ -31,9 +31,10 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition and has had one batch report."""
-    source = MagicMock(report_results={"accepted": 1})
-    source.rows.return_value = [("orders", MagicMock())]
-    return ProgressCollector(source, lambda: 0.0, 10)
+    queries = MagicMock()
+    queries.rows.return_value = [("orders", MagicMock())]
+    queries.reports.results = {"accepted": 1}
+    return ProgressCollector(queries, lambda: 0.0, 10)
 
 
 def metric_rows() -> Iterator[InstrumentRow]:
