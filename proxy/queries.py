@@ -103,9 +103,8 @@ class Queries:
         self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
         self._backpressure = Backpressure(quotas, instruments.pid_bound_bytes)
         self._cluster = cluster
-        self._names = TopicNames()
         self._names_wanted = asyncio.Event()
-        self._names.on_wanted = self._names_wanted.set
+        self._names = TopicNames(self._names_wanted.set)
         self.following = Following(self._registry, self._backpressure, self._names, quotas)
         """What the relay shows the messages of queries."""
         access = ClusterAccess(
@@ -189,7 +188,7 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [event.text for event in query.advice],
+            "advice": [event.text for event in query.advice.values()],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }

@@ -47,7 +47,7 @@ def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dic
         knows_client=known.__contains__,
         now_ms=1.0,
     )
-    return {str(note.kind): note.text for note in query.advice}
+    return {str(note.kind): note.text for note in query.advice.values()}
 
 
 def rule(client_id="etl", adaptive=TWO_SECONDS, **more) -> Rule:

@@ -15,8 +15,7 @@ class World:
     """Names, what was replayed, and how often somebody was asked to look up."""
 
     def __init__(self, **bounds):
-        self.names = TopicNames(**bounds)
-        self.names.on_wanted = self._on_wanted
+        self.names = TopicNames(self._on_wanted, **bounds)
         self.told = []
         self.calls = 0
 
