@@ -32,9 +32,10 @@ from proxy.quota import (
     Rule,
     RuleRegistry,
 )
-from proxy.relay.pipes import PipePool
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.clients import ClientRegistry
+from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore
+from proxy.wire.apis import FETCH
 
 FIGURE = "stalls"
 TARGET_MS = 10.0
@@ -108,17 +109,7 @@ class _Proxy:
         sensors = Registry(settings.max_sensors)
         metrics.register(SensorCollector(sensors, clock_ms))
         self.quotas = QuotaManager(settings, instruments, sensors)
-        loop = asyncio.get_running_loop()
-        self.reapers = Reapers(loop, instruments)
-        self.services = Services(
-            loop=loop,
-            limits=Limits(),
-            mode=ThrottleMode.DELAY,
-            quotas=self.quotas,
-            reapers=self.reapers,
-            instruments=instruments,
-            pipes=PipePool(),
-        )
+        self.clients = ClientRegistry(instruments.bytes_total)
         self.history = History(self.quotas.measured_rates)
         self.slices = Slices()
         self.admin = AdminServer(
@@ -138,16 +129,15 @@ class _Proxy:
         """Let a client come and read more than its bound."""
         identity = ClientIdentity("bench", "alice", f"spark-kafka-source-{number}-driver-0")
         client = self.quotas.client(identity)
-        self.services.client_came(identity)
-        labels = (identity.listener, "alice", identity.client_id or "", "Fetch")
-        self.services.instruments.bytes_total.of(*labels).inc(RESPONSE_BYTES)
+        self.clients.came(identity)
+        self.clients.byte_counter(identity, FETCH).inc(RESPONSE_BYTES)
         client.charge(QuotaKind.CONSUMER_BYTE_RATE, RESPONSE_BYTES, clock_ms())
         return client
 
     def leave(self, client: ClientQuotas) -> None:
         """Let it go."""
         client.close()
-        self.services.client_left(client.identity)
+        self.clients.left(client.identity)
 
 
 def measure(quick: bool) -> list[Row]:
@@ -175,7 +165,6 @@ async def _measure(rounds: int) -> list[Row]:
         child.kill()
         await child.wait()
         await proxy.admin.stop()
-        proxy.reapers.close()
     for client in clients:
         proxy.leave(client)
     started_s = time.perf_counter()
@@ -183,7 +172,7 @@ async def _measure(rounds: int) -> list[Row]:
         proxy.leave(proxy.use(number))
     churn_ms = (time.perf_counter() - started_s) * MS_PER_SECOND / CLIENTS
     later_ms = clock_ms() + 2 * HOUR_MS
-    forgetting = proxy.admin.slices.collect(proxy.services.forgetting(later_ms))
+    forgetting = proxy.admin.slices.collect(proxy.clients.forgetting(later_ms))
     found["forget all clients"] = [await _watch(forgetting)]
     expiring = proxy.admin.slices.collect(proxy.quotas.expiring(later_ms))
     found["expire all sensors"] = [await _watch(expiring)]

@@ -16,22 +16,26 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.cluster.dial import upstream_context
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.login import Credentials, Login
+from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config, ListenerSection
 from proxy.config.reload import Reloader
-from proxy.login import Credentials, Login
-from proxy.queries import Queries
+from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import Rule
-from proxy.relay.cluster import Cluster
+from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
-from proxy.relay.tls import server_context, upstream_context
-from proxy.relay.upstream import LOGIN_REFUSED
+from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -75,21 +79,21 @@ class App:
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
         tls = config.cluster.tls
-        self.cluster = Cluster(
-            tuple((server.host, server.port) for server in config.cluster.bootstrap_servers),
+        self._bootstrap = Bootstrap(
+            ((server.host, server.port) for server in config.cluster.bootstrap_servers),
             upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None,
             config.limits.connect_timeout,
-            splice=splice,
-            login=_login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
+            _login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
         )
-        self._for_clients = self.cluster.for_clients()
-        self._kafka_quotas = KafkaQuotas(
-            self.cluster,
-            self._use_kafka,
-            instruments.upstream_errors_total,
-        )
+        self.brokers = Brokers(self._bootstrap, splice=splice)
+        client = KafkaClient(self._bootstrap, limit_s=None)
+        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, instruments.upstream_errors_total)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
+        self._clients = ClientRegistry(instruments.bytes_total)
+        self._queries = Queries(
+            config, self.quotas, self._bootstrap, instruments, self.metrics, self._clients.knows
+        )
         self._services = Services(
             loop=loop,
             limits=_limits(config),
@@ -98,20 +102,13 @@ class App:
             reapers=self._reapers,
             instruments=instruments,
             pipes=PipePool(),
+            clients=self._clients,
+            interceptor=self._queries.following,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        self._queries = Queries(
-            config,
-            self.quotas,
-            self.cluster,
-            instruments,
-            self.metrics,
-            self._services.knows_client,
-        )
-        self._services.following = self._queries.following
         listeners = tuple(map(_listener, config.listeners))
-        self.relay = Relay(listeners, self._for_clients, self._services)
+        self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
@@ -134,7 +131,9 @@ class App:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            self._store = await asyncio.to_thread(_open_store, self._config, self.cluster, wait_s)
+            self._store = await asyncio.to_thread(
+                _open_store, self._config, self._bootstrap, wait_s
+            )
             self.rules = RuleRegistry(self.quotas, self._store, self._settings)
             self._queries.load(self._store)
             self.admin = self._make_admin()
@@ -148,7 +147,7 @@ class App:
         self._tasks = [
             asyncio.create_task(work(), name=work.__name__)
             for work in (
-                self.cluster.monitor,
+                self.brokers.monitor,
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
@@ -222,14 +221,13 @@ class App:
 
     def _apply(self, config: Config) -> None:
         """Put quotas, throttling, limits and a new password of the same user in force."""
-        login, sasl = self.cluster.login, config.cluster.sasl
+        login, sasl = self._bootstrap.login, config.cluster.sasl
         # The password of another user waits with that user for a restart.
         if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
             login.renew(sasl.password())
         self.rules.use_file(config.quota_settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
-        for cluster in (self.cluster, self._for_clients):
-            cluster.connect_timeout_s = config.limits.connect_timeout
+        self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
@@ -248,9 +246,9 @@ class App:
             ],
             brokers=[
                 BrokerStatus(node_id, host, port)
-                for node_id, (host, port) in sorted(self.cluster.brokers.items())
+                for node_id, (host, port) in sorted(self.brokers.addresses.items())
             ],
-            cluster_answers=self.cluster.reachable,
+            cluster_answers=self.brokers.reachable,
             delay_queues={reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all},
             config_loads=[
                 ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
@@ -259,10 +257,10 @@ class App:
         )
 
     def _not_ready(self) -> str | None:
-        if self.cluster.reachable:
+        if self.brokers.reachable:
             return None
-        if self.cluster.refusal is not None:
-            return f"the Kafka cluster does not let the proxy log in: {self.cluster.refusal}"
+        if self.brokers.refusal is not None:
+            return f"the Kafka cluster does not let the proxy log in: {self.brokers.refusal}"
         return "the Kafka cluster does not answer"
 
     async def _expire(self) -> None:
@@ -270,7 +268,7 @@ class App:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
-            await self._slices.collect(self._services.forgetting(clock_ms()))
+            await self._slices.collect(self._clients.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
         """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""
@@ -290,15 +288,15 @@ def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
     return Login(Credentials(sasl.mechanism, sasl.username, sasl.password()), on_refused)
 
 
-def _open_store(config: Config, cluster: Cluster, wait_s: float) -> Store:
+def _open_store(config: Config, bootstrap: Bootstrap, wait_s: float) -> Store:
     if config.state.kind == "memory":
         return MemoryStore()
     if config.state.kind == "kafka":
         return KafkaStore(
-            cluster.bootstrap_servers,
+            bootstrap.servers,
             config.state.topic,
-            tls=cluster.tls,
-            login=cluster.login,
+            tls=bootstrap.tls,
+            login=bootstrap.login,
             timeout_s=config.limits.connect_timeout,
             wait_ms=wait_s * MS_PER_SECOND,
         )

@@ -10,11 +10,17 @@ import hypothesis
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
+
+# Helper modules are no test modules: under import mode importlib they are found by path only.
+sys.path.append(str(Path(__file__).parent))
+
+from java_classes import end_jvm, use_archives
+
+use_archives()
 
 # A busy machine is no failure of the code.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -23,7 +29,6 @@ hypothesis.settings.load_profile("patient")
 ANSWER_TIMEOUT_S = 30
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 
-JVM_END_TIMEOUT_S = 30
 SPARK_OPTIONS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -165,13 +170,3 @@ def spark(spark_log_file: Path) -> Iterator[SparkSession]:
     yield session
     session.stop()
     end_jvm()
-
-
-def end_jvm() -> None:
-    """End the JVM too: its clients would look for their broker, and say so, until the end."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(JVM_END_TIMEOUT_S)
-    SparkContext._gateway = SparkContext._jvm = None

@@ -11,7 +11,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.config import Config, PipelineSection
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.early import StageBatch

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from proxy.backpressure.control import Backpressure, QueryPressure
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.graph import StageSettings
 from proxy.pipeline.planned import Planned
 from proxy.pipeline.room import Room, Writer, fitting
@@ -210,9 +211,9 @@ class Rooms:
         query = self._registry.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for pressed in self._backpressure.of_client(client_id):
-            for key, told in pressed.clamp.told.items():
+            for key, told in pressed.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
-                ends[key] = max(end, told.offset), max(idle_at, told.idle_at)
+                ends[key] = max(end, told.offset), max(idle_at, told.idle_offset)
         whole = done = 0
         for key, (end, idle_at) in ends.items():
             partition = query.partitions.get(key) if query is not None else None
@@ -222,5 +223,5 @@ class Rooms:
         return whole, done
 
 
-def _offsets_per_record(pressed: QueryPressure | None) -> float:
+def _offsets_per_record(pressed: QueryBackpressure | None) -> float:
     return pressed.clamp.offsets_per_record if pressed is not None else 1.0

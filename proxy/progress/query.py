@@ -11,7 +11,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .events import EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import BatchRange, Refusal, TriggerReport
+from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
@@ -169,8 +169,8 @@ class QueryProgress:
         return self.settings.commit_group if self.settings is not None else None
 
     @property
-    def trigger_kind(self) -> str | None:
-        """Of this run: processing_time, available_now, once or continuous; None: not known."""
+    def trigger_kind(self) -> TriggerKind | None:
+        """Of this run; None: not known."""
         return self.trigger.kind if self.trigger is not None else None
 
     @property

@@ -204,10 +204,19 @@ class BatchReport(_Part):
         return ranges
 
 
+class TriggerKind(StrEnum):
+    """What makes a run plan its batches; `AVAILABLE_NOW` and `ONCE` take the log ends once."""
+
+    PROCESSING_TIME = "processing_time"
+    AVAILABLE_NOW = "available_now"
+    ONCE = "once"
+    CONTINUOUS = "continuous"
+
+
 class TriggerReport(_Part):
     """When a run plans its batches."""
 
-    kind: Literal["processing_time", "available_now", "once", "continuous"]
+    kind: Annotated[TriggerKind, Field(strict=False)]
     interval_ms: Annotated[float, Field(ge=0, le=MAX_INTERVAL_MS)] | None = None
     """Between the starts of two batches, or between two checkpoints; 0: as fast as it can."""
 

@@ -21,13 +21,7 @@ class TopicNames:
     meanwhile: a client in a fetch session does not say it again. Somebody has to look the `wanted`
     ids up, and call `resolved` or, when the cluster does not know an id either, `unresolvable`. An
     id that is given up may be named again later; then it is wanted again. Who looks up sets the
-    pace. Ids are 16 bytes.
-
-    Args:
-        on_wanted: is called when an id becomes wanted.
-        max_names: see MAX_NAMES.
-        max_queued: see MAX_QUEUED.
-
+    pace. Ids are 16 bytes. `on_wanted` is called when an id becomes wanted.
     """
 
     def __init__(

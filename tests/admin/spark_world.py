@@ -10,8 +10,8 @@ from uuid import UUID
 from admin_world import CONSUMER, HOSTILE, MIB, RULES, World
 
 from proxy.admin.server import AdminServer
-from proxy.backpressure.advice import advise
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
@@ -65,7 +65,7 @@ class SparkWorld(World):
             raise
         accepted = self.registry.reports.accept(report, self.now_ms, time.time())
         query = accepted.query
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
         pressed = self.backpressure.of_client(query.client_id)
         advise(
             query,
@@ -152,9 +152,9 @@ class Job:
         charge = quotas.charge(CONSUMER, size, self.world.now_ms)
         if charge is not None:
             self.world.quotas.held(charge, charge.delay_ms, self.world.now_ms)
-        pressure = self.world.backpressure.pressure(identity, self.world.now_ms)
+        pressure = self.world.backpressure.of_identity(identity, self.world.now_ms)
         if pressure is not None:
-            pressure.read(size)
+            pressure.record_bytes(size)
         low = self.at + self.step
         self.step += step
         high = low + step

@@ -24,18 +24,21 @@ DATA_PATHS = {"splice": (), "copy": ("--no-splice",)}
 
 @pytest.fixture
 def proxy(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., ProxyProcess]]:
-    """`proxy(*arguments, bootstrap_servers=..., **parts of the configuration)` starts a proxy in
-    front of the session's broker. After the test it must end in order and without faults in its
-    log.
+    """`proxy(*arguments, bootstrap_servers=..., anew=..., **parts of the configuration)` starts a
+    proxy in front of the session's broker. After the test it must end in order and without faults
+    in its log.
     """
     numbers = count()
     with ExitStack() as stack:
 
-        def start(*arguments: str, bootstrap_servers: str = "", **parts: Any) -> ProxyProcess:
+        def start(
+            *arguments: str, bootstrap_servers: str = "", anew: bool = False, **parts: Any
+        ) -> ProxyProcess:
             process = ProxyProcess(
                 config(bootstrap_servers or kafka.bootstrap, **parts),
                 tmp_path / f"proxy-{next(numbers)}",
                 arguments,
+                anew=anew,
             )
             stack.callback(process.kill)
             process.start()

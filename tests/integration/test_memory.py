@@ -23,7 +23,7 @@ def test_throttled_responses_are_not_held_in_memory(
 ) -> None:
     """A hundred megabytes are asked for; all but the first few seconds' worth wait."""
     rules = [{"client-id": "many", "scope": "shared", "consumer_byte_rate": BOUND_BYTES}]
-    running = proxy(*data_path, rules=rules)
+    running = proxy(*data_path, anew=True, rules=rules)
     name = topic(config={"max.message.bytes": str(2 * RESPONSE_BYTES)})
     fill(name, 2, RESPONSE_BYTES - 1000)
     with ExitStack() as stack:

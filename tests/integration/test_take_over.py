@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import Access, Librdkafka
+from support.operating import quota_proxy
 from support.proxy_process import HOST, LISTENER, ProxyProcess, config
 from support.raw import api_versions
 
@@ -80,12 +81,15 @@ def test_no_connection_is_refused(
     settings["state"] = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
     name = topic(partitions=2)
     fill(name, RECORDS, 1_000, partitions=2)
-    running = ProxyProcess(settings, tmp_path / "first").start()
+    running = ProxyProcess(settings, tmp_path / "first", anew=True).start()
     try:
         with Callers(bind_port) as callers:
             for number in range(TAKE_OVERS):
                 successor = ProxyProcess(
-                    settings, tmp_path / f"next-{number}", ["--take-over", str(running.pid)]
+                    settings,
+                    tmp_path / f"next-{number}",
+                    ["--take-over", str(running.pid)],
+                    anew=True,
                 ).start()
                 assert running.wait() == 0
                 running.check_log()
@@ -120,8 +124,9 @@ def test_nobody_to_replace(proxy: Callable[..., ProxyProcess]) -> None:
 
 
 def run_beside(first: ProxyProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "proxy", "run", "-c", str(first.config_file), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.CompletedProcess(
+        arguments, *quota_proxy("run", "-c", first.config_file, *arguments)
+    )
 
 
 @pytest.mark.parametrize("pid", ["0", "-1", "1x", "99999999999"])

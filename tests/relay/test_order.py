@@ -85,7 +85,7 @@ async def test_one_byte_at_a_time():
         await broker.send(*(answer[i : i + 1] for i in range(len(answer))))
         address = lab.relay.listeners[LISTENER].address_of(3)
         assert frames.metadata_brokers(await client.frame()) == {3: address}
-        assert lab.cluster.brokers == {3: ("real", 1)}
+        assert lab.brokers.addresses == {3: ("real", 1)}
 
 
 async def test_a_metadata_response_of_10_mb():
@@ -133,8 +133,8 @@ async def test_a_held_response_stays_in_the_kernel():
         sending = asyncio.create_task(broker.send(answer))
         await until(lambda: lab.held == 1)
         await turns(50)
-        (connection,) = lab.relay._connections
-        assert len(connection._responses._stash) <= 4096
+        (connection,) = lab.relay.connections
+        assert len(connection.responses.stash) <= 4096
         assert not sending.done()
         lab.services.reapers.release_all()
         assert await client.frame() == answer

@@ -3,16 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
+from support.forked import ForkedCommand
 from support.proxy_process import WAIT_S, ProxyProcess, until
 from support.raw import RawClient, fetch
 
@@ -21,15 +21,17 @@ COMMAND_TIMEOUT_S = 60
 
 def quota_proxy(*arguments: object) -> tuple[int, str, str]:
     """Run a command that ends; give exit code, output and errors, without any traceback in them."""
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-    )
-    assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        command = ForkedCommand([*map(str, arguments)], output.fileno(), errors.fileno())
+        try:
+            code = command.wait(COMMAND_TIMEOUT_S)
+        finally:
+            command.kill()
+        output.seek(0)
+        errors.seek(0)
+        out, err = output.read(), errors.read()
+    assert "Traceback" not in out + err, err
+    return code, out, err
 
 
 @contextmanager

@@ -11,10 +11,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from support.forked import ForkedCommand, environment
 
 HOST = "127.0.0.1"
 PREFIX = "kafka_quota_proxy_"
@@ -58,31 +59,43 @@ class Metrics:
 class ProxyProcess:
     """`quota-proxy run`. `start` it; `stop` it in order, or `kill` it and `start` it again."""
 
-    def __init__(self, config: dict[str, Any], folder: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        folder: Path,
+        arguments: Sequence[str] = (),
+        *,
+        anew: bool = False,
+    ) -> None:
+        """`anew` starts a new Python, as its users do, instead of a fork of one."""
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "proxy.yaml"
         self.log_file = folder / "proxy.log"
         self.config_file.write_text(yaml.safe_dump(config))
-        self._arguments = arguments
-        self._process: subprocess.Popen[str] | None = None
+        self._command = ["run", "-c", str(self.config_file), "--log-format", "json", *arguments]
+        self._anew = anew
+        self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
+        self._output: TextIO | None = None
         self._log_start = 0
 
     def start(self) -> "ProxyProcess":
         """Return when it says `ready`."""
-        command = [sys.executable, "-m", "proxy", "run", "-c", str(self.config_file)]
-        with self.log_file.open("a") as log:
+        readable, writable = os.pipe()
+        self._output = open(readable)  # noqa: SIM115, PTH123 - as long as the process
+        with self.log_file.open("a") as log, open(writable) as output:  # noqa: PTH123
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [*command, "--log-format", "json", *self._arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        assert self._process.stdout is not None
-        said, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
+            if self._anew:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "proxy", *self._command],
+                    stdout=output,
+                    stderr=log,
+                    env=environment(),
+                )
+            else:
+                self._process = ForkedCommand(self._command, output.fileno(), log.fileno())
+        said, _, _ = select.select([self._output], [], [], START_TIMEOUT_S)
         assert said, f"not ready in {START_TIMEOUT_S} s\n{self.log_file.read_text()}"
-        line = self._process.stdout.readline()
+        line = self._output.readline()
         assert line == "ready\n", f"{line!r}\n{self.log_file.read_text()}"
         return self
 
@@ -120,8 +133,8 @@ class ProxyProcess:
         if process is not None:
             process.kill()
             process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        if self._output is not None:
+            self._output.close()
 
     def check_log(self) -> None:
         """Require that the log is all JSON and tells of no fault of the proxy's own."""

@@ -9,8 +9,9 @@ from uuid import UUID
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.backpressure.planner import DriverLookups
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
@@ -49,6 +50,8 @@ class World:
     def __init__(self, *rules: Rule, **settings):
         self.now_ms = 1_000_000.0
         self.state: dict[str, Record] = {}
+        self.record_changes = 0
+        """How often backpressure said that there is something to write."""
         self.begin_process(*(rules or (rule(**settings),)))
         self.numbers = count(1)
         self.batch_ids = count()
@@ -64,11 +67,16 @@ class World:
         made = QuotaSettings(rules=rules)
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.client = self.quotas.client(IDENTITY)
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.backpressure = Backpressure(
+            self.quotas, instruments.pid_bound_bytes, on_change=self.count_change
+        )
         settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
         self.registry = QueryRegistry(settings, lambda _client: True, lambda _note: None)
         refused = self.registry.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
+
+    def count_change(self) -> None:
+        self.record_changes += 1
 
     def kept(self, namespace: str) -> list[Record]:
         return [self.state[key] for key in sorted(self.state) if key.startswith(namespace)]
@@ -97,8 +105,8 @@ class World:
         return str(UUID(int=self.run + 1))
 
     @property
-    def pressure(self) -> QueryPressure:
-        made = self.backpressure.pressure(IDENTITY, self.now_ms)
+    def query_backpressure(self) -> QueryBackpressure:
+        made = self.backpressure.of_identity(IDENTITY, self.now_ms)
         assert made is not None
         return made
 
@@ -127,8 +135,8 @@ class World:
         self.rules = rules
         self.quotas.update(QuotaSettings(rules=rules))
 
-    def lookups(self) -> DriverLookups:
-        return DriverLookups(self.query, self.pressure, self.now_ms)
+    def lookups(self) -> OffsetLookups:
+        return OffsetLookups(self.query, self.query_backpressure, self.now_ms)
 
     def send(
         self, event: str, *, age_ms: float = 0.0, error=None, batch=None, trigger=None
@@ -150,7 +158,7 @@ class World:
     def take(self, report: Report) -> None:
         """What the API does with a report."""
         accepted = self.registry.reports.accept(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
 
     def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
         """A new run."""
@@ -175,7 +183,7 @@ class World:
         otherwise.
         """
         if bytes_read:
-            self.pressure.read(bytes_read)
+            self.query_backpressure.record_bytes(bytes_read)
         ends = ends or {}
         before = {
             index: (starts or {}).get(index, self.reported_at.get((topic, index), 0))
@@ -246,7 +254,7 @@ def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
     return pack(">i", len(body)) + body
 
 
-def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) -> dict[int, int]:
+def told(world: World, lookups: OffsetLookups, latest: dict[int, int], **how) -> dict[int, int]:
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
     topic = how.get("topic", "t")
@@ -256,7 +264,7 @@ def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) ->
     return {key[1]: found.offset for key, found in read(frame).items()}
 
 
-def tell_earliest(world: World, lookups: DriverLookups, offsets: dict[int, int]) -> None:
+def tell_earliest(world: World, lookups: OffsetLookups, offsets: dict[int, int]) -> None:
     lookups.answered(ask(offsets, EARLIEST), VERSION, answer(offsets), world.now_ms)
 
 

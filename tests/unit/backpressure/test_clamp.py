@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
-from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
+from proxy.backpressure.driver_connections import MISSED_ANSWERS
+from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.progress.report import TriggerReport
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
@@ -52,7 +53,7 @@ def clamp_of(world: World) -> tuple[int, str]:
 
 
 def hold(world: World) -> None:
-    world.pressure.held(world.now_ms, world.now_ms + 3900)
+    world.query_backpressure.record_hold(world.now_ms, world.now_ms + 3900)
 
 
 def adaptive_no_more(world: World) -> None:
@@ -150,7 +151,7 @@ SCRIPTS = {
     .does(hold)
     .after(4000)
     .batch(1100, ms=4000)
-    .sees(lambda world: world.pressure.rate, pytest.approx(1000))
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(1000))
     .looks(5000, 1100 + 50)
     .next_batch(1150, ms=50)
     .looks(5000, 1150 + 75),
@@ -183,7 +184,7 @@ SCRIPTS = {
     .next_batch(1000, rate=100)
     .next_batch(2000, rate=1e5)
     .after(10)
-    .sees(lambda world: world.pressure.rate, pytest.approx(1e305, rel=0.1))
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(1e305, rel=0.1))
     .looks(9_000_000, 9_000_000),
     "a very low rate still gets on": running(min_rate=0.01).limit(0.01).looks(5000, 1001),
     # minOffsetsPerTrigger: the driver plans no batch of fewer
@@ -205,7 +206,7 @@ SCRIPTS = {
     .looks(9000, END + 4 * PER_BATCH),
     "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(9000)
     .batch(END + PER_BATCH)
-    .sees(lambda world: world.pressure.clamp.least_offsets, 0),
+    .sees(lambda world: world.query_backpressure.clamp.least_offsets, 0),
     # When the truth is told
     "an executor is told the truth": running().another(
         fresh().fetches().looks(5000, 5000).waits(0)
@@ -420,7 +421,7 @@ def test_errors_and_missing_offsets_are_left_alone():
 
 def test_without_an_adaptive_rule_progress_learns_the_ends_too():
     world = world_of()
-    lookups = DriverLookups(world.query, None, world.now_ms)
+    lookups = OffsetLookups(world.query, None, world.now_ms)
     assert lookups.wait_ms(ask([0]), world.now_ms) == 0
     assert told(world, lookups, {0: 5000}) == {0: 5000}
     assert partition(world).log.high_watermark == 5000
@@ -477,7 +478,7 @@ def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initi
         elif what == "wait":
             world.tick(number)
         elif what == "limit":
-            world.pressure.limit(number, "by hand", world.now_ms)
+            world.query_backpressure.set_ceiling(number, "by hand", world.now_ms)
         elif what == "rule":
             world.update(rule(min_rate=1.0, initial_rate=number))
         elif what == "crash":

@@ -10,12 +10,12 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
 from proxy.pipelines import Pipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries import progress_settings
+from proxy.queries.queries import progress_settings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
 from proxy.state import MemoryStore
 
@@ -136,7 +136,7 @@ class World:
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
         self.quotas.client(identity)
-        if self.backpressure.pressure(identity, self.now_ms) is not None:
+        if self.backpressure.of_identity(identity, self.now_ms) is not None:
             self.registry.follow(client_id)
         return identity
 
@@ -161,7 +161,7 @@ class World:
         asked = self.pipelines.unsure(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.registry.reports.accept(report, self.now_ms, START_S)
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):

@@ -1,0 +1,107 @@
+"""Archives of the classes that a Kafka broker, and a Spark driver, load when they start.
+
+With them both start with about half the work. `python tests/java_classes.py` makes them, once for
+each checkout. Java takes no archive that another Java, or other jars, have made: then it loads the
+classes as it does without.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+
+from proxy.devkit.broker import QUICK_START, EmbeddedBroker
+from proxy.devkit.jars import connector_jars
+
+FOLDER = Path(__file__).parents[1] / "build" / "java-classes"
+BROKER = FOLDER / "broker.jsa"
+SPARK = FOLDER / "spark.jsa"
+VARIABLES = {"JDK_JAVA_OPTIONS": BROKER, "SPARK_SUBMIT_OPTS": SPARK}
+"""Where each Java, and after it the driver of each Spark, takes more options from."""
+
+TIMEOUT_S = 60
+
+
+def use_archives() -> None:
+    """Let each Java that is started from here on use the archives that are there."""
+    for variable, file in VARIABLES.items():
+        if file.exists():
+            os.environ[variable] = (
+                f"-XX:SharedArchiveFile={file} -Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
+            )
+
+
+def make(file: Path, run: Callable[[str], None]) -> None:
+    """Write an archive; `run` starts and ends a Java with the option that it is given."""
+    # Made beside its place and then moved: whoever looks meanwhile sees no half of it.
+    half = file.with_suffix(f".{os.getpid()}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    run(f"-XX:ArchiveClassesAtExit={half}")
+    half.replace(file)
+
+
+def run_broker(option: str) -> None:
+    """Let a broker format its storage and serve a producer and a member of a group."""
+    with tempfile.TemporaryDirectory() as folder:
+        users = {"user": "secret"}
+        broker = EmbeddedBroker(Path(folder), sasl_users=users, jvm_options=(*QUICK_START, option))
+        with broker:
+            fill(broker)
+            access = {"bootstrap.servers": broker.bootstrap, "log_level": 0, "group.id": "group"}
+            consumer = Consumer({**access, "auto.offset.reset": "earliest"})
+            consumer.subscribe(["topic"])
+            consumer.poll(TIMEOUT_S)
+            consumer.close()
+            broker.stop(TIMEOUT_S)
+
+
+def run_spark(option: str) -> None:
+    """Let a query read a topic."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(Path(folder)) as broker:
+        fill(broker)
+        options = {
+            "spark.jars": ",".join(map(str, connector_jars())),
+            "spark.driver.extraJavaOptions": option,
+            "spark.ui.enabled": "false",
+        }
+        spark = SparkSession.builder.master("local[2]").config(map=options).getOrCreate()
+        access = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": "topic"}
+        records = spark.readStream.format("kafka").options(**access, startingOffsets="earliest")
+        query = records.load().writeStream.foreachBatch(count).trigger(availableNow=True).start()
+        query.awaitTermination(TIMEOUT_S)
+        spark.stop()
+        end_jvm()
+
+
+def count(batch: DataFrame, _: int) -> None:
+    """Process a batch."""
+    batch.count()
+
+
+def fill(broker: EmbeddedBroker) -> None:
+    """Write a record, to a new topic."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    producer.produce("topic", b"value")
+    producer.flush(TIMEOUT_S)
+
+
+def end_jvm() -> None:
+    """End Spark's JVM too: its clients would look for their broker, and say so, until the end."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(TIMEOUT_S)
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+if __name__ == "__main__":
+    for file, run in ((BROKER, run_broker), (SPARK, run_spark)):
+        if not file.exists():
+            sys.stderr.write(f"making {file}\n")
+            make(file, run)
