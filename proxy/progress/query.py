@@ -21,7 +21,7 @@ MAX_EVENTS = 50
 """The latest events of one query that are kept."""
 
 MAX_FORMER = 16
-"""How many runs that are over are remembered, so that late reports of them are told."""
+"""How many runs that are over are remembered, so that late reports of them are known."""
 
 LIVE_MS = 60_000.0
 """A query of which nothing was seen for so long is silent."""
@@ -328,7 +328,7 @@ class QueryProgress:
     def add_event(
         self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
     ) -> None:
-        """Keep an event and pass it on."""
+        """Record an event and pass it on."""
         topic, number = (None, None) if partition is None else partition.key
         event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
         self.events.append(event)
@@ -347,7 +347,7 @@ class QueryProgress:
             self._sink.add_event(event)
 
     def changed(self, partition: PartitionProgress) -> None:
-        """Pass on that a partition's record is out of date."""
+        """Record that a partition's record is out of date."""
         self._sink.changed(self, partition)
 
     def _has_left(self, partition: PartitionProgress) -> bool:

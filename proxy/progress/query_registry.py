@@ -128,11 +128,11 @@ class QueryRegistry(QueryClients):
         return self._journal.take(MAX_RECORDS_PER_WRITE)
 
     def changes_failed(self) -> None:
-        """Let the next `changes` return what the last one did as well: it was not written."""
+        """Return with the next `changes` what the last one did as well: it was not written."""
         self._journal.give_back()
 
     def load(self, records: Iterable[Record]) -> list[str]:
-        """Take up what an earlier process kept; return which records were not, and why.
+        """Restore what an earlier process kept; return which records were not, and why.
 
         Call it once, before anything is reported. Refused ones stay in the state, untouched.
         """

@@ -98,4 +98,4 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the state go; a second time does nothing."""
+        """Close the state; a second time does nothing."""
