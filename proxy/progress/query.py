@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxy.wire.topic_partition import TopicPartition
 
@@ -13,6 +13,9 @@ from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
+
+if TYPE_CHECKING:
+    from .query_clients import QueryClients
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -83,33 +86,18 @@ class LastBatch:
     ended_ms: float
 
 
-class QuerySink(Protocol):
-    """Gets what happens to queries."""
-
-    def add_event(self, event: ProgressEvent, /) -> None:
-        """Record what happened."""
-
-    def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Record that a partition's record, and what is to be committed, may be out of date."""
-
-    def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Record that a partition's record is not wanted any more."""
-
-    def relabelled(self, query: "QueryProgress", old_label: str) -> None:
-        """Record that the records of a query are to stand under another label."""
-
-
 class QueryProgress:
     """What the client of one query was given and has completed.
 
     Times are monotonic milliseconds.
     """
 
-    def __init__(self, client_id: str, name: str, sink: QuerySink) -> None:
+    def __init__(self, client_id: str, name: str, clients: "QueryClients") -> None:
         self.name = name
         """The label: the query's name, or its id, or the client id while neither is known."""
         self.client_id = client_id
-        self._sink = sink
+        self.clients = clients
+        """Of which it is one: they get what happens to it."""
         self.settings: QuerySettings | None = None
         """When the configuration has it."""
         self.reported_name: str | None = None
@@ -323,7 +311,7 @@ class QueryProgress:
         del self.partitions[partition.key]
         self._too_many = False
         self.add_event(EventKind.LEFT, partition, why, now_ms)
-        self._sink.removed(self, partition)
+        self.clients.removed(self, partition)
 
     def add_event(
         self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
@@ -332,7 +320,7 @@ class QueryProgress:
         topic, number = (None, None) if partition is None else partition.key
         event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
         self.events.append(event)
-        self._sink.add_event(event)
+        self.clients.add_event(event)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Set what is to be mended, and pass it on once for each run; None: nothing any more."""
@@ -344,11 +332,11 @@ class QueryProgress:
             event = self.advice[kind] = ProgressEvent(kind, self.name, None, None, text, now_ms)
         if kind not in self._advised:
             self._advised.add(kind)
-            self._sink.add_event(event)
+            self.clients.add_event(event)
 
     def changed(self, partition: PartitionProgress) -> None:
         """Record that a partition's record is out of date."""
-        self._sink.changed(self, partition)
+        self.clients.changed(self, partition)
 
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:

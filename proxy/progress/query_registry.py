@@ -35,8 +35,7 @@ class QueryRegistry(QueryClients):
     def __init__(
         self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
     ) -> None:
-        super().__init__(self)
-        self.add_event = on_event
+        super().__init__(on_event)
         self.reports = ReportHandler(self, knows_client)
         self._journal = Journal(record_of, key_of)
         self._commits = Commits()
@@ -159,20 +158,20 @@ class QueryRegistry(QueryClients):
         for query in self._of_group(group):
             self._commits.failed(query, message)
 
-    # A sink for the queries
+    # What happens to queries
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         self._journal.mark_changed((query, partition.key))
         self._commits.changed(query, partition)
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         self._journal.mark_removed((query, partition.key))
         self._commits.removed(query, partition)
 
     def relabelled(self, query: QueryProgress, old_label: str) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         for key in query.partitions:
             self._journal.mark_deleted(FORMAT.key(old_label, *key))
             self._journal.mark_changed((query, key))

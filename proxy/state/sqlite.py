@@ -15,8 +15,7 @@ from threading import Lock
 
 from metrics.clock import MS_PER_SECOND
 
-from .errors import StateError
-from .store import Record, Store
+from .store import Record, StateError, Store
 
 APPLICATION_ID = 0x4B515072
 """Marks the file as ours in its header (`PRAGMA application_id`): the letters KQPr."""

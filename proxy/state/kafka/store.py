@@ -8,9 +8,7 @@ from threading import Lock
 
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.login import Login
-from proxy.state.errors import StateError
-from proxy.state.memory import MemoryStore
-from proxy.state.store import Record, Store
+from proxy.state.store import MemoryStore, Record, StateError, Store
 
 from .link import Address, Deadline, FencedError, Link, RefusedError, UnansweredError
 from .log import Log

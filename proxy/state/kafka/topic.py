@@ -5,7 +5,7 @@ from typing import Any
 
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
-from proxy.state.errors import StateError
+from proxy.state.store import StateError
 
 from .link import UNKNOWN_TOPIC, Deadline, Link, check
 

@@ -142,8 +142,8 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL]
+    assert [note.kind for note in query.clients.events] == [EventKind.INTERVAL]
     query.begin_run("another run", 5.0, 5.0)
     assert list(query.advice) == []
     find(query)
-    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL, EventKind.NAMES]
+    assert [note.kind for note in query.clients.events] == [EventKind.INTERVAL, EventKind.NAMES]
