@@ -16,8 +16,8 @@ from proxy.progress.events import ProgressEvent
 from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.quota import ClientIdentity, Rule
-from proxy.quota.rules import AdaptiveBound
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.wire.fetch import FetchedPartition
 
 REPORTS = "/v1/spark/batches"

@@ -15,8 +15,9 @@ from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response

@@ -16,7 +16,8 @@ from proxy.pipelines import Pipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
 from proxy.queries.queries import progress_settings
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
 
 START_MS = 1_000_000.0
