@@ -31,7 +31,8 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition and has had one batch report."""
-    source = MagicMock(report_results={"accepted": 1})
+    source = MagicMock()
+    source.reports.results = {"accepted": 1}
     source.rows.return_value = [("orders", MagicMock())]
     return ProgressCollector(source, lambda: 0.0, 10)
 
