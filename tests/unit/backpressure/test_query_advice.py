@@ -49,7 +49,7 @@ def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dic
         knows_client=known.__contains__,
         now_ms=1.0,
     )
-    return {str(note.kind): note.text for note in query.advice}
+    return {str(note.kind): note.text for note in query.advice.values()}
 
 
 def rule(client_id="etl", adaptive=TWO_SECONDS, **more) -> Rule:
@@ -145,8 +145,8 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [event.kind for event in sink.events] == [EventKind.INTERVAL]
+    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL]
     query.begin_run("another run", 5.0, 5.0)
     assert list(query.advice) == []
     find(query)
-    assert [event.kind for event in sink.events] == [EventKind.INTERVAL, EventKind.NAMES]
+    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL, EventKind.NAMES]
