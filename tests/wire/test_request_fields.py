@@ -6,10 +6,10 @@ import pytest
 
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import parse_request_head
+from proxy.wire.malformed import MalformedFrame
 from proxy.wire.request_fields import (
     DEFAULT_BATCH_BYTES,
     MAX_BYTES,
-    MalformedFrame,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
