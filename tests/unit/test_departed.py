@@ -45,6 +45,7 @@ def counted(services):
     return [sample.labels["client_id"] for sample in family.samples]
 
 
+@pytest.mark.slow
 async def test_50_000_comings_and_goings_leave_the_last_to_go(services):
     for number in range(50_000):
         use(services, client(number))

@@ -275,7 +275,9 @@ class Aiokafka(Client):
             try:
                 yield Reading(poll, finish)
             finally:
-                runner.run(consumer.stop())
+                # It lets go of a fetch that waits for a retry with this error, now and then.
+                with suppress(asyncio.CancelledError):
+                    runner.run(consumer.stop())
 
 
 class Librdkafka(Client):

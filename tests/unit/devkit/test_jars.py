@@ -11,6 +11,8 @@ from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE, Module
 from proxy.devkit.jars import JarSet, default_cache_dir, fetch
 from proxy.devkit.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 LEAF = Module("example", "leaf", "1")
 ROOT = Module("example", "root", "2")
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>
