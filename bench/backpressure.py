@@ -34,13 +34,13 @@ from bench.backpressure_run import Driver, Plan, Watch, run
 from bench.lab import Lab, Proxy, Rule, open_lab
 from bench.processes import BenchError
 from bench.report import Row, Verdict
-from proxy.config.queries import AdaptiveBound
+from proxy.config.query_models import AdaptiveSection
 from proxy.devkit.broker import EmbeddedBroker
 
 FIGURE = "backpressure"
 NONE = "none"
 # A proxy that does not know the key has one estimator.
-HAS_ESTIMATORS = "estimator" in AdaptiveBound.model_fields
+HAS_ESTIMATORS = "estimator" in AdaptiveSection.model_fields
 WAYS = (NONE, "pid", "cost") if HAS_ESTIMATORS else (NONE, "pid")
 CEILING = "50MiB"
 """Of every rule; no job comes near it."""

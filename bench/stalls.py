@@ -20,22 +20,17 @@ from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config.units import parse_size
-from proxy.quota import (
-    DEFAULT,
-    ClientIdentity,
-    ClientQuotas,
-    QuotaKind,
-    QuotaManager,
-    QuotaSettings,
-    Rule,
-    RuleBook,
-)
-from proxy.relay.pipes import PipePool
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
-from proxy.slices import Slices
+from proxy.admin.slices import Slices
+from proxy.admin.status import RelayStatus
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.clients import ClientRegistry
+from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore
+from proxy.wire.apis import FETCH
 
 FIGURE = "stalls"
 TARGET_MS = 10.0
@@ -87,24 +82,15 @@ class _NoQueries:
         return ()
 
 
-class _Nothing:
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return ()
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return ()
-
-    def cluster_answers(self) -> bool:
-        return True
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return {}
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return ()
-
-    def throttle_mode(self) -> str:
-        return ThrottleMode.DELAY.value
+def _relay() -> RelayStatus:
+    return RelayStatus(
+        listeners=(),
+        brokers=(),
+        cluster_answers=True,
+        delay_queues={},
+        config_loads=(),
+        throttle_mode=ThrottleMode.DELAY.value,
+    )
 
 
 class _Proxy:
@@ -118,18 +104,8 @@ class _Proxy:
         sensors = Registry(settings.max_sensors)
         metrics.register(SensorCollector(sensors, clock_ms))
         self.quotas = QuotaManager(settings, instruments, sensors)
-        loop = asyncio.get_running_loop()
-        self.reapers = Reapers(loop, instruments)
-        self.services = Services(
-            loop=loop,
-            limits=Limits(),
-            mode=ThrottleMode.DELAY,
-            quotas=self.quotas,
-            reapers=self.reapers,
-            instruments=instruments,
-            pipes=PipePool(),
-        )
-        self.history = History(self.quotas.readings)
+        self.clients = ClientRegistry(instruments.bytes_total)
+        self.history = History(self.quotas.measured_rates)
         self.slices = Slices()
         self.admin = AdminServer(
             "127.0.0.1",
@@ -137,10 +113,9 @@ class _Proxy:
             metrics=metrics,
             not_ready=lambda: None,
             quotas=self.quotas,
-            rules=RuleBook(self.quotas, MemoryStore(), settings),
-            source=_Nothing(),
+            rules=RuleRegistry(self.quotas, MemoryStore(), settings),
+            relay=_relay,
             history=self.history,
-            parse_size=parse_size,
             clock_ms=clock_ms,
             reports=_NoQueries(),
         )
@@ -149,16 +124,15 @@ class _Proxy:
         """Let a client come and read more than its bound."""
         identity = ClientIdentity("bench", "alice", f"spark-kafka-source-{number}-driver-0")
         client = self.quotas.client(identity)
-        self.services.client_came(identity)
-        labels = (identity.listener, "alice", identity.client_id or "", "Fetch")
-        self.services.instruments.bytes_total.of(*labels).inc(RESPONSE_BYTES)
+        self.clients.came(identity)
+        self.clients.byte_counter(identity, FETCH).inc(RESPONSE_BYTES)
         client.charge(QuotaKind.CONSUMER_BYTE_RATE, RESPONSE_BYTES, clock_ms())
         return client
 
     def leave(self, client: ClientQuotas) -> None:
         """Let it go."""
         client.close()
-        self.services.client_left(client.identity)
+        self.clients.left(client.identity)
 
 
 def measure(quick: bool) -> list[Row]:
@@ -180,13 +154,12 @@ async def _measure(rounds: int) -> list[Row]:
         for _ in range(rounds):
             for path in PATHS:
                 found.setdefault(f"GET {path}", []).append(await _watch(_ask(child, path)))
-            sampling = proxy.slices.collect(proxy.history.sample(clock_ms))
+            sampling = proxy.admin.slices.collect(proxy.history.sample(clock_ms))
             found.setdefault("a sample for the charts", []).append(await _watch(sampling))
     finally:
         child.kill()
         await child.wait()
         await proxy.admin.stop()
-        proxy.reapers.close()
     for client in clients:
         proxy.leave(client)
     started_s = time.perf_counter()
@@ -194,9 +167,9 @@ async def _measure(rounds: int) -> list[Row]:
         proxy.leave(proxy.use(number))
     churn_ms = (time.perf_counter() - started_s) * MS_PER_SECOND / CLIENTS
     later_ms = clock_ms() + 2 * HOUR_MS
-    forgetting = proxy.slices.collect(proxy.services.forgetting(later_ms))
+    forgetting = proxy.admin.slices.collect(proxy.clients.forgetting(later_ms))
     found["forget all clients"] = [await _watch(forgetting)]
-    expiring = proxy.slices.collect(proxy.quotas.expiring(later_ms))
+    expiring = proxy.admin.slices.collect(proxy.quotas.expiring(later_ms))
     found["expire all sensors"] = [await _watch(expiring)]
     return [
         *(_row(what, stalls) for what, stalls in found.items()),

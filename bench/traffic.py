@@ -17,7 +17,7 @@ from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from bench import old_fetch
-from proxy.wire.varint import write_uvarint
+from proxy.wire.layout import write_uvarint
 
 Address = tuple[str, int]
 

@@ -3,23 +3,19 @@
 Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monotonic milliseconds.
 """
 
-from .config import MetricConfig, Quota
 from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
-from .stats import Avg, Count, Max, Min, Rate, SampledStat, Stat, WindowedSum
+from .stats import Count, MetricConfig, Quota, Rate, SampledStat, Stat, WindowedSum
 
 __all__ = [
-    "Avg",
     "BoundedLabels",
     "Count",
     "Instruments",
-    "Max",
     "Metric",
     "MetricConfig",
     "MetricName",
-    "Min",
     "Quota",
     "QuotaViolation",
     "Rate",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import MetricConfig
-from .stats import Stat
+from .stats import MetricConfig, Stat
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""

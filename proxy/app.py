@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -14,25 +14,28 @@ from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config import GAINS, AdaptiveBound, Config, Listener, parse_size
-from proxy.login import Credentials, Login
-from proxy.queries import Queries
+from proxy.admin.slices import Slices
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.cluster.dial import upstream_context
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.login import Credentials, Login
+from proxy.cluster.upstream import LOGIN_REFUSED
+from proxy.config import Config, ListenerSection
+from proxy.config.reload import Reloader
+from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
-from proxy.quota.rules import Adaptive, Rule
-from proxy.quota.settings import QuotaSettings
-from proxy.relay.cluster import Cluster
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import Rule
+from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
-from proxy.relay.tls import server_context, upstream_context
-from proxy.relay.upstream import LOGIN_REFUSED
-from proxy.reload import Reloader
-from proxy.slices import Slices
+from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
 EXPIRY_INTERVAL_S = 60.0
@@ -52,46 +55,17 @@ HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism
 _log = get_logger(__name__)
 
 
-def quota_settings(config: Config) -> QuotaSettings:
-    """Turn the configuration's quotas into the manager's."""
-    return QuotaSettings(
-        rules=tuple(
-            Rule(
-                user=rule.user,
-                client_id=rule.client_id,
-                client_id_prefix=rule.client_id_prefix,
-                listener=rule.listener,
-                scope=rule.scope,
-                bounds={
-                    kind: float(bound)
-                    for kind in QuotaKind
-                    if (bound := getattr(rule, kind.value)) is not None
-                },
-                adaptive=_adaptive(rule.adaptive) if rule.adaptive else None,
-                place=config.place(f"quotas.rules[{number}]"),
-                number=number,
-            )
-            for number, rule in enumerate(config.quotas.rules)
-        ),
-        window_ms=config.quotas.window * MS_PER_SECOND,
-        samples=config.quotas.samples,
-        burst_ms=config.quotas.burst * MS_PER_SECOND,
-        max_delay_ms=config.throttle.max_delay * MS_PER_SECOND,
-        max_client_entities=config.limits.max_client_entities,
-    )
-
-
 class App:
     """One proxy. Make it inside a running event loop; `run` it, or `start` and `stop` it."""
 
-    rules: RuleBook
+    rules: RuleRegistry
     """All rules in force and where they come from. Only after `start`."""
     admin: AdminServer
     """Only after `start`."""
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
-        settings = quota_settings(config)
+        settings = config.quota_settings
         self._config = config
         self._settings = settings
         self._store: Store = MemoryStore()
@@ -105,21 +79,21 @@ class App:
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
         tls = config.cluster.tls
-        self.cluster = Cluster(
-            tuple((server.host, server.port) for server in config.cluster.bootstrap_servers),
+        self._bootstrap = Bootstrap(
+            ((server.host, server.port) for server in config.cluster.bootstrap_servers),
             upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None,
             config.limits.connect_timeout,
-            splice=splice,
-            login=_login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
+            _login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
         )
-        self._for_clients = self.cluster.for_clients()
-        self._kafka_quotas = KafkaQuotas(
-            self.cluster,
-            self._use_kafka,
-            instruments.upstream_errors_total,
-        )
+        self.brokers = Brokers(self._bootstrap, splice=splice)
+        client = KafkaClient(self._bootstrap, limit_s=None)
+        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, instruments.upstream_errors_total)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._reapers = Reapers(loop, instruments)
+        self._clients = ClientRegistry(instruments.bytes_total)
+        self._queries = Queries(
+            config, self.quotas, self._bootstrap, instruments, self.metrics, self._clients.knows
+        )
         self._services = Services(
             loop=loop,
             limits=_limits(config),
@@ -128,33 +102,17 @@ class App:
             reapers=self._reapers,
             instruments=instruments,
             pipes=PipePool(),
+            clients=self._clients,
+            interceptor=self._queries.following,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        self._queries = Queries(
-            config,
-            self.quotas,
-            self.cluster,
-            instruments,
-            self.metrics,
-            self._services.knows_client,
-        )
-        self._services.following = self._queries.following
         listeners = tuple(map(_listener, config.listeners))
-        self.relay = Relay(listeners, self._for_clients, self._services)
+        self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
-        self._history = History(self.quotas.readings)
+        self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def throttle_mode(self) -> ThrottleMode:
-        """How clients are slowed down now."""
-        return self._services.mode
-
-    def delay_queues(self) -> dict[str, int]:
-        """Return how many responses are held, by API family."""
-        return {reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all}
 
     async def start(self, take_over: int | None = None) -> None:
         """Open every port and begin to work.
@@ -173,8 +131,10 @@ class App:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            self._store = await asyncio.to_thread(_open_store, self._config, self.cluster, wait_s)
-            self.rules = RuleBook(self.quotas, self._store, self._settings)
+            self._store = await asyncio.to_thread(
+                _open_store, self._config, self._bootstrap, wait_s
+            )
+            self.rules = RuleRegistry(self.quotas, self._store, self._settings)
             self._queries.load(self._store)
             self.admin = self._make_admin()
             await self._start_admin(wait_s)
@@ -187,7 +147,7 @@ class App:
         self._tasks = [
             asyncio.create_task(work(), name=work.__name__)
             for work in (
-                self.cluster.monitor,
+                self.brokers.monitor,
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
@@ -219,10 +179,9 @@ class App:
             not_ready=self._not_ready,
             quotas=self.quotas,
             rules=self.rules,
-            source=_Source(self),
+            relay=self._relay_status,
             history=self._history,
             reports=self._queries,
-            parse_size=parse_size,
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )
@@ -262,23 +221,46 @@ class App:
 
     def _apply(self, config: Config) -> None:
         """Put quotas, throttling, limits and a new password of the same user in force."""
-        login, sasl = self.cluster.login, config.cluster.sasl
+        login, sasl = self._bootstrap.login, config.cluster.sasl
         # The password of another user waits with that user for a restart.
         if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
             login.renew(sasl.password())
-        self.rules.use_file(quota_settings(config))
+        self.rules.use_file(config.quota_settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
-        for cluster in (self.cluster, self._for_clients):
-            cluster.connect_timeout_s = config.limits.connect_timeout
+        self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
+    def _relay_status(self) -> RelayStatus:
+        return RelayStatus(
+            listeners=[
+                ListenerStatus(
+                    name=name,
+                    host=listener.settings.host,
+                    port=listener.bootstrap_port,
+                    tls=listener.settings.tls is not None,
+                    connections=self.relay.connections_of(name),
+                )
+                for name, listener in self.relay.listeners.items()
+            ],
+            brokers=[
+                BrokerStatus(node_id, host, port)
+                for node_id, (host, port) in sorted(self.brokers.addresses.items())
+            ],
+            cluster_answers=self.brokers.reachable,
+            delay_queues={reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all},
+            config_loads=[
+                ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
+            ],
+            throttle_mode=self._services.mode.value,
+        )
+
     def _not_ready(self) -> str | None:
-        if self.cluster.reachable:
+        if self.brokers.reachable:
             return None
-        if self.cluster.refusal is not None:
-            return f"the Kafka cluster does not let the proxy log in: {self.cluster.refusal}"
+        if self.brokers.refusal is not None:
+            return f"the Kafka cluster does not let the proxy log in: {self.brokers.refusal}"
         return "the Kafka cluster does not answer"
 
     async def _expire(self) -> None:
@@ -286,7 +268,7 @@ class App:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
-            await self._slices.collect(self._services.forgetting(clock_ms()))
+            await self._slices.collect(self._clients.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
         """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""
@@ -299,45 +281,6 @@ class App:
                 await self._slices.collect(self._history.sample(clock_ms))
 
 
-class _Source:
-    """Tells the status page about the parts that the admin room does not know."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return [
-            ListenerStatus(
-                name=name,
-                host=listener.settings.host,
-                port=listener.bootstrap_port,
-                tls=listener.settings.tls is not None,
-                connections=self._app.relay.connections_of(name),
-            )
-            for name, listener in self._app.relay.listeners.items()
-        ]
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return [
-            BrokerStatus(node_id, host, port)
-            for node_id, (host, port) in sorted(self._app.cluster.brokers.items())
-        ]
-
-    def cluster_answers(self) -> bool:
-        return self._app.cluster.reachable
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return self._app.delay_queues()
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return [
-            ConfigLoad(load.at_s, load.result, load.message) for load in self._app.reloader.loads
-        ]
-
-    def throttle_mode(self) -> str:
-        return self._app.throttle_mode.value
-
-
 def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
     sasl = config.cluster.sasl
     if sasl is None:
@@ -345,15 +288,15 @@ def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
     return Login(Credentials(sasl.mechanism, sasl.username, sasl.password()), on_refused)
 
 
-def _open_store(config: Config, cluster: Cluster, wait_s: float) -> Store:
+def _open_store(config: Config, bootstrap: Bootstrap, wait_s: float) -> Store:
     if config.state.kind == "memory":
         return MemoryStore()
     if config.state.kind == "kafka":
         return KafkaStore(
-            cluster.bootstrap_servers,
+            bootstrap.servers,
             config.state.topic,
-            tls=cluster.tls,
-            login=cluster.login,
+            tls=bootstrap.tls,
+            login=bootstrap.login,
             timeout_s=config.limits.connect_timeout,
             wait_ms=wait_s * MS_PER_SECOND,
         )
@@ -373,21 +316,7 @@ def _limits(config: Config) -> Limits:
     )
 
 
-def _adaptive(bound: AdaptiveBound) -> Adaptive:
-    interval = bound.batch_interval
-    gains = bound.model_dump(include=set(GAINS), exclude_none=True)
-    return Adaptive(
-        batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
-        estimator=bound.estimator,
-        min_rate=bound.min_rate,
-        max_rate=bound.max_rate,
-        initial_rate=bound.initial_rate,
-        hold_ms=bound.hold * MS_PER_SECOND,
-        **gains,
-    )
-
-
-def _listener(listener: Listener) -> ListenerSettings:
+def _listener(listener: ListenerSection) -> ListenerSettings:
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,

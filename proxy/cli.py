@@ -15,13 +15,13 @@ import uvloop
 from metrics.clock import MS_PER_SECOND
 from proxy import __version__
 from proxy.admin.server import AdminError
-from proxy.app import HIDE_PASSWORD, App, quota_settings
-from proxy.config import Config, ConfigError, format_duration, format_size, load_config
+from proxy.app import HIDE_PASSWORD, App
+from proxy.config import Config, ConfigError, format_duration, load_config
 from proxy.devkit import DevkitError
 from proxy.pipelines.advice import find_advice
-from proxy.quota.advice import find_gaps
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.rules import Adaptive, RuleTable
+from proxy.quota.gaps import find_gaps
+from proxy.quota.rules import AdaptiveBound, RuleTable
 from proxy.relay.listener import ListenerError
 from proxy.state import StateError
 
@@ -205,7 +205,7 @@ def _check(options: argparse.Namespace) -> int:
         f"listeners: {len(names)}, queries: {len(config.queries)}, "
         f"pipelines: {len(config.pipelines)}"
     )
-    table = RuleTable(quota_settings(config).rules)
+    table = RuleTable(config.quota_settings.rules)
     if config.quotas.source == "kafka":
         _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
     else:
@@ -235,7 +235,7 @@ def _check(options: argparse.Namespace) -> int:
     for kind in QuotaKind:
         of_kind = [row for row in considered if row.kind is kind]
         chosen = next((row.rule for row in of_kind if row.chosen), None)
-        _say(f"{kind}: {_bound(kind, chosen.bounds[kind]) if chosen else 'no limit'}")
+        _say(f"{kind}: {kind.unit.format(chosen.bounds[kind]) if chosen else 'no limit'}")
         if chosen and chosen.adaptive and kind is QuotaKind.CONSUMER_BYTE_RATE:
             _say(f"     {_adaptive(chosen.adaptive)}")
         for row in of_kind:
@@ -243,7 +243,7 @@ def _check(options: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _adaptive(adaptive: Adaptive) -> str:
+def _adaptive(adaptive: AdaptiveBound) -> str:
     most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
     interval = "the interval that they show"
     if adaptive.batch_interval_ms is not None:
@@ -252,12 +252,6 @@ def _adaptive(adaptive: Adaptive) -> str:
         f"adaptive: that at most; follows the query's batches of {interval} by their "
         f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"
     )
-
-
-def _bound(kind: QuotaKind, bound: float) -> str:
-    if kind is QuotaKind.REQUEST_PERCENTAGE:
-        return f"{bound:g} %"
-    return f"{format_size(round(bound))} per second"
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -1,21 +1,31 @@
-"""The paths below `/v1`: clients, quotas, status."""
+"""The paths below `/v1`: clients, quotas, status; reports of Spark jobs, progress, pipelines."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
 
 from aiohttp import web
 from structlog import get_logger
 
-from proxy.admin.bodies import json_body, number
-from proxy.admin.clients import Clients, rule_entry
-from proxy.admin.errors import ApiError, answer
-from proxy.admin.overrides import ParseSize, parse_override
-from proxy.admin.pieces import answer_in_slices
+from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.overrides import parse_override
+from proxy.admin.pipeline_documents import PipelineDocuments
+from proxy.admin.query_documents import Document, QueryDocuments, Reports, limited, written
+from proxy.admin.replies import (
+    HEADERS,
+    ApiError,
+    answer,
+    answer_in_slices,
+    json_body,
+    whole_number,
+)
+from proxy.admin.slices import Slices
 from proxy.admin.status import Status
-from proxy.quota.rulebook import RuleBook
+from proxy.progress.query import MAX_PARTITIONS
+from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
+from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.selector import parse_selector, selector
-from proxy.slices import Slices
 from proxy.state import StateError
 
 CLIENTS_PATH = "/v1/clients/"
@@ -28,6 +38,9 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 1_000
 """How many clients one answer holds, unless and at most."""
 
+DEFAULT_PARTITIONS = 1_000
+"""How many partitions of a query one answer holds, unless the request says."""
+
 MAX_OVERRIDE_BYTES = 64 * 1024
 """The longest body that sets a quota."""
 
@@ -37,31 +50,26 @@ _log = get_logger(__name__)
 
 
 class Api:
-    """The handlers.
-
-    Args:
-        clients: describes the bounded clients.
-        rules: where rules are listed and overridden.
-        status: the document of the status page.
-        parse_size: reads sizes in bodies.
-        clock_ms: the monotonic time.
-        slices: in which long answers are made.
-
-    """
+    """The handlers; `clock_ms` is the monotonic time."""
 
     def __init__(
         self,
-        clients: Clients,
-        rules: RuleBook,
+        clients: ClientDocuments,
+        rules: RuleRegistry,
         status: Status,
-        parse_size: ParseSize,
+        reports: Reports,
+        queries: QueryDocuments,
+        pipelines: PipelineDocuments,
+        *,
         clock_ms: Callable[[], float],
         slices: Slices,
     ) -> None:
         self._clients = clients
         self._rules = rules
         self._status = status
-        self._parse_size = parse_size
+        self._reports = reports
+        self._queries = queries
+        self._pipelines = pipelines
         self._clock_ms = clock_ms
         self._slices = slices
 
@@ -74,19 +82,22 @@ class Api:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+            web.post("/v1/spark/batches", self._post_report),
+            web.get("/v1/progress", self._get_progress),
+            web.get("/v1/pipelines", self._get_pipelines),
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        text, limit = _choice(request)
+        text, limit = _filter_and_limit(request)
         document = await self._status.document(text, limit, self._clock_ms(), time.time())
         return await answer_in_slices(document, self._slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
-        text, limit = _choice(request)
-        shown = await self._clients.pressing(text, limit)
-        described = await self._clients.describe(shown.rows, self._clock_ms())
+        text, limit = _filter_and_limit(request)
+        found = await self._clients.closest_to_bound(text, limit)
+        described = await self._clients.describe(found.rows, self._clock_ms())
         unbounded = await self._clients.unbounded(text, limit)
-        document = {"total": shown.total, "clients": described, **unbounded}
+        document = {"total": found.total, "clients": described, **unbounded}
         return await answer_in_slices(document, self._slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
@@ -112,13 +123,13 @@ class Api:
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         body = await json_body(request, MAX_OVERRIDE_BYTES)
-        override = parse_override(body, self._parse_size)
+        override = parse_override(body)
         try:
             entry = self._rules.put(keys, override.bounds, override.scope, override.by, time.time())
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
-            raise _unkept(error) from error
+            raise ApiError(503, error.what, error.fix) from error
         _log.info(
             "quota overridden", selector=selector(keys), by=override.by, remote=request.remote
         )
@@ -130,7 +141,7 @@ class Api:
         try:
             deleted = self._rules.delete(keys)
         except StateError as error:
-            raise _unkept(error) from error
+            raise ApiError(503, error.what, error.fix) from error
         if not deleted:
             raise ApiError(
                 404,
@@ -140,10 +151,46 @@ class Api:
         _log.info("quota override deleted", selector=name, remote=request.remote)
         return answer({"deleted": name})
 
+    async def _post_report(self, request: web.Request) -> web.Response:
+        raw = await json_body(request, MAX_REPORT_BYTES)
+        try:
+            return answer(await self._reports.accept(raw))
+        except ReportRefused as error:
+            raise ApiError(
+                error.status, error.message, error.fix, reason=str(error.reason)
+            ) from None
 
-def _choice(request: web.Request) -> tuple[str, int]:
+    async def _get_progress(self, request: web.Request) -> web.Response:
+        limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
+        name = request.query.get("query")
+        documents = _named(
+            name,
+            self._queries.documents(),
+            f"no query {name!r} is followed",
+            "see GET /v1/progress for those that are; name it under queries, or let "
+            "QuotaListener report it",
+        )
+        shown = [limited(document, limit) for document in documents]
+        body = await asyncio.to_thread(written, shown)
+        return web.Response(
+            body=body, content_type="application/json", charset="utf-8", headers=HEADERS
+        )
+
+    async def _get_pipelines(self, request: web.Request) -> web.Response:
+        name = request.query.get("pipeline")
+        documents = _named(
+            name,
+            self._pipelines.documents(),
+            f"there is no pipeline {name!r}",
+            "see GET /v1/pipelines for those that there are; name it under pipelines in the "
+            "configuration",
+        )
+        return answer({"pipelines": documents})
+
+
+def _filter_and_limit(request: web.Request) -> tuple[str, int]:
     """Read `?filter=TEXT&limit=N`."""
-    limit = number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
+    limit = whole_number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
     return request.query.get("filter", "").lower(), limit
 
 
@@ -169,5 +216,16 @@ def _tail(request: web.Request, path: str) -> str:
         raise ApiError(400, "the path is not UTF-8", "percent-encode it as UTF-8") from None
 
 
-def _unkept(error: StateError) -> ApiError:
-    return ApiError(503, error.what, error.fix)
+def _named(
+    name: str | None, documents: Sequence[Document], unknown: str, fix: str
+) -> Sequence[Document]:
+    """Return the documents of this name, or all when None.
+
+    Raises ApiError with status 404, `unknown` and `fix` when there is none.
+    """
+    if name is None:
+        return documents
+    found = [document for document in documents if document["name"] == name]
+    if not found:
+        raise ApiError(404, unknown, fix)
+    return found

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from structlog import get_logger
 
-from proxy.admin.errors import ApiError
+from proxy.admin.replies import ApiError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing; all others need the token when one is set."""

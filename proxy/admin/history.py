@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heappush, heapreplace
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.largest import Largest
 from proxy.quota.entities import QuotaKind
 
 INTERVAL_MS = 5_000.0
@@ -21,6 +21,29 @@ MAX_SERIES = 200
 
 Key = tuple[str, QuotaKind]
 Clock = Callable[[], float]
+T = TypeVar("T")
+
+
+class Largest(Generic[T]):
+    """At most `limit` things, those with the largest keys; of equal ones the earlier stay."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # The number, from 0 down, settles between equal keys: no two things are ever compared.
+        self._heap: list[tuple[Any, int, T]] = []
+        self._number = 0
+
+    def add(self, key: Any, thing: T) -> None:
+        """Take a thing in if its key is among the largest; keys must be comparable."""
+        self._number -= 1
+        if len(self._heap) < self._limit:
+            heappush(self._heap, (key, self._number, thing))
+        elif self._heap and key > self._heap[0][0]:
+            heapreplace(self._heap, (key, self._number, thing))
+
+    def descending(self) -> list[T]:
+        """Return the things, the one with the largest key first."""
+        return [thing for _, _, thing in sorted(self._heap, reverse=True)]
 
 
 class Measured(Protocol):
@@ -69,7 +92,7 @@ class History:
     it was last seen here is not taken in; one that is gone is forgotten.
 
     Args:
-        readings: measures each sensor when it is asked for the next, `QuotaManager.readings`.
+        readings: measures each sensor when it is asked for the next, `QuotaManager.measured_rates`.
         interval_ms: between two samples; above 0.
         samples: how many are kept of each series.
         max_series: how many series are kept.

@@ -1,21 +1,19 @@
 """Reads the body of a request that sets a quota at run time."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TypeVar
 
-from proxy.admin.errors import ApiError
+from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
-
-ParseSize = Callable[[object], int]
-"""Reads a size such as `10MiB` or 65536 into bytes. Raises ValueError for anything else, which
-may have an attribute `fix`."""
+from proxy.quota.validation import find_bound_problems, parse_scope
+from proxy.quota.values import BadValueError
 
 MAX_BY_CHARS = 200
 
-_SCOPES: tuple[Literal["each"], Literal["shared"]] = ("each", "shared")
+Value = TypeVar("Value")
+
 _KEYS = (*map(str, QuotaKind), "scope", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
 
@@ -26,12 +24,12 @@ class Override:
 
     bounds: Mapping[QuotaKind, float]
     """Bytes per second, or percent; at least one."""
-    scope: Literal["each", "shared"]
+    scope: str
     by: str | None
     """Who sets it."""
 
 
-def parse_override(body: bytes, parse_size: ParseSize) -> Override:
+def parse_override(body: bytes) -> Override:
     """Read a body such as `{"consumer_byte_rate": "10MiB", "scope": "shared", "by": "anna"}`.
 
     Raises ApiError with status 400 for anything that is not such a body.
@@ -41,11 +39,14 @@ def parse_override(body: bytes, parse_size: ParseSize) -> Override:
     if unknown:
         raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_KEYS)}")
     bounds = {
-        kind: _bound(kind, document[kind], parse_size) for kind in QuotaKind if kind in document
+        kind: _parsed(kind, kind.unit.parse, document[kind])
+        for kind in QuotaKind
+        if kind in document
     }
-    if not bounds:
-        raise _bad("the body sets no quota", f"set one of {', '.join(QuotaKind)}")
-    return Override(bounds, _scope(document.get("scope", "each")), _by(document.get("by")))
+    scope = _parsed("scope", parse_scope, document.get("scope", "each"))
+    for problem in find_bound_problems((), bounds):
+        raise _bad(f"the body {problem.message}", problem.fix)
+    return Override(bounds, scope, _by(document.get("by")))
 
 
 def _json_object(body: bytes) -> dict[str, object]:
@@ -60,35 +61,11 @@ def _json_object(body: bytes) -> dict[str, object]:
     return document
 
 
-def _bound(kind: QuotaKind, value: object, parse_size: ParseSize) -> float:
-    if kind is QuotaKind.REQUEST_PERCENTAGE:
-        return _percentage(value)
+def _parsed(key: str, parse: Callable[[object], Value], value: object) -> Value:
     try:
-        return float(parse_size(value))
-    except ValueError as error:
-        fix = getattr(error, "fix", "write bytes per second, such as 10MiB or 65536")
-        raise _bad(f"{kind}: {error}", fix) from None
-
-
-def _percentage(value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            percent = float(value)
-        except OverflowError:
-            percent = math.inf
-        if math.isfinite(percent) and percent > 0:
-            return percent
-    raise _bad(
-        f"{QuotaKind.REQUEST_PERCENTAGE}: {_shown(value)} is not a number above 0",
-        "write a number such as 50; 100 is one connection that always waits for an answer",
-    )
-
-
-def _scope(value: object) -> Literal["each", "shared"]:
-    for scope in _SCOPES:
-        if value == scope:
-            return scope
-    raise _bad(f"scope: {_shown(value)} is not a scope", f"use {' or '.join(_SCOPES)}")
+        return parse(value)
+    except BadValueError as error:
+        raise _bad(f"{key}: {error.message}", error.fix) from None
 
 
 def _by(value: object) -> str | None:

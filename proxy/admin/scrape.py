@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from proxy.slices import Slices
+from proxy.admin.slices import Slices
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,7 +16,7 @@ SAMPLES_AT_ONCE = 50
 """Samples that are read and written in one step; it takes about half a millisecond."""
 
 
-class _Part(Collector):
+class _FamilyPart(Collector):
     """Some samples of a family."""
 
     def __init__(self, family: Metric, samples: Iterable[Sample]) -> None:
@@ -34,18 +34,18 @@ async def scrape(registry: CollectorRegistry, slices: Slices) -> bytearray:
     """
     text = bytearray()
     # Not joined in the end: several megabytes take milliseconds.
-    await slices.collect(map(text.extend, pieces(registry)))
+    await slices.collect(map(text.extend, scrape_pieces(registry)))
     return text
 
 
-def pieces(registry: CollectorRegistry) -> Iterator[bytes]:
+def scrape_pieces(registry: CollectorRegistry) -> Iterator[bytes]:
     """Yield the text that `generate_latest` gives, a few samples in each piece.
 
     Families must not have `_created` series, which would stand behind the others.
     """
     for family in registry.collect():
-        head = generate_latest(_Part(family, ()))
+        head = generate_latest(_FamilyPart(family, ()))
         yield head
         samples = iter(family.samples)
         while some := tuple(islice(samples, SAMPLES_AT_ONCE)):
-            yield generate_latest(_Part(family, some)).removeprefix(head)
+            yield generate_latest(_FamilyPart(family, some)).removeprefix(head)

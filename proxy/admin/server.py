@@ -8,20 +8,18 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import Api
-from proxy.admin.clients import Clients
-from proxy.admin.errors import answer
+from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import Guard
 from proxy.admin.history import History
-from proxy.admin.overrides import ParseSize
 from proxy.admin.pages import page_routes
-from proxy.admin.pipelines import Pipelines
-from proxy.admin.queries import Queries, Reports
+from proxy.admin.pipeline_documents import PipelineDocuments
+from proxy.admin.query_documents import QueryDocuments, Reports
+from proxy.admin.replies import answer
 from proxy.admin.scrape import CONTENT_TYPE, scrape
-from proxy.admin.spark import SparkApi
-from proxy.admin.status import NotReady, Status, StatusSource
+from proxy.admin.slices import Slices
+from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rulebook import RuleBook
-from proxy.slices import Slices
+from proxy.quota.rule_registry import RuleRegistry
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
@@ -47,9 +45,8 @@ class AdminServer:
         not_ready: says whether clients can be served.
         quotas: whose clients are shown.
         rules: where overrides go.
-        source: listeners, brokers and the like.
+        relay: gives the state of listeners, brokers and the like.
         history: samples for the charts; whoever made it takes them.
-        parse_size: reads sizes such as `10MiB` in bodies.
         clock_ms: the monotonic time that `quotas` is fed with.
         reports: takes in the reports of queries, and knows their progress and the pipelines.
         token: the bearer token that a request must carry to change something, or None.
@@ -64,10 +61,9 @@ class AdminServer:
         metrics: CollectorRegistry,
         not_ready: NotReady,
         quotas: QuotaManager,
-        rules: RuleBook,
-        source: StatusSource,
+        rules: RuleRegistry,
+        relay: Callable[[], RelayStatus],
         history: History,
-        parse_size: ParseSize,
         clock_ms: Callable[[], float],
         reports: Reports,
         token: str | None = None,
@@ -77,15 +73,23 @@ class AdminServer:
         self._metrics = metrics
         self._not_ready = not_ready
         self._token = token
-        queries = Queries(reports, clock_ms)
-        pipelines = Pipelines(reports, clock_ms)
+        queries = QueryDocuments(reports, clock_ms)
+        pipelines = PipelineDocuments(reports, clock_ms)
         self._slices = Slices()
-        clients = Clients(quotas, rules, queries, self._slices, clock_ms)
+        clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
         status = Status(
-            source, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
+            relay, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
         )
-        self._api = Api(clients, rules, status, parse_size, clock_ms, self._slices)
-        self._spark_api = SparkApi(reports, queries, pipelines)
+        self._api = Api(
+            clients,
+            rules,
+            status,
+            reports,
+            queries,
+            pipelines,
+            clock_ms=clock_ms,
+            slices=self._slices,
+        )
         self._runner: web.AppRunner | None = None
 
     @property
@@ -105,7 +109,6 @@ class AdminServer:
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 *self._api.routes(),
-                *self._spark_api.routes(),
                 *page_routes(),
             ]
         )

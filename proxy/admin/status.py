@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
+from metrics.clock import MS_PER_SECOND
 from proxy import __version__
-from proxy.admin.clients import Clients, Document, iso
+from proxy.admin.client_documents import ClientDocuments, Document, iso
 from proxy.admin.history import History
-from proxy.admin.pipelines import Pipelines
-from proxy.admin.queries import Queries
+from proxy.admin.pipeline_documents import PipelineDocuments
+from proxy.admin.query_documents import QueryDocuments
 
 NotReady = Callable[[], str | None]
 """Gives the reason why the proxy can't serve clients now, None when it can."""
@@ -47,33 +47,27 @@ class ConfigLoad:
     """For people; may have several lines."""
 
 
-class StatusSource(Protocol):
-    """What the rest of the program tells about itself. Each call is of this moment, and cheap."""
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """What the rest of the program is at this moment."""
 
-    def listeners(self) -> Sequence[ListenerStatus]:
-        """Return the open listeners."""
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        """Return the brokers that are known."""
-
-    def cluster_answers(self) -> bool:
-        """Return whether the cluster answered when it was last asked."""
-
-    def delay_queues(self) -> Mapping[str, int]:
-        """Return how many responses wait, by API family."""
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        """Return the latest loads of the configuration, the newest first; a handful."""
-
-    def throttle_mode(self) -> str:
-        """Return `delay` or `mute`."""
+    listeners: Sequence[ListenerStatus]
+    brokers: Sequence[BrokerStatus]
+    cluster_answers: bool
+    """Whether the cluster answered when it was last asked."""
+    delay_queues: Mapping[str, int]
+    """How many responses are held, by API family."""
+    config_loads: Sequence[ConfigLoad]
+    """The latest, the newest first; a handful."""
+    throttle_mode: str
+    """`delay` or `mute`."""
 
 
 class Status:
-    """Gathers the document.
+    """Builds the document.
 
     Args:
-        source: the rest of the program.
+        relay: gives the state of the relay; cheap.
         not_ready: says whether clients can be served.
         clients: describes the bounded clients.
         history: their last ten minutes.
@@ -85,16 +79,16 @@ class Status:
 
     def __init__(
         self,
-        source: StatusSource,
+        relay: Callable[[], RelayStatus],
         not_ready: NotReady,
-        clients: Clients,
+        clients: ClientDocuments,
         history: History,
-        queries: Queries,
-        pipelines: Pipelines,
+        queries: QueryDocuments,
+        pipelines: PipelineDocuments,
         *,
         started_ms: float,
     ) -> None:
-        self._source = source
+        self._relay = relay
         self._not_ready = not_ready
         self._clients = clients
         self._history = history
@@ -106,36 +100,36 @@ class Status:
         """Return the status at a time.
 
         Args:
-            text: as in `Clients.pressing`, like `limit`; it chooses the clients that are shown.
+            text: as in `ClientDocuments.closest_to_bound`, like `limit`; it chooses the clients.
             limit: how many of them at most.
             now_ms: the monotonic time.
             now_s: the same time since the epoch.
 
         """
-        source, reason = self._source, self._not_ready()
-        shown = await self._clients.pressing(text, limit)
-        described = await self._clients.describe(shown.rows, now_ms)
+        relay, reason = self._relay(), self._not_ready()
+        found = await self._clients.closest_to_bound(text, limit)
+        described = await self._clients.describe(found.rows, now_ms)
         return {
             "version": __version__,
             "at": iso(now_s),
-            "uptime_s": round((now_ms - self._started_ms) / 1000.0, 1),
+            "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,
             "not_ready_reason": reason,
-            "throttle_mode": source.throttle_mode(),
-            "listeners": [asdict(listener) for listener in source.listeners()],
-            "cluster_answers": source.cluster_answers(),
-            "brokers": [asdict(broker) for broker in source.brokers()],
-            "delay_queues": dict(source.delay_queues()),
+            "throttle_mode": relay.throttle_mode,
+            "listeners": [asdict(listener) for listener in relay.listeners],
+            "cluster_answers": relay.cluster_answers,
+            "brokers": [asdict(broker) for broker in relay.brokers],
+            "delay_queues": dict(relay.delay_queues),
             "config_loads": [
                 {"at": iso(load.at_s), "result": load.result, "message": load.message}
-                for load in source.config_loads()
+                for load in relay.config_loads
             ],
-            "bounded": shown.total,
-            "throttled": shown.throttled,
-            "held": shown.held,
+            "bounded": found.total,
+            "throttled": found.throttled,
+            "held": found.held,
             "clients": [
                 {**document, "history": self._history.document(row)}
-                for row, document in zip(shown.rows, described, strict=True)
+                for row, document in zip(found.rows, described, strict=True)
             ],
             **(await self._clients.unbounded(text, limit)),
             "followed": len(self._queries.documents()),

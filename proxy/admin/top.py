@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.top_view import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
+from proxy.admin.top_tables import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0

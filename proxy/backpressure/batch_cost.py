@@ -131,7 +131,7 @@ class BatchCost:
             state.noise**2,
         )
 
-    def kept(self) -> CostState:
+    def state(self) -> CostState:
         """Return what `of` takes."""
         fixed_doubt_ms, each_doubt_ms = map(math.sqrt, (self.fixed_variance, self.each_variance))
         both = fixed_doubt_ms * each_doubt_ms
@@ -149,7 +149,7 @@ class BatchCost:
     @property
     def is_sound(self) -> bool:
         """Whether all figures are numbers: those of no real batch may be beyond measure."""
-        return all(abs(figure) <= MAX_FIGURE for figure in self.kept())
+        return all(abs(figure) <= MAX_FIGURE for figure in self.state())
 
     def after(self, records: float, took_ms: float) -> Self:
         """Return what is known after one more batch."""

@@ -21,27 +21,21 @@ class Bound:
     reason: str
 
 
-class Return:
-    """The way from an adapted bound back to the rule's own.
+@dataclass(frozen=True, slots=True)
+class BoundReturn:
+    """The way from an adapted bound back to the rule's own."""
 
-    Args:
-        start: bytes per second at the beginning.
-        why: of the return, for people.
-        now_ms: the first step is taken now.
-
-    """
-
-    __slots__ = ("_since_ms", "_start", "_why")
-
-    def __init__(self, start: float, why: str, now_ms: float) -> None:
-        self._start = start
-        self._why = why
-        self._since_ms = now_ms
+    start: float
+    """Bytes per second at the beginning."""
+    why: str
+    """For people."""
+    since_ms: float
+    """When the first step is taken."""
 
     def bound(self, static: float, now_ms: float) -> Bound:
         """Return the bound of this moment on the way to `static`; steps missed are caught up."""
-        step = int((now_ms - self._since_ms) // RETURN_STEP_MS) + 1
-        bytes_per_s = self._start * RETURN_FACTOR ** min(step, RETURN_STEPS)
+        step = int((now_ms - self.since_ms) // RETURN_STEP_MS) + 1
+        bytes_per_s = self.start * RETURN_FACTOR ** min(step, RETURN_STEPS)
         if step > RETURN_STEPS or bytes_per_s >= static:
-            return Bound(None, f"{self._why}: the rule's own bound")
-        return Bound(bytes_per_s, f"{self._why}: step {step} back to the rule's own bound")
+            return Bound(None, f"{self.why}: the rule's own bound")
+        return Bound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")

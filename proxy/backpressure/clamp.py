@@ -1,25 +1,27 @@
-"""Decide what end of the log a query's driver is told, so that its next batch has the right size.
+"""Clamp the log ends that a query's driver looks up, so that its next batch has the right size.
 
-Structured Streaming plans a batch up to the latest offsets that the driver is told at the trigger.
-A driver that is told less plans less; it takes it amiss when it is told less than before. What is
-told lies between what the query already knows and the truth, always.
+Structured Streaming plans a batch up to the latest offsets that the driver gets at the trigger. A
+driver that gets less plans less; one that gets less than before takes it for lost data. What is
+advertised lies between what the query already knows and the real end, always.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
-from proxy.quota.rules import Adaptive
-from proxy.wire.offsets import LATEST, OffsetsAsk
+from proxy.progress.report import TriggerKind
+from proxy.quota.rules import AdaptiveBound
+from proxy.wire.list_offsets import LATEST, OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
-from .interval import TriggerInterval
-from .position import EVENT_JITTER_MS, Position
-from .shares import shares
-from .told import MAX_PARTITIONS, KeptEnd, ToldEnds
-from .trust import LIFE_WAIT_MS, Lookups, Trust
+from .advertised_ends import MAX_PARTITIONS, AdvertisedEnds
+from .apportion import apportion
+from .backpressure_record import BackpressureRecord, by_partition
+from .driver_connections import LIFE_WAIT_MS, DriverConnections, LookupConnection
+from .driver_progress import EVENT_JITTER_MS, DriverProgress
+from .trigger_interval import TriggerInterval
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
@@ -31,16 +33,13 @@ LATE_MS = 100.0
 """Where a report came so long after its batch, or later, none is waited for at the next look-up."""
 
 REFUSED_GROWTH = 2
-"""How many times more is offered to a driver that planned no batch of what it was told."""
+"""How many times more is advertised to a driver that planned no batch of what it got."""
 
 LATE_BATCHES = 4
-"""So many batches may be done and not reported: a driver with much to do is told of them late."""
+"""So many batches may be done and not reported: a driver with much to do reports them late."""
 
-PROCESSING_TIME = "processing_time"
-"""The trigger under which a run's first batch may be bounded; others read to the end, once."""
-
-READS_ONCE = ("available_now", "once")
-"""Triggers under which a run takes the ends of the logs once."""
+READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
+"""Under these a run takes the ends of the logs once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +49,32 @@ class ClampState:
     on: bool
     why: str
     offsets: int | None
-    """For the next batch, over all partitions; None when the truth is told."""
+    """For the next batch, over all partitions; None when it is not clamped."""
 
 
 class Clamp:
-    """What one query's drivers are told, over all their connections.
+    """What is advertised to one query's drivers, over all their connections.
 
     Args:
         settings: of the rule.
         interval: of the query's trigger.
-        on_wait: is told from when to when an answer waited for a report.
-        on_told: is called when drivers of the query were answered, with the time and whether they
-            were told something new.
+        on_wait: is called with when an answer began to wait for a report, and when it was given.
+        on_answered: is called when drivers of the query were answered, with whether they got
+            something new, and the time.
 
     """
 
     def __init__(
         self,
-        settings: Adaptive,
+        settings: AdaptiveBound,
         interval: TriggerInterval,
         on_wait: Callable[[float, float], None],
-        on_told: Callable[[QueryProgress, bool, float], None],
+        on_answered: Callable[[QueryProgress, bool, float], None],
     ) -> None:
         self.settings = settings
         self._interval = interval
-        self.on_wait = on_wait
-        self._on_told = on_told
+        self._on_wait = on_wait
+        self._on_answered = on_answered
         self.rate: float | None = None
         """Records per second for the next batch; None when not known, and 0 lets none begin."""
         self.offsets_per_record = 1.0
@@ -84,111 +83,127 @@ class Clamp:
         self.detached = False
         """Whether no adaptive rule is left for the query."""
         self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
-        self.told = ToldEnds()
-        """What they know."""
-        self.trust = Trust()
-        """Whose connections they are."""
+        self.advertised = AdvertisedEnds()
+        self.connections = DriverConnections()
         self._is_late = False
         """Whether the latest report came so late that it is not worth while to wait for the next:
-        Spark tells of a batch late where there is much to do."""
+        Spark reports a batch late where there is much to do."""
         self.least_offsets = 0
-        """So many at least are offered for a batch: the driver planned none of fewer, as it does
+        """So many at least are advertised for a batch: the driver planned none of fewer, as it does
         with the option minOffsetsPerTrigger. 0: none was refused in this run."""
 
-    def resume(
-        self,
-        ends: Mapping[TopicPartition, KeptEnd],
-        starts: Mapping[TopicPartition, int],
-        instances: list[int],
-        least_offsets: int,
-        now_ms: float,
-    ) -> None:
-        """Take up a run from an earlier process, which has told its driver this."""
-        self.told.restore(ends, starts, now_ms)
-        self.trust.resume(instances, now_ms)
-        self.least_offsets = least_offsets
+    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
+        """Resume a run from what an earlier process advertised to its driver."""
+        self.advertised.resume(by_partition(record.told), by_partition(record.starts), now_ms)
+        self.connections.resume(record.instances, now_ms)
+        self.least_offsets = record.least_offsets
 
     def begin_run(self, query: QueryProgress) -> None:
-        """Forget what was told to the drivers of earlier runs, as far as it is done.
+        """Forget what was advertised to the drivers of earlier runs, as far as it is done.
 
-        What is not completed may be the end of a batch that this run takes up from the checkpoint:
-        a run that is stopped or fails gives its batch up. And what was told after the last event
-        may have been told to the driver of this run.
+        What is not completed may be the end of a batch with which this run begins, from the
+        checkpoint: a run that is stopped or fails gives its batch up. And what was advertised after
+        the last event may have been given to the driver of this run.
         """
         done: dict[TopicPartition, int | None] | None = None
         if query.progress_id in (None, query.query_id):
-            position = self._position(query)
-            done = {key: position.completed(key) for key in self.told}
-        self.told.begin_run(self.trust.event_ms, done)
-        self.trust.begin_run()
+            progress = self._progress(query)
+            done = {key: progress.completed(key) for key in self.advertised}
+        self.advertised.begin_run(self.connections.event_ms, done)
+        self.connections.begin_run()
         self.least_offsets = 0
 
-    def reported(self, event_ms: float, now_ms: float) -> None:
-        """Record a report on an event of this run, which the driver saw at `event_ms`."""
-        self.trust.reported(event_ms, now_ms)
-
-    def done(self, offsets: int | None, age_ms: float) -> None:
+    def record_batch(self, offsets: int | None, age_ms: float) -> None:
         """Record that a batch of this run was reported, so long after its end.
 
         `offsets`: how many it had; None: not known.
         """
         self._is_late = age_ms > LATE_MS
-        self.told.starts.clear()
+        self.advertised.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
             self.least_offsets = 0  # it does plan batches of so few
 
-    def idle(self, query: QueryProgress, event_ms: float) -> None:
-        """Record that the driver had nothing to plan: all that it was told by then is done.
+    def record_idle(self, query: QueryProgress, event_ms: float) -> None:
+        """Record that the driver had nothing to plan: all that was advertised by then is done.
 
-        But not what it was told and never read: it waits until there is more.
+        But not what was advertised and never read: it waits until there is more.
         """
-        position = self._position(query)
-        unread = {key for key in self.told if position.is_unread(key)}
-        self.told.idle(event_ms, unread)
+        progress = self._progress(query)
+        self.advertised.record_idle(event_ms, set(filter(progress.is_unread, self.advertised)))
 
-    def tell(
+    def record_start(
+        self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float
+    ) -> None:
+        """Record the start of a log that the driver got."""
+        if self.advertised.record_start(key, offset):
+            self._on_answered(query, True, now_ms)
+
+    def advertise(
         self,
         query: QueryProgress,
-        lookups: Lookups,
-        latest: dict[TopicPartition, int],
+        connection: LookupConnection,
+        log_ends: Mapping[TopicPartition, int],
         now_ms: float,
-        *,
-        is_overdue: bool = False,
-    ) -> dict[TopicPartition, int]:
-        """Return what to tell instead of these real ends; remember it as told.
-
-        `is_overdue`: the answer waited in vain for a report.
-        """
-        position = self._position(query)
-        why_not = self._why_not(query, lookups, now_ms)
-        if why_not is None and position.knows_more(latest, lookups):
+    ) -> Mapping[TopicPartition, int]:
+        """Return what to advertise in place of these real ends; record it."""
+        if connection.waits_since_ms is not None:
+            self._on_wait(connection.waits_since_ms, now_ms)
+            connection.waits_since_ms = None
+        progress = self._progress(query)
+        why_not = self._why_not(progress, connection, now_ms)
+        if why_not is None and progress.knows_more(log_ends, connection):
             why_not = "the driver asked again and read nothing: it knows more than is known here"
-        answers = latest
-        offsets: int | None = None
-        why = why_not or ""
-        interval_ms = self._interval_ms(query)
-        if why_not is None and self.rate is not None and interval_ms is not None:
-            is_overdue = is_overdue or self._is_late
-            fitting, why = self._fitting(self.rate, interval_ms)
-            if is_overdue and self._is_refused(position, lookups, latest, fitting):
-                self._offer_more(position)
-                fitting, why = self._fitting(self.rate, interval_ms)
-                is_overdue = False
-            lags, bases = self._lags(position, lookups, latest, is_overdue=is_overdue)
-            made = shares(fitting, lags) if self.rate > 0 else dict.fromkeys(lags, 0)
-            offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if self.rate > 0 else 0
-            if offsets > fitting:
-                why += f"; each of {offsets:,} partitions gets one"
-            answers = self._clamped(position, latest, bases, made)
-        self.state = ClampState(on=why_not is None, why=why, offsets=offsets)
+        ends = log_ends
+        if why_not is None:
+            ends, self.state = self._clamped(progress, connection, log_ends)
+        else:
+            self.state = ClampState(on=False, why=why_not, offsets=None)
         is_new = False
-        for key, offset in answers.items():
-            is_new |= self.told.remember(key, latest[key], offset, lookups, now_ms)
-        self._on_told(query, is_new, now_ms)
-        return answers
+        for key, end in ends.items():
+            is_new |= self.advertised.record(key, log_ends[key], end, connection, now_ms)
+        self._on_answered(query, is_new, now_ms)
+        return ends
 
-    def _fitting(self, rate: float, interval_ms: float) -> tuple[int, str]:
+    def _clamped(
+        self,
+        progress: DriverProgress,
+        connection: LookupConnection,
+        log_ends: Mapping[TopicPartition, int],
+    ) -> tuple[dict[TopicPartition, int], ClampState]:
+        """Return what to advertise in place of these real ends, so that the batch fits."""
+        is_overdue = connection.wait_failed or self._is_late
+        fitting, why = self._fitting(progress.query)
+        if is_overdue and self._is_refused(progress, connection, log_ends, fitting):
+            more = min(progress.all_planned * REFUSED_GROWTH, MAX_OFFSETS)
+            self.least_offsets = max(self.least_offsets, more)
+            fitting, why = self._fitting(progress.query)
+            is_overdue = False
+        bases: dict[TopicPartition, int] = {}
+        lags: dict[TopicPartition, int] = {}
+        for key, log_end in self._log_ends(progress.query, connection, log_ends):
+            base = progress.base(key)
+            if key in log_ends:
+                done = progress.done_by_now(key, connection, is_overdue=is_overdue)
+                base = base if done is None else max(base or 0, done)
+            if base is not None:
+                bases[key], lags[key] = base, max(0, log_end - base)
+        parts = apportion(fitting, lags) if fitting else dict.fromkeys(lags, 0)
+        offsets = max(fitting, sum(lag > 0 for lag in lags.values())) if fitting else 0
+        if offsets > fitting:
+            why += f"; each of {offsets:,} partitions gets one"
+        has_room = len(self.advertised) + len(log_ends) <= MAX_PARTITIONS
+        may_begin_low = has_room and progress.has_planned_nothing
+        ends = dict(log_ends)
+        for key, log_end in log_ends.items():
+            known = self.advertised.get(key)
+            if key in bases and (known is not None or may_begin_low):
+                before = known.offset if known is not None else 0
+                ends[key] = min(log_end, max(bases[key] + parts[key], before))
+        return ends, ClampState(on=True, why=why, offsets=offsets)
+
+    def _fitting(self, query: QueryProgress) -> tuple[int, str]:
         """Return how many offsets the next batch is to have, and why."""
+        rate, interval_ms = self.rate or 0.0, self._interval_ms(query) or 0.0
         if rate <= 0:
             return 0, "no batch may begin now"
         per_batch = rate * interval_ms / MS_PER_SECOND
@@ -201,43 +216,28 @@ class Clamp:
 
     def _is_refused(
         self,
-        position: Position,
-        lookups: Lookups,
-        latest: Mapping[TopicPartition, int],
+        progress: DriverProgress,
+        connection: LookupConnection,
+        keys: Collection[TopicPartition],
         fitting: int,
     ) -> bool:
-        """Return whether the driver planned no batch of what it was told last.
+        """Return whether the driver planned no batch of what it got last.
 
-        It may have planned some of records that were read ahead, and Spark tells of them late. So
+        It may have planned some of records that were read ahead, and Spark reports them late. So
         the first time it must be more than that.
         """
-        refused = {key for key in latest if position.is_refused(key, lookups)}
+        refused = {key for key in keys if progress.is_refused(key, connection)}
         if not refused or any(
-            position.is_unreported(key, lookups) for key in latest if key not in refused
+            progress.is_unreported(key, connection) for key in keys if key not in refused
         ):
             return False
-        return self.least_offsets > 0 or self._offered(position) >= LATE_BATCHES * fitting > 0
+        return self.least_offsets > 0 or progress.all_planned >= LATE_BATCHES * fitting > 0
 
-    def _offer_more(self, position: Position) -> None:
-        least = self._offered(position) * REFUSED_GROWTH
-        self.least_offsets = max(self.least_offsets, min(least, MAX_OFFSETS))
-
-    def _offered(self, position: Position) -> int:
-        """Return how many offsets the driver was told of that are not known to be completed."""
-        return sum(position.offered(key) for key in self.told)
-
-    def tell_earliest(
-        self, query: QueryProgress, key: TopicPartition, offset: int, now_ms: float
-    ) -> None:
-        """Record the start of a log that the driver was told."""
-        if self.told.remember_start(key, offset):
-            self._on_told(query, True, now_ms)
-
-    def waits_until_ms(
+    def wait_until_ms(
         self,
         query: QueryProgress,
-        lookups: Lookups,
-        ask: OffsetsAsk,
+        connection: LookupConnection,
+        ask: OffsetLookup,
         since_ms: float,
         now_ms: float,
     ) -> float:
@@ -248,157 +248,116 @@ class Clamp:
         not known to be the driver's, for a sign of life that makes it so.
 
         Args:
-            query: whose driver asks.
-            lookups: the connection.
-            ask: what it asks for.
-            since_ms: when it asked, monotonic.
+            query: whose driver looks up.
+            connection: on which it does.
+            ask: what it looks up.
+            since_ms: when it did, monotonic.
             now_ms: the time.
 
         """
-        if self.detached or LATEST not in ask.timestamps.values():
+        keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
+        if self.detached or not keys:
             return -math.inf
-        trust = self.trust
-        report_ms = max(since_ms, trust.heard_ms) + REPORT_WAIT_MS
-        if trust.is_missed:
-            return max(report_ms, trust.may_come_ms(lookups))
-        if query.ended or (query.last_heard_ms is None and not trust.goes_on):
-            return report_ms if self._may_bound_first(query) else -math.inf
-        position = self._position(query)
-        if self._why_not(query, lookups, now_ms, may_be_late=True) is None:
-            keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
-            return self._waits_for_report_ms(position, lookups, keys, report_ms)
-        if trust.has(lookups) or position.is_unproved:
+        connections = self.connections
+        report_ms = max(since_ms, connections.resumed_alive_ms) + REPORT_WAIT_MS
+        if connections.awaits_run:
+            return max(report_ms, connections.proved_by_ms(connection))
+        if query.ended or (query.last_heard_ms is None and not connections.is_resumed):
+            reads_all = self.rate is None or query.trigger_kind in READS_ONCE
+            return -math.inf if reads_all and self.settings.initial_rate is None else report_ms
+        progress = self._progress(query)
+        if self._why_not(progress, connection, now_ms, may_be_late=True) is None:
+            return self._waits_for_report_ms(progress, connection, keys, report_ms)
+        if connections.is_driver(connection) or progress.is_unproved:
             return -math.inf
-        may_come_ms = trust.may_come_ms(lookups)
-        return may_come_ms if may_come_ms > now_ms else -math.inf
+        proved_by_ms = connections.proved_by_ms(connection)
+        return proved_by_ms if proved_by_ms > now_ms else -math.inf
 
     def _waits_for_report_ms(
         self,
-        position: Position,
-        lookups: Lookups,
+        progress: DriverProgress,
+        connection: LookupConnection,
         keys: Iterable[TopicPartition],
         report_ms: float,
     ) -> float:
         """Return until when to wait for a report on the last batch, `report_ms` as a rule.
 
         As long as no event is known that was after the end of an earlier process, there may be one:
-        what that process told in its last moments is not known here.
+        what that process advertised in its last moments is not known here.
         """
-        trust = self.trust
-        if trust.event_ms - EVENT_JITTER_MS < trust.resumed_ms:
-            is_heard = trust.heard_ms >= trust.resumed_ms
-            if not is_heard and any(position.offered(key) for key in keys):
-                return max(report_ms, trust.resumed_ms + LIFE_WAIT_MS)
+        connections = self.connections
+        if connections.event_ms - EVENT_JITTER_MS < connections.resumed_ms:
+            is_alive = connections.resumed_alive_ms >= connections.resumed_ms
+            if not is_alive and any(map(progress.planned, keys)):
+                return max(report_ms, connections.resumed_ms + LIFE_WAIT_MS)
             return report_ms
-        if not self._is_late and any(position.is_unreported(key, lookups) for key in keys):
-            return report_ms
-        return -math.inf
-
-    def _position(self, query: QueryProgress) -> Position:
-        return Position(query, self.told, self.trust.event_ms, self.trust.goes_on)
-
-    def _interval_ms(self, query: QueryProgress) -> float | None:
-        return self._interval.of(query, self.settings.batch_interval_ms)
-
-    def _may_bound_first(self, query: QueryProgress) -> bool:
-        """Return whether a run's first batch may be bounded, as far as is known before it."""
-        if self.settings.initial_rate is not None:
-            return True
-        return self.rate is not None and query.trigger_kind not in READS_ONCE
+        is_unreported = any(progress.is_unreported(key, connection) for key in keys)
+        return report_ms if is_unreported and not self._is_late else -math.inf
 
     def _why_not(
         self,
-        query: QueryProgress,
-        lookups: Lookups,
+        progress: DriverProgress,
+        connection: LookupConnection,
         now_ms: float,
         *,
         may_be_late: bool = False,
     ) -> str | None:
-        """Return why the truth is told; None when it is not."""
-        why = self._why_no_run(query, now_ms, may_be_late=may_be_late)
-        if why is not None:
-            return why
-        if self._position(query).is_unproved:
-            if self.settings.initial_rate is None and query.trigger_kind != PROCESSING_TIME:
-                return "no batch of this run was reported yet"
-        elif not self.trust.has(lookups):
-            return "the connection is newer than the latest report"
-        if self.rate is None:
-            return "no rate is known yet"
-        if self._interval_ms(query) is None:
-            return "the trigger interval is not known yet"
-        return None
+        """Return why the real ends are advertised; None when they are clamped.
 
-    def _why_no_run(self, query: QueryProgress, now_ms: float, *, may_be_late: bool) -> str | None:
-        """Return why no run is known whose batches are to be bounded; None when there is one."""
-        if self.detached:
-            return "no adaptive rule applies"
-        if query.ended:
-            return "the run has ended"
+        `may_be_late`: however old the latest report is.
+        """
+        query, connections, settings = progress.query, self.connections, self.settings
         heard_ms = query.last_heard_ms
-        if heard_ms is None and self.trust.goes_on:
-            heard_ms = self.trust.resumed_ms
-        if heard_ms is None:
-            return "no report came yet"
-        silent_ms = now_ms - heard_ms
-        if silent_ms > self.settings.hold_ms and not may_be_late:
-            return f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"
-        if query.trigger_kind in READS_ONCE:
-            return "the run reads to the end of the logs, once"
-        return None
+        if heard_ms is None and connections.is_resumed:
+            heard_ms = connections.resumed_ms
+        silent_ms = now_ms - heard_ms if heard_ms is not None else 0.0
+        is_first = progress.is_unproved
+        is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
+        reasons = (
+            (self.detached, "no adaptive rule applies"),
+            (query.ended, "the run has ended"),
+            (heard_ms is None, "no report came yet"),
+            (
+                silent_ms > settings.hold_ms and not may_be_late,
+                f"no report for {silent_ms / MS_PER_SECOND:,.0f} s",
+            ),
+            (query.trigger_kind in READS_ONCE, "the run reads to the end of the logs, once"),
+            (
+                # Under other triggers the first batch may read to the end, once.
+                is_first and settings.initial_rate is None and not is_timed,
+                "no batch of this run was reported yet",
+            ),
+            (
+                not is_first and not connections.is_driver(connection),
+                "the connection is newer than the latest report",
+            ),
+            (self.rate is None, "no rate is known yet"),
+            (self._interval_ms(query) is None, "the trigger interval is not known yet"),
+        )
+        return next((why for applies, why in reasons if applies), None)
 
-    def _lags(
+    def _log_ends(
         self,
-        position: Position,
-        lookups: Lookups,
-        latest: dict[TopicPartition, int],
-        *,
-        is_overdue: bool,
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Return the lag of each partition, and from where it counts; not where that is unknown."""
-        bases: dict[TopicPartition, int] = {}
-        lags: dict[TopicPartition, int] = {}
-        for key, end in self._ends(position.query, lookups, latest):
-            base = position.base(key)
-            if key in latest:
-                done = position.done_by_now(key, lookups, is_overdue=is_overdue)
-                if done is not None:
-                    base = max(base or 0, done)
-            if base is not None:
-                bases[key], lags[key] = base, max(0, end - base)
-        return lags, bases
-
-    def _clamped(
-        self,
-        position: Position,
-        latest: dict[TopicPartition, int],
-        bases: Mapping[TopicPartition, int],
-        made: Mapping[TopicPartition, int],
-    ) -> dict[TopicPartition, int]:
-        has_room = len(self.told) + len(latest) <= MAX_PARTITIONS
-        may_begin_low = has_room and position.has_planned_nothing
-        answers = {}
-        for key, end in latest.items():
-            base = bases.get(key)
-            told = self.told.get(key)
-            if base is None or (told is None and not may_begin_low):
-                answers[key] = end
-                continue
-            answers[key] = min(end, max(base + made[key], told.offset if told else 0))
-        return answers
-
-    def _ends(
-        self, query: QueryProgress, lookups: Lookups, latest: dict[TopicPartition, int]
+        query: QueryProgress,
+        connection: LookupConnection,
+        log_ends: Mapping[TopicPartition, int],
     ) -> Iterator[tuple[TopicPartition, int]]:
-        """Yield the real ends of all partitions: those asked for, the others as last seen."""
-        yield from latest.items()
-        oldest_ms = lookups.oldest_answer_ms
-        for key, told in self.told.items():
-            if key not in latest and told.told_ms >= oldest_ms:
-                yield key, told.latest
+        """Yield the real ends of all partitions: those looked up, the others as last seen."""
+        yield from log_ends.items()
+        oldest_ms = connection.oldest_answer_ms
+        for key, end in self.advertised.items():
+            if key not in log_ends and end.answered_ms >= oldest_ms:
+                yield key, end.log_end
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
-                end = partition.high_watermark
-                if end is not None and key not in latest and key not in self.told:
-                    yield key, end
+                log_end = partition.log.high_watermark
+                if log_end is not None and key not in log_ends and key not in self.advertised:
+                    yield key, log_end
+
+    def _progress(self, query: QueryProgress) -> DriverProgress:
+        connections = self.connections
+        return DriverProgress(query, self.advertised, connections.event_ms, connections.is_resumed)
+
+    def _interval_ms(self, query: QueryProgress) -> float | None:
+        return self._interval.of(query, self.settings.batch_interval_ms)

@@ -3,10 +3,10 @@
 import math
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 from .batch_cost import BatchCost, CostState
-from .estimator import Observed
+from .estimator import FinishedBatch
 
 LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:
@@ -75,7 +75,7 @@ class CostEstimator:
 
     __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
         self._cost: BatchCost | None = None
         self._arrivals: float | None = None
@@ -86,7 +86,7 @@ class CostEstimator:
         """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
         self._patience = FIRST_PROBE
 
-    def compute(self, batch: Observed) -> float | None:
+    def compute(self, batch: FinishedBatch) -> float | None:
         """See RateEstimator: None when any size will do and the rule's own bound is not known."""
         records, took_ms = batch.records, batch.processing_ms
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):
@@ -134,18 +134,18 @@ class CostEstimator:
             self._cost = cost if cost.is_sound else None
         self._plan_anew()
 
-    def follow(self, settings: Adaptive) -> None:
+    def update(self, settings: AdaptiveBound) -> None:
         """See RateEstimator: what is known of the costs stays."""
         before, self._settings = self._settings, settings
         if settings.batch_interval_ms != before.batch_interval_ms:
             self._plan_anew()
 
-    def kept(self) -> CostState | None:
-        """Return what `restore` needs to go on in a later process; None before the first batch."""
-        return self._cost.kept() if self._cost is not None else None
+    def state(self) -> CostState | None:
+        """Return what `resume` needs to go on in a later process; None before the first batch."""
+        return self._cost.state() if self._cost is not None else None
 
-    def restore(self, state: CostState) -> None:
-        """Go on from there."""
+    def resume(self, state: CostState) -> None:
+        """Go on from the state of an earlier process."""
         self._cost = BatchCost.of(state)
 
     def _plan_anew(self) -> None:

@@ -4,17 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class FinishedBatch:
     """A batch that is done, and what is known of the query beside it."""
 
     time_ms: float
     """When it was done, on a clock of the caller's choice."""
     records: float
-    """How many it had."""
     processing_ms: float
     """How long it took, the proxy's own holds left out."""
     waited_ms: float = 0.0
@@ -30,15 +29,15 @@ class Observed:
 class RateEstimator(Protocol):
     """Turns each finished batch of a query into a rate for those to come."""
 
-    def compute(self, batch: Observed) -> float | None:
-        """Take a batch in; return the new rate in records per second, None for no new one."""
+    def compute(self, batch: FinishedBatch) -> float | None:
+        """Add a batch; return the new rate in records per second, None for no new one."""
 
     @property
     def rate(self) -> float | None:
         """The rate in records per second that batches planned now should have; None: not known."""
 
     def begin_run(self) -> None:
-        """Take note that the query was started again: its batches may cost something else now."""
+        """Record that the query was started again: its batches may cost something else now."""
 
-    def follow(self, settings: Adaptive) -> None:
-        """Go on under other settings, for the same estimator."""
+    def update(self, settings: AdaptiveBound) -> None:
+        """Estimate by other settings, for the same estimator, from now on."""

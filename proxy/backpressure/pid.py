@@ -1,23 +1,17 @@
 """The estimator of Spark Streaming, for those who want it exactly."""
 
 import math
-from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota.rules import Adaptive
+from proxy.quota.rules import AdaptiveBound
 
-from .estimator import Observed
+from .estimator import FinishedBatch
 
-_NEVER = -1.0
-"""Of latest time and rate before the first call, as in Spark."""
+PidState = tuple[float, float, float]
+"""Time, rate and error of the latest batch."""
 
-
-class PidState(NamedTuple):
-    """What is kept of the latest batch."""
-
-    time_ms: float
-    rate: float
-    error: float
+NEVER: PidState = (-1.0, -1.0, -1.0)
+"""That before the first batch, as in Spark."""
 
 
 class PidEstimator:
@@ -38,47 +32,42 @@ class PidEstimator:
 
     """
 
-    __slots__ = ("_first_run", "_latest_error", "_latest_rate", "_latest_time_ms", "_settings")
+    __slots__ = ("_latest", "_settings")
 
-    def __init__(self, settings: Adaptive) -> None:
+    def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
-        self._first_run = True
-        self._latest_time_ms = _NEVER
-        self._latest_rate = _NEVER
-        self._latest_error = _NEVER
+        self._latest = NEVER
 
-    def compute(self, batch: Observed) -> float | None:
+    def compute(self, batch: FinishedBatch) -> float | None:
         """See RateEstimator: None for the first batch of a run, and one that is passed over."""
-        time_ms, interval_ms = batch.time_ms, self._settings.batch_interval_ms
-        is_new = time_ms > self._latest_time_ms
+        settings, time_ms = self._settings, batch.time_ms
+        interval_ms = settings.batch_interval_ms
+        latest_ms, latest_rate, latest_error = self._latest
+        is_new = time_ms > latest_ms
         if not (is_new and batch.records > 0 and batch.processing_ms > 0) or interval_ms is None:
             return None
-        settings = self._settings
         try:
-            elapsed_s = (time_ms - self._latest_time_ms) / MS_PER_SECOND
+            elapsed_s = (time_ms - latest_ms) / MS_PER_SECOND
             processing_rate = batch.records / batch.processing_ms * MS_PER_SECOND
-            error = self._latest_rate - processing_rate
+            error = latest_rate - processing_rate
             historical_error = batch.waited_ms * processing_rate / interval_ms
-            error_change = (error - self._latest_error) / elapsed_s
+            error_change = (error - latest_error) / elapsed_s
         except ArithmeticError:  # two times that are as good as the same, or figures beyond measure
             return None
         rate = (
-            self._latest_rate
+            latest_rate
             - settings.proportional * error
             - settings.integral * historical_error
             - settings.derivative * error_change
         )
         if not all(map(math.isfinite, (time_ms, processing_rate, rate))):
             return None
-        self._latest_time_ms = time_ms
-        if self._first_run:
-            self._first_run = False
-            self._latest_rate = processing_rate
-            self._latest_error = 0.0
+        if self._latest is NEVER:
+            self._latest = time_ms, processing_rate, 0.0
             return None
-        self._latest_rate = max(settings.min_rate, rate)
-        self._latest_error = error
-        return self._latest_rate
+        rate = max(settings.min_rate, rate)
+        self._latest = time_ms, rate, error
+        return rate
 
     @property
     def rate(self) -> float | None:
@@ -87,27 +76,23 @@ class PidEstimator:
 
     def begin_run(self) -> None:
         """See RateEstimator: all is forgotten."""
-        self._first_run = True
-        self._latest_time_ms = self._latest_rate = self._latest_error = _NEVER
+        self._latest = NEVER
 
-    def follow(self, settings: Adaptive) -> None:
+    def update(self, settings: AdaptiveBound) -> None:
         """See RateEstimator: under other figures it begins anew."""
-        if _figures(settings) != _figures(self._settings):
+        if _parameters(settings) != _parameters(self._settings):
             self.begin_run()
         self._settings = settings
 
-    def kept(self) -> PidState | None:
-        """Return what `restore` needs to go on in a later process; None before the first batch."""
-        if self._first_run:
-            return None
-        return PidState(self._latest_time_ms, self._latest_rate, self._latest_error)
+    def state(self) -> PidState | None:
+        """Return what `resume` needs to go on in a later process; None before the first batch."""
+        return None if self._latest is NEVER else self._latest
 
-    def restore(self, state: PidState) -> None:
-        """Go on from there."""
-        self._first_run = False
-        self._latest_time_ms, self._latest_rate, self._latest_error = state
+    def resume(self, state: PidState) -> None:
+        """Go on from the state of an earlier process."""
+        self._latest = state
 
 
-def _figures(settings: Adaptive) -> tuple[float | None, ...]:
+def _parameters(settings: AdaptiveBound) -> tuple[float | None, ...]:
     gains = (settings.proportional, settings.integral, settings.derivative)
     return (settings.batch_interval_ms, settings.min_rate, *gains)

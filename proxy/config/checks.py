@@ -12,11 +12,12 @@ from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks
 from proxy.config.document import Document
-from proxy.config.errors import BadValueError, ConfigProblem, Loc, key_path, shown
-from proxy.config.models import Admin, Limits, State
+from proxy.config.models import AdminSection, LimitsSection, StateSection
+from proxy.config.problems import ConfigProblem, Loc, key_path
+from proxy.quota.entities import QuotaKind
+from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
+from proxy.quota.values import BadValueError, shown
 
-RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
-RULE_QUOTAS: Final = ("consumer_byte_rate", "producer_byte_rate", "request_percentage")
 STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka"}
 """The kind of state that has a use for the key."""
 STATE_KINDS: Final = {
@@ -31,7 +32,7 @@ _Item = tuple[Loc, Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _PortClaim:
     """A span of ports on a host that somebody wants to listen on."""
 
     loc: Loc
@@ -39,7 +40,7 @@ class _Claim:
     host: str
     ports: endpoints.PortRange
 
-    def clashes_with(self, other: "_Claim") -> bool:
+    def clashes_with(self, other: "_PortClaim") -> bool:
         return (
             self.ports.first <= other.ports.last
             and other.ports.first <= self.ports.last
@@ -58,7 +59,6 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _port_clashes(document, listeners)
     for rule in rules:
         yield from _rule_alone(document, rule)
-        yield from _adaptive_alone(document, rule)
     yield from _same_rules(document, rules)
     for key in ("name", "commit_group"):
         yield from _used_twice(document, queries, key, "query")
@@ -110,33 +110,35 @@ def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[Config
                 )
 
 
-def _ports(claim: _Claim) -> str:
+def _ports(claim: _PortClaim) -> str:
     ports = claim.ports
     return f"port {ports.first}" if ports.first == ports.last else f"ports {ports}"
 
 
-def _listener_claims(item: _Item) -> Iterator[_Claim]:
+def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
     loc, listener = item
     bind = _parsed(endpoints.parse_bind, listener.get("bind"))
     if bind is None:
         return
     owner = f"listener {shown(listener.get('name'))}"
     if bind.port:
-        yield _Claim((*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port))
-    ports = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
-    if ports is not None and not ports.any_free:
-        yield _Claim((*loc, "broker_ports"), owner, bind.host, ports)
+        yield _PortClaim(
+            (*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port)
+        )
+    of_brokers = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
+    if of_brokers is not None and not of_brokers.any_free:
+        yield _PortClaim((*loc, "broker_ports"), owner, bind.host, of_brokers)
 
 
-def _admin_claim(document: Document) -> Iterator[_Claim]:
+def _admin_claim(document: Document) -> Iterator[_PortClaim]:
     admin = document.data.get("admin", {})
     if not isinstance(admin, dict):
         return
-    default: endpoints.HostPort = Admin.model_fields["bind"].default
+    default: endpoints.HostPort = AdminSection.model_fields["bind"].default
     bind = _parsed(endpoints.parse_bind, admin.get("bind", str(default)))
     if bind is not None and bind.port:
         ports = endpoints.PortRange(bind.port, bind.port)
-        yield _Claim(("admin", "bind"), "the admin server", bind.host, ports)
+        yield _PortClaim(("admin", "bind"), "the admin server", bind.host, ports)
 
 
 def _parsed(parse: Callable[[object], _Value], value: object) -> _Value | None:
@@ -164,44 +166,16 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
     loc, rule = item
-    if not any(key in rule for key in RULE_KEYS):
-        yield document.problem(
-            loc,
-            "fits no client: it has no key",
-            f"add one of {', '.join(RULE_KEYS)}; client-id: <default> fits every client",
-        )
-    # An adaptive rule without any quota lacks a certain one, which is said of `adaptive`.
-    if not any(quota in rule for quota in (*RULE_QUOTAS, "adaptive")):
-        yield document.problem(loc, "sets no quota", f"add one of {', '.join(RULE_QUOTAS)}")
-    if "client-id" in rule and "client-id-prefix" in rule:
-        yield document.problem(
-            loc, "has both client-id and client-id-prefix", "keep one of the two"
-        )
-
-
-def _adaptive_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
-    loc, rule = item
-    if rule.get("adaptive") is None:
-        return
-    loc = (*loc, "adaptive")
-    if "consumer_byte_rate" not in rule:
-        yield document.problem(
-            loc,
-            "has no bound to stay below",
-            "add consumer_byte_rate to the rule, the most that the query may ever read",
-        )
-    if rule.get("scope") == "shared":
-        yield document.problem(
-            loc,
-            "does not go with scope shared, as each query has batches of its own",
-            "remove scope: shared",
-        )
-    if "client-id" not in rule and "client-id-prefix" not in rule:
-        yield document.problem(
-            loc,
-            "names no query: a query is known by its client id",
-            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client",
-        )
+    keys = [key for key in RULE_KEYS if key in rule]
+    problems = [*find_key_problems(keys)]
+    adaptive = rule.get("adaptive") is not None
+    if adaptive or "adaptive" not in rule:  # without a value it has a problem of its own
+        bounds = [kind for kind in QuotaKind if kind in rule]
+        shared = rule.get("scope") == "shared"
+        problems += find_bound_problems(keys, bounds, shared=shared, adaptive=adaptive)
+    for problem in problems:
+        at = (*loc, problem.key) if problem.key else loc
+        yield document.problem(at, problem.message, problem.fix)
 
 
 def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProblem]:
@@ -259,7 +233,7 @@ def _max_client_entities(document: Document) -> int:
     limits = document.data.get("limits")
     most = limits.get("max_client_entities") if isinstance(limits, dict) else None
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        default: int = Limits.model_fields["max_client_entities"].default
+        default: int = LimitsSection.model_fields["max_client_entities"].default
         return default
     return most
 
@@ -283,7 +257,7 @@ def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
     state = document.data.get("state")
     if not isinstance(state, dict):
         return
-    kind = state.get("kind", State.model_fields["kind"].default)
+    kind = state.get("kind", StateSection.model_fields["kind"].default)
     if not isinstance(kind, str):
         return
     for key, its_kind in STATE_KEYS.items():

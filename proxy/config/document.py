@@ -6,16 +6,9 @@ from typing import Final
 
 import yaml
 
-from proxy.config.errors import (
-    WHOLE_FILE,
-    BadValueError,
-    ConfigError,
-    ConfigProblem,
-    Loc,
-    key_path,
-    shown,
-)
 from proxy.config.files import read_bytes
+from proxy.config.problems import WHOLE_FILE, ConfigError, ConfigProblem, Loc, key_path
+from proxy.quota.values import BadValueError, shown
 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 _COLLECTION_TAGS: Final = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
@@ -73,9 +66,7 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read a YAML file whose top is a mapping.
 
-    Raises:
-        ConfigError: it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
-
+    Raises ConfigError if it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
     """
     file = str(path)
     try:

@@ -1,6 +1,7 @@
 """From a file to a `Config`, or to the list of everything that is wrong with it."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -10,9 +11,10 @@ from pydantic_core import ErrorDetails
 
 from proxy.config.checks import find_problems
 from proxy.config.document import Document, read_document
-from proxy.config.errors import BadValueError, ConfigError, ConfigProblem, Loc, key_path, shown
 from proxy.config.fields import Section
 from proxy.config.models import Config
+from proxy.config.problems import ConfigError, ConfigProblem, Loc, key_path
+from proxy.quota.values import BadValueError, shown
 
 _UNKNOWN_KEY: Final = "extra_forbidden"
 
@@ -20,9 +22,7 @@ _UNKNOWN_KEY: Final = "extra_forbidden"
 def load_config(path: Path) -> Config:
     """Read and check a configuration file; paths in it are relative to its directory.
 
-    Raises:
-        ConfigError: with every mistake of the file, in line order.
-
+    Raises ConfigError with every mistake of the file, in line order.
     """
     document = read_document(path)
     problems = [*document.problems, *find_problems(document)]
@@ -73,6 +73,11 @@ def _words(detail: ErrorDetails) -> tuple[str, str]:
         case "model_type":
             keys = ", ".join(_field_by_key(_section(loc)))
             return f"must be a mapping, not {shown(value)}", f"its keys are {keys}"
+        case "literal_error":
+            choices = re.findall("'([^']*)'", detail["ctx"]["expected"])
+            return f"{shown(value)} is not known here", f"write {' or '.join(choices)}"
+        case "bool_type":
+            return f"{shown(value)} is neither true nor false", "write true or false"
         case "tuple_type":
             return f"must be a list, not {shown(value)}", _list_fix(value)
     return detail["msg"], "correct the value"
@@ -104,7 +109,7 @@ def _section(loc: Loc) -> type[Section]:
 
 
 def _section_in(annotation: object) -> type[Section] | None:
-    """Find the model in an annotation such as `Tls | None` or `tuple[QuotaRule, ...]`."""
+    """Find the model in an annotation such as `Tls | None` or `tuple[RuleSection, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     found = (_section_in(argument) for argument in get_args(annotation))

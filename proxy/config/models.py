@@ -6,12 +6,19 @@ rules or listeners together is in `checks`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
+from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, files
-from proxy.config.errors import BadValueError
 from proxy.config.fields import (
     AdvertisedHost,
     Bind,
@@ -25,18 +32,18 @@ from proxy.config.fields import (
     FrameSize,
     KeyFile,
     PasswordFile,
-    Percentage,
     Prefix,
     Samples,
     Section,
-    Size,
     Sni,
     Text,
     TokenFile,
-    one_of,
 )
-from proxy.config.pipelines import Pipeline, Topic
-from proxy.config.queries import AdaptiveBound, Query
+from proxy.config.pipeline_models import PipelineSection, Topic
+from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.quota.entities import QuotaKind
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.values import BadValueError
 
 
 class ClusterTls(Section):
@@ -66,10 +73,9 @@ class ClusterTls(Section):
 class ClusterSasl(Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Annotated[
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
-        BeforeValidator(one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")),
-    ] = Field(examples=["mechanism: SCRAM-SHA-512"])
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        examples=["mechanism: SCRAM-SHA-512"]
+    )
     username: Text = Field(examples=["username: quota-proxy"])
     password_file: PasswordFile = Field(examples=["password_file: cluster-password"])
 
@@ -78,7 +84,7 @@ class ClusterSasl(Section):
         return files.read_password(self.password_file)
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """The Kafka cluster behind the proxy."""
 
     bootstrap_servers: tuple[Endpoint, ...] = Field(
@@ -86,9 +92,7 @@ class Cluster(Section):
     )
     tls: ClusterTls | None = None
     sasl: ClusterSasl | None = None
-    unknown_apis: Annotated[Literal["hide", "pass"], BeforeValidator(one_of("hide", "pass"))] = (
-        "hide"
-    )
+    unknown_apis: Literal["hide", "pass"] = "hide"
 
     @property
     def shows_password(self) -> bool:
@@ -123,7 +127,7 @@ class ListenerTls(Section):
         return key_file
 
 
-class Listener(Section):
+class ListenerSection(Section):
     """Where clients connect, and what addresses they are told.
 
     `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
@@ -148,41 +152,63 @@ class Listener(Section):
         return ports
 
 
-class QuotaRule(Section):
-    """The quotas of the clients that fit all of the rule's keys.
-
-    Keys: `user`, `client_id` (either may be `DEFAULT`), `client_id_prefix`, `listener`.
-    Quotas: byte rates in bytes per second, `request_percentage` above 0 (of the time of one
-    connection). `scope`: one sensor for each client, or one shared by all that fit. With
-    `adaptive`, `consumer_byte_rate` is the most that a bound which moves can be.
-    """
+class RuleKeys(Section):
+    """Whom a rule is for, and whether they have one sensor each or one together."""
 
     user: Text | None = None
     client_id: Text | None = Field(default=None, alias="client-id")
     client_id_prefix: Prefix | None = Field(default=None, alias="client-id-prefix")
     listener: Text | None = None
-    scope: Annotated[Literal["each", "shared"], BeforeValidator(one_of("each", "shared"))] = "each"
-    consumer_byte_rate: Size | None = None
-    producer_byte_rate: Size | None = None
-    request_percentage: Percentage | None = None
-    adaptive: AdaptiveBound | None = None
+    scope: Literal["each", "shared"] = "each"
 
 
-class Quotas(Section):
+_BOUND_FIELDS: dict[str, Any] = {
+    kind.value: (Annotated[float | None, BeforeValidator(kind.unit.parse)], None)
+    for kind in QuotaKind
+}
+_RuleBounds: Any = create_model("_RuleBounds", __base__=RuleKeys, **_BOUND_FIELDS)
+
+
+class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model that is made
+    """The quotas of the clients that fit all of the rule's keys; a key for each `QuotaKind`.
+
+    `user` and `client_id` may be `DEFAULT`. With `adaptive`, `consumer_byte_rate` is the most that
+    a bound which moves can be.
+    """
+
+    adaptive: AdaptiveSection | None = None
+
+    def rule(self, place: str, number: int) -> Rule:
+        """Return the rule, the `number`th of the file."""
+        bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
+        return Rule(
+            user=self.user,
+            client_id=self.client_id,
+            client_id_prefix=self.client_id_prefix,
+            listener=self.listener,
+            scope=self.scope,
+            bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
+            adaptive=self.adaptive.settings if self.adaptive else None,
+            place=place,
+            number=number,
+        )
+
+
+class QuotasSection(Section):
     """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
     `burst` is how much of its bound a client may save up, in seconds; 0 for nothing. With `source`
     kafka the cluster's own client quotas are in force as well, before the rules.
     """
 
-    source: Annotated[Literal["file", "kafka"], BeforeValidator(one_of("file", "kafka"))] = "file"
+    source: Literal["file", "kafka"] = "file"
     window: Duration = 1.0
     samples: Samples = 11
     burst: DurationOrZero = 0.5
-    rules: tuple[QuotaRule, ...] = ()
+    rules: tuple[RuleSection, ...] = ()
 
 
-class Throttle(Section):
+class ThrottleSection(Section):
     """How a client over its quota is slowed.
 
     `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
@@ -190,11 +216,11 @@ class Throttle(Section):
     hold comes on top of the broker's own time.
     """
 
-    mode: Annotated[Literal["delay", "mute"], BeforeValidator(one_of("delay", "mute"))] = "delay"
+    mode: Literal["delay", "mute"] = "delay"
     max_delay: Duration = 20.0
 
 
-class Limits(Section):
+class LimitsSection(Section):
     """What one proxy takes on; durations in seconds. A `drain_timeout` of 0 closes at once."""
 
     max_connections: Count = 10_000
@@ -207,15 +233,13 @@ class Limits(Section):
     max_client_entities: Count = 10_000
 
 
-class State(Section):
+class StateSection(Section):
     """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
 
     The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
     """
 
-    kind: Annotated[
-        Literal["memory", "sqlite", "kafka"], BeforeValidator(one_of("memory", "sqlite", "kafka"))
-    ] = "sqlite"
+    kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
     path: FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
     topic: Topic = "quota-proxy-state"
 
@@ -227,7 +251,7 @@ class State(Section):
         return path
 
 
-class Admin(Section):
+class AdminSection(Section):
     """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
     bind: Bind = endpoints.HostPort("127.0.0.1", 9644)
@@ -248,31 +272,46 @@ class Admin(Section):
 class Config(Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
-    cluster: Cluster = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
-    listeners: tuple[Listener, ...] = Field(
+    cluster: ClusterSection = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
+    listeners: tuple[ListenerSection, ...] = Field(
         examples=[
             "listeners: [{name: default, bind: 0.0.0.0:19092, "
             "advertised_host: localhost, broker_ports: 19100-19199}]"
         ]
     )
-    quotas: Quotas = Quotas()
-    queries: tuple[Query, ...] = ()
-    pipelines: tuple[Pipeline, ...] = ()
-    throttle: Throttle = Throttle()
-    limits: Limits = Limits()
-    state: State = Field(default_factory=State)
-    admin: Admin = Admin()
+    quotas: QuotasSection = QuotasSection()
+    queries: tuple[QuerySection, ...] = ()
+    pipelines: tuple[PipelineSection, ...] = ()
+    throttle: ThrottleSection = ThrottleSection()
+    limits: LimitsSection = LimitsSection()
+    state: StateSection = Field(default_factory=StateSection)
+    admin: AdminSection = AdminSection()
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("listeners")
     @classmethod
-    def _not_empty(cls, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+    def _not_empty(cls, listeners: tuple[ListenerSection, ...]) -> tuple[ListenerSection, ...]:
         if not listeners:
             raise BadValueError(
                 "names no listener", "write at least one, see examples/minimal.yaml"
             )
         return listeners
+
+    @property
+    def quota_settings(self) -> QuotaSettings:
+        """The rules, and how their clients are measured."""
+        return QuotaSettings(
+            rules=tuple(
+                rule.rule(self.place(f"quotas.rules[{number}]"), number)
+                for number, rule in enumerate(self.quotas.rules)
+            ),
+            window_ms=self.quotas.window * MS_PER_SECOND,
+            samples=self.quotas.samples,
+            burst_ms=self.quotas.burst * MS_PER_SECOND,
+            max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
+            max_client_entities=self.limits.max_client_entities,
+        )
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StrictBool, TypeAdapter, ValidationError
 
 from proxy.config.document import Document
-from proxy.config.errors import ConfigProblem, Loc, key_path, shown
 from proxy.config.fields import RecordRate, Share, Text
-from proxy.config.pipelines import Band, Client, Switch, Topic
+from proxy.config.pipeline_models import Band, Client, Topic
+from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.pipeline import graph
+from proxy.quota.values import shown
 
 _Value = TypeVar("_Value")
 
@@ -26,7 +27,7 @@ _TEXTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Text, ...])
 _CLIENTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Client, ...])
 _RATE: Final[TypeAdapter[float]] = TypeAdapter(RecordRate)
 _SHARE: Final[TypeAdapter[float]] = TypeAdapter(Share)
-_SWITCH: Final[TypeAdapter[bool]] = TypeAdapter(Switch)
+_SWITCH: Final[TypeAdapter[bool]] = TypeAdapter(StrictBool)
 _BAND: Final[TypeAdapter[tuple[float, float]]] = TypeAdapter(Band)
 
 _ANY_BAND: Final = (0.0, 1.0)
@@ -50,7 +51,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     read: list[tuple[Loc, graph.PipelineSettings]] = []
     for index, item in enumerate(written if isinstance(written, list) else ()):
         if isinstance(item, dict):
-            reader = _Reader(("pipelines", index))
+            reader = _PipelineReader(("pipelines", index))
             pipeline = reader.pipeline(item)
             read.append((reader.loc, pipeline))
             yield from _named_twice(document, reader)
@@ -61,7 +62,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         yield _placed(document, read[position][0], problem)
 
 
-def _named_twice(document: Document, reader: "_Reader") -> Iterator[ConfigProblem]:
+def _named_twice(document: Document, reader: "_PipelineReader") -> Iterator[ConfigProblem]:
     for loc, name in reader.repeated:
         first = reader.names[name]
         yield document.problem(
@@ -84,7 +85,7 @@ def _read(kind: TypeAdapter[_Value], value: object, otherwise: _Value) -> _Value
 
 
 @dataclass(slots=True)
-class _Reader:
+class _PipelineReader:
     """Reads one pipeline. What has no name of its own, or is no topic, is named by its place."""
 
     loc: Loc

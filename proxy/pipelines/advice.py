@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from proxy.config import Config, Pipeline
+from proxy.config import Config, PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
@@ -15,7 +15,7 @@ def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
         yield from find_endless(pipeline)
 
 
-def find_endless(pipeline: Pipeline) -> Iterator[str]:
+def find_endless(pipeline: PipelineSection) -> Iterator[str]:
     """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
     graph = PipelineGraph(pipeline.settings)
     for stage in graph.stages.values():
@@ -44,7 +44,7 @@ def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
                 yield _line(pipeline, f"source {source.client_id!r}", source.client_id, lack)
 
 
-def _may_wait(pipeline: Pipeline, graph: PipelineGraph, stage: StageSettings) -> bool:
+def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
     settings = pipeline.settings
     has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
     return bool(graph.downstream_of(stage.name)) or (has_limit and stage.name in graph.first)
@@ -66,7 +66,7 @@ def _rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) ->
                 yield match.rule
 
 
-def _line(pipeline: Pipeline, node: str, client_id: str, lack: str) -> str:
+def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> str:
     return (
         f"pipeline {pipeline.name!r}: {node} cannot be held, no rule gives client-id "
         f"{client_id!r} a {lack}"

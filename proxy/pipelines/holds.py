@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.pipeline.graph import StageSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -107,7 +107,7 @@ class Holds:
                     if ceiling is None or by_room < ceiling:
                         ceiling, why, waits = by_room, room.why, room
                 if pressed.ceiling != ceiling:
-                    pressed.limit(ceiling, f"pipeline {line.name}: {why}", now_ms)
+                    pressed.set_ceiling(ceiling, f"pipeline {line.name}: {why}", now_ms)
                 lowest = line.ceilings.get(stage.name)
                 if (
                     ceiling is not None

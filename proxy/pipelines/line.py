@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from structlog import get_logger
 
-from proxy.config import Pipeline
+from proxy.config import PipelineSection
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.flow import PipelineFlow, RateChange
 from proxy.pipeline.graph import PipelineGraph, StageSettings
@@ -46,7 +46,7 @@ class Ceiling:
 class Line:
     """One pipeline at work."""
 
-    settings: Pipeline
+    settings: PipelineSection
     graph: PipelineGraph
     flow: PipelineFlow
     completion: Completion
@@ -85,7 +85,7 @@ class Line:
         """The stages by name."""
         return self.graph.stages
 
-    def follow(self, settings: Pipeline, graph: PipelineGraph) -> None:
+    def follow(self, settings: PipelineSection, graph: PipelineGraph) -> None:
         """Go on as the configuration says now."""
         self.settings, self.graph = settings, graph
         self.members = {

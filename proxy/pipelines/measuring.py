@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from proxy.progress.book import ProgressBook
+from proxy.progress.query_registry import QueryRegistry
 from proxy.wire.topic_partition import TopicPartition
 
 Arrived = dict[str, int]
@@ -16,12 +16,12 @@ class Measuring:
     """Looks at the progress of all queries, again and again.
 
     Args:
-        book: knows log ends and lag.
+        registry: knows log ends and lag.
 
     """
 
-    def __init__(self, book: ProgressBook) -> None:
-        self._book = book
+    def __init__(self, registry: QueryRegistry) -> None:
+        self._registry = registry
         self._ends: dict[TopicPartition, int] = {}
         """The log end of each partition that was known at the last look."""
         self._arrived: Arrived = {}
@@ -30,9 +30,9 @@ class Measuring:
         """Return how much has arrived so far, and the lag as it is now."""
         ends: dict[TopicPartition, int] = {}
         lags: Lags = defaultdict(int)
-        for query in self._book.queries:
+        for query in self._registry.queries:
             for key, partition in query.partitions.items():
-                end = partition.high_watermark
+                end = partition.log.high_watermark
                 if end is not None:
                     ends[key] = max(ends.get(key, 0), end)
                 lag = partition.lag_records()

@@ -11,8 +11,8 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.backpressure.control import Backpressure
-from proxy.config import Config, Pipeline
+from proxy.backpressure.backpressure import Backpressure
+from proxy.config import Config, PipelineSection
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.early import StageBatch
 from proxy.pipeline.flow import PipelineFlow
@@ -20,10 +20,10 @@ from proxy.pipeline.graph import PipelineGraph, StageSettings
 from proxy.pipeline.inflight import MaxPending
 from proxy.pipeline.lane import MAX_OFFSET, TopicRange
 from proxy.pipeline.ledger import PIPELINE_CHANGED, Ended, Outcome
-from proxy.progress.book import Accepted, ProgressBook
 from proxy.progress.query import QueryProgress
-from proxy.progress.report import Batch, Report
-from proxy.progress.spans import spans_of
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import BatchReport, Report
+from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
@@ -50,7 +50,7 @@ class Pipelines:
 
     Args:
         config: its `pipelines` are read.
-        book: knows log ends and lag, and which client a query reads with.
+        registry: knows log ends and lag, and which client a query reads with.
         backpressure: where stages are held.
         quotas: where producers are held.
         instruments: show state, rates and the ledger.
@@ -62,7 +62,7 @@ class Pipelines:
     def __init__(
         self,
         config: Config,
-        book: ProgressBook,
+        registry: QueryRegistry,
         backpressure: Backpressure,
         quotas: QuotaManager,
         instruments: Instruments,
@@ -72,14 +72,14 @@ class Pipelines:
     ) -> None:
         self._clock_ms = clock_ms
         self._clock_s = clock_s
-        self._book = book
+        self._registry = registry
         self._backpressure = backpressure
         self._instruments = instruments
         self._lines: dict[str, Line] = {}
-        self._members = Members(book)
-        self._rooms = Rooms(self._members, book, backpressure)
+        self._members = Members(registry)
+        self._rooms = Rooms(self._members, registry, backpressure)
         self._holds = Holds(self._members, backpressure, quotas, self._rooms)
-        self._measuring = Measuring(book)
+        self._measuring = Measuring(registry)
         self._keeping = Keeping()
         self._wake = asyncio.Event()
         self.generation = 0
@@ -141,7 +141,7 @@ class Pipelines:
             stage = self._members.stage_of(line, client_id)
             if stage is None or topic not in stage.produces:
                 continue
-            self._book.appended(topic, partition, end, now_ms)
+            self._registry.appended(topic, partition, end, now_ms)
             line.wrote(stage.name, Output(TopicRange(topic, partition, start, end), now_ms))
 
     def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
@@ -181,20 +181,20 @@ class Pipelines:
         Where nothing was written yet it is what the readers have completed, if there are any.
         """
         starts: dict[TopicPartition, int] = {}
-        for query in self._book.queries:
+        for query in self._registry.queries:
             for key, partition in query.partitions.items():
-                if partition.completed_to is not None:
-                    starts[key] = min(starts.get(key, MAX_OFFSET), partition.completed_to)
+                if partition.committed_to is not None:
+                    starts[key] = min(starts.get(key, MAX_OFFSET), partition.committed_to)
         starts |= line.completion.known_ends()
         return {key: start for key, start in starts.items() if key[0] in stage.produces}
 
     def reported(
         self,
-        accepted: Accepted,
+        accepted: AcceptedReport,
         now_ms: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
-        """Take in a report that the book has accepted; for `ends` see `unsure`."""
+        """Take in a report that the registry has accepted; for `ends` see `unsure`."""
         report, query = accepted.report, accepted.query
         if accepted.new_run:
             self.generation += 1  # the query may have another name now
@@ -226,7 +226,7 @@ class Pipelines:
         self,
         line: Line,
         stage: StageSettings,
-        accepted: Accepted,
+        accepted: AcceptedReport,
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
@@ -345,7 +345,7 @@ class Pipelines:
 
     # Making, changing, dropping
 
-    def _begin(self, pipeline: Pipeline, now_ms: float) -> Line:
+    def _begin(self, pipeline: PipelineSection, now_ms: float) -> Line:
         settings = pipeline.settings
         graph = PipelineGraph(settings)
         now_s = self._clock_s()
@@ -361,7 +361,7 @@ class Pipelines:
         _warn(pipeline)
         return Line(pipeline, graph, PipelineFlow(settings, now_ms, now_s), completion)
 
-    def _change(self, line: Line, pipeline: Pipeline, now_ms: float) -> None:
+    def _change(self, line: Line, pipeline: PipelineSection, now_ms: float) -> None:
         _warn(pipeline)
         self._holds.release(line, now_ms)
         settings = pipeline.settings
@@ -423,19 +423,19 @@ class Pipelines:
             instruments.stage_rate.of(name, node).set(rate)
 
 
-def _inputs(stage: StageSettings, query: QueryProgress, batch: Batch) -> Iterator[TopicRange]:
+def _inputs(stage: StageSettings, query: QueryProgress, batch: BatchReport) -> Iterator[TopicRange]:
     """Yield what a batch has completed of the topics of its stage."""
-    for (topic, partition), span in spans_of(batch.sources).items():
+    for (topic, partition), span in batch.ranges.items():
         if topic not in stage.consumes:
             continue
         start = span.start
         if start is None:  # the first batch of a query
             kept = query.partitions.get((topic, partition))
-            start = min(span.end, (kept.log_start if kept else None) or 0)
+            start = min(span.end, (kept.log.log_start_offset if kept else None) or 0)
         if start < span.end:
             yield TopicRange(topic, partition, start, span.end)
 
 
-def _warn(pipeline: Pipeline) -> None:
+def _warn(pipeline: PipelineSection) -> None:
     for problem in find_endless(pipeline):
         _log.warning("a hold may never end", problem=problem)

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from proxy.backpressure.control import Backpressure, QueryPressure
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.graph import StageSettings
 from proxy.pipeline.planned import Planned
 from proxy.pipeline.room import Room, Writer, fitting
-from proxy.progress.book import ProgressBook
+from proxy.progress.query_registry import QueryRegistry
 from proxy.wire.topic_partition import TopicPartition
 
 from .line import Line
@@ -40,14 +41,16 @@ class Rooms:
 
     Args:
         members: who belongs to a stage.
-        book: knows what clients have completed, and log ends.
+        registry: knows what clients have completed, and log ends.
         backpressure: knows what drivers were told.
 
     """
 
-    def __init__(self, members: Members, book: ProgressBook, backpressure: Backpressure) -> None:
+    def __init__(
+        self, members: Members, registry: QueryRegistry, backpressure: Backpressure
+    ) -> None:
         self._members = members
-        self._book = book
+        self._registry = registry
         self._backpressure = backpressure
         self._planned: dict[str, Planned] = defaultdict(Planned)
         """By client id."""
@@ -179,10 +182,10 @@ class Rooms:
         lags: dict[TopicPartition, int] = {}
         for client_id in self._members.clients_of(stage):
             for key in self._partitions(client_id, topics):
-                query = self._book.query_of(client_id)
+                query = self._registry.query_of(client_id)
                 assert query is not None
                 partition = query.partitions[key]
-                if partition.position is None:
+                if partition.lag_from is None:
                     continue
                 lag = partition.lag_records()
                 if lag is None:
@@ -190,14 +193,14 @@ class Rooms:
                         return None
                     continue
                 lags[key] = max(lags.get(key, 0), lag)
-                line.completed(key, partition.position)
+                line.completed(key, partition.lag_from)
         for key, (start, end) in line.written.items():
             if key[0] in topics and key not in lags:
                 lags[key] = end - start
         return sum(lags.values())
 
     def _partitions(self, client_id: str, topics: Iterable[str]) -> Iterable[TopicPartition]:
-        query = self._book.query_of(client_id)
+        query = self._registry.query_of(client_id)
         return () if query is None else (key for key in query.partitions if key[0] in topics)
 
     def _told(self, client_id: str) -> tuple[int, int]:
@@ -205,20 +208,20 @@ class Rooms:
 
         Where it is not known what was completed, all was.
         """
-        query = self._book.query_of(client_id)
+        query = self._registry.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for pressed in self._backpressure.of_client(client_id):
-            for key, told in pressed.clamp.told.items():
+            for key, told in pressed.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
-                ends[key] = max(end, told.offset), max(idle_at, told.idle_at)
+                ends[key] = max(end, told.offset), max(idle_at, told.idle_offset)
         whole = done = 0
         for key, (end, idle_at) in ends.items():
             partition = query.partitions.get(key) if query is not None else None
-            completed = partition.completed_to if partition is not None else None
+            completed = partition.committed_to if partition is not None else None
             whole += end
             done += end if completed is None else min(end, max(completed, idle_at))
         return whole, done
 
 
-def _offsets_per_record(pressed: QueryPressure | None) -> float:
+def _offsets_per_record(pressed: QueryBackpressure | None) -> float:
     return pressed.clamp.offsets_per_record if pressed is not None else 1.0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .notes import NoteKind
+from .events import EventKind
 from .partition import PartitionProgress
 from .query import QueryProgress
 
@@ -48,7 +48,7 @@ class Commits:
         """Take note that a query has another group: nothing is known of what that has."""
         self._due.pop(query, None)
         for partition in query.partitions.values():
-            partition.committed = None
+            partition.group_offset = None
             self.changed(query, partition)
 
     def keep_only(self, groups: Iterable[str]) -> None:
@@ -63,8 +63,8 @@ class Commits:
             offsets: dict[TopicPartition, int] = {}
             for key, partition in list(partitions.items()):
                 if _is_due(partition):
-                    assert partition.completed_to is not None
-                    offsets[key] = partition.completed_to
+                    assert partition.committed_to is not None
+                    offsets[key] = partition.committed_to
                 else:
                     del partitions[key]
             if not partitions:
@@ -78,7 +78,7 @@ class Commits:
         for key, offset in offsets.items():
             partition = query.partitions.get(key)
             if partition is not None:
-                partition.committed = offset
+                partition.group_offset = offset
 
     def committed(
         self, query: QueryProgress, offsets: Mapping[TopicPartition, int], now_ms: float
@@ -90,12 +90,12 @@ class Commits:
             partition = query.partitions.get(key)
             if partition is None:
                 continue
-            before, partition.committed = partition.committed, offset
+            before, partition.group_offset = partition.group_offset, offset
             if before is not None and offset < before:
                 state.backwards += 1
                 text = f"group {query.commit_group} was moved back from {before} to {offset}"
-                query.note(NoteKind.COMMITTED_BACKWARDS, partition, text, now_ms)
-            if partition.may_go_back and offset == partition.completed_to:
+                query.add_event(EventKind.COMMITTED_BACKWARDS, partition, text, now_ms)
+            if partition.may_go_back and offset == partition.committed_to:
                 partition.may_go_back = False
                 query.changed(partition)  # its record says so
 
@@ -109,7 +109,7 @@ class Commits:
 
 
 def _is_due(partition: PartitionProgress) -> bool:
-    completed, committed = partition.completed_to, partition.committed
+    completed, committed = partition.committed_to, partition.group_offset
     if completed is None:
         return False
     if committed is None or completed > committed:

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from structlog import get_logger
 
-from proxy.progress.group_offsets import GroupOffsets, Refused
-from proxy.progress.link import ClusterAccess, Link, LinkError, named
+from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.partitions import named
+from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.wire.topic_partition import TopicPartition
+
+from .group_offsets import GroupOffsets, Refused
+from .query_registry import QueryRegistry
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -25,25 +28,6 @@ FLUSH_RETRY_S = 0.2
 """Between two tries when there is little time left."""
 
 _log = get_logger(__name__)
-
-
-class OffsetBook(Protocol):
-    """Who knows what is to be committed."""
-
-    def commits(self) -> Mapping[str, Mapping[TopicPartition, int]]:
-        """Return what is due by group: the offset of the first record that is not complete."""
-
-    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Learn what a group had before our first commit; partitions without are left out.
-
-        `commits` is asked anew afterwards, and may leave out what would move the group back.
-        """
-
-    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
-        """Learn that these offsets are in the group: they are due no more."""
-
-    def commit_failed(self, group: str, message: str) -> None:
-        """Learn that what is due could not be committed, all or some of it, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +48,22 @@ class Committer:
     that happens to one group holds up another. What could not be committed stays due.
 
     Args:
-        book: says what is due, and is told what became of it.
-        access: how to get to the cluster.
-        clock_ms: monotonic, for the book.
+        registry: says what is due, and gets what became of it.
+        new_client: makes a client of the cluster, for one group.
+        clock_ms: monotonic, for the registry.
 
     """
 
     def __init__(
-        self, book: OffsetBook, access: ClusterAccess, clock_ms: Callable[[], float]
+        self,
+        registry: QueryRegistry,
+        new_client: Callable[[], KafkaClient],
+        clock_ms: Callable[[], float],
     ) -> None:
-        self._book = book
-        self._access = access
+        self._registry = registry
+        self._new_client = new_client
         self._clock_ms = clock_ms
-        self._groups: dict[str, _Group] = {}
-
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        return sum(group.connections for group in self._groups.values())
+        self._groups: dict[str, _GroupCommitter] = {}
 
     async def run(self) -> None:
         """Commit what is due again and again, until cancelled."""
@@ -93,10 +75,10 @@ class Committer:
                             tasks.create_task(group.commit())
                     await asyncio.sleep(COMMIT_INTERVAL_S)
         finally:
-            await self._close()
+            self._close()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Commit what is due now, then close the connections; say whether all of it went out."""
+        """Commit what is due now, then close the connections; return whether all of it went out."""
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
                 for group, _ in self._due():
@@ -104,34 +86,36 @@ class Committer:
         except TimeoutError:
             return False
         finally:
-            await self._close()
+            self._close()
         return not self._due()
 
-    def _due(self) -> list[tuple["_Group", Mapping[TopicPartition, int]]]:
-        return [(self._group(name), due) for name, due in self._book.commits().items() if due]
+    def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
+        return [(self._group(name), due) for name, due in self._registry.commits().items() if due]
 
-    def _group(self, name: str) -> "_Group":
+    def _group(self, name: str) -> "_GroupCommitter":
         if name not in self._groups:
-            self._groups[name] = _Group(name, self._book, self._access, self._clock_ms)
+            client = self._new_client()
+            self._groups[name] = _GroupCommitter(name, self._registry, client, self._clock_ms)
         return self._groups[name]
 
-    async def _close(self) -> None:
-        await asyncio.gather(*(group.close() for group in self._groups.values()))
+    def _close(self) -> None:
+        for group in self._groups.values():
+            group.client.close()  # the next commit opens another connection
 
 
-class _Group:
-    """One group: what of it was read, what is refused, and when to try again."""
+class _GroupCommitter:
+    """Commits to one group: what of it was read, what is refused, and when to try again."""
 
     def __init__(
-        self, name: str, book: OffsetBook, access: ClusterAccess, clock_ms: Callable[[], float]
+        self, name: str, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
     ) -> None:
+        self.client = client
         self._name = name
-        self._book = book
+        self._registry = registry
         self._clock_ms = clock_ms
-        self._link = Link(access)
-        self._offsets = GroupOffsets(name, self._link)
-        self._known: set[TopicPartition] = set()
-        """Where the group was before us has been told to the book."""
+        self._offsets = GroupOffsets(name, client)
+        self._read: set[TopicPartition] = set()
+        """The registry has what the group had committed of these before our first commit."""
         self._refused: dict[TopicPartition, _Refusal] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
@@ -139,34 +123,29 @@ class _Group:
         """What was logged last; None when all is well."""
         self._lock = asyncio.Lock()
 
-    @property
-    def connections(self) -> int:
-        """How many connections are open."""
-        return self._link.connections
-
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
-        """Say whether there is something to do, and it is time for it."""
+        """Return whether there is something to do, and it is time for it."""
         if self._lock.locked() or _now_s() < self._again_s:
             return False
         return bool(self._to_try(due))
 
     async def commit(self) -> None:
-        """Try once to commit what is due; the book is told how it went."""
+        """Try once to commit what is due; the registry gets how it went."""
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
                     tried = self._to_try(self._due())  # what was due before may be behind by now
-                    if tried.keys() - self._known:
-                        await self._introduce(tried)
+                    if tried.keys() - self._read:
+                        await self._read_first(tried)
                         tried = self._to_try(self._due())
                     await self._commit(tried)
             except TimeoutError:
                 self._failed(f"not done in {ROUND_TIMEOUT_S:g} s")
-            except LinkError as error:
+            except (UpstreamError, RefusedError) as error:
                 self._failed(str(error))
             else:
                 self._backoff_s = self._again_s = 0.0
-                self._say_refused()
+                self._report_refused()
 
     async def commit_all(self) -> None:
         """Commit until nothing is due that Kafka would take. Without limit of time."""
@@ -176,12 +155,8 @@ class _Group:
             await asyncio.sleep(FLUSH_RETRY_S)
             await self.commit()
 
-    async def close(self) -> None:
-        """Close the connections; the next commit opens them again."""
-        await self._link.drop()
-
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._book.commits().get(self._name, {})
+        return self._registry.commits().get(self._name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
@@ -194,16 +169,19 @@ class _Group:
             or refusal.again_s <= now_s
         }
 
-    async def _introduce(self, tried: Mapping[TopicPartition, int]) -> None:
-        """Tell the book where the group was before our first commit of new partitions."""
-        new = tried.keys() - self._known
+    async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
+        """Read where the group is in partitions that were not committed before.
+
+        What is due may be less afterwards: the registry leaves out what would move the group back.
+        """
+        new = tried.keys() - self._read
         offsets, refused = await self._offsets.read(new)
         self._refuse(tried, refused)
-        self._known |= new - refused.keys()
-        self._book.group_has(self._name, offsets)
+        self._read |= new - refused.keys()
+        self._registry.group_has(self._name, offsets)
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        tried = {part: offset for part, offset in offsets.items() if part in self._known}
+        tried = {part: offset for part, offset in offsets.items() if part in self._read}
         if not tried:
             return
         refused = await self._offsets.write(tried)
@@ -212,7 +190,7 @@ class _Group:
         for partition in taken:
             self._refused.pop(partition, None)
         if taken:
-            self._book.committed(self._name, taken, self._clock_ms())
+            self._registry.committed(self._name, taken, self._clock_ms())
 
     def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
         now_s = _now_s()
@@ -227,26 +205,26 @@ class _Group:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._book.commit_failed(self._name, reason)
+        self._registry.commit_failed(self._name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
-            self._say(reason)
+            self._log_problem(reason)
 
-    def _say_refused(self) -> None:
+    def _report_refused(self) -> None:
         """Report the partitions that are due and refused, which the others do not wait for."""
         if self._refused:
             due = self._due()
             self._refused = {part: why for part, why in self._refused.items() if part in due}
         if not self._refused:
-            self._say(None)
+            self._log_problem(None)
             return
         partitions: dict[str, list[TopicPartition]] = {}
         for partition, refusal in self._refused.items():
             partitions.setdefault(refusal.reason, []).append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
-        self._book.commit_failed(self._name, message)
-        self._say(message)
+        self._registry.commit_failed(self._name, message)
+        self._log_problem(message)
 
-    def _say(self, problem: str | None) -> None:
+    def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
         if problem == self._problem:
             return

@@ -7,12 +7,12 @@ from typing import TypeAlias
 from metrics.clock import MS_PER_SECOND
 
 from .commits import GroupState
-from .notes import Note
+from .events import ProgressEvent
+from .offset_ranges import OffsetRange
 from .partition import PartitionProgress
 from .query import LastBatch, QueryProgress
-from .ranges import Range
 from .report import Refusal
-from .skips import Skip
+from .skipped_ranges import SkippedRange
 
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
@@ -63,8 +63,8 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
         "commit": _commit(query, commit, times),
-        "advice": [_note(note, times) for note in query.advice],
-        "notes": [_note(note, times) for note in reversed(query.notes)],
+        "advice": [_event(event, times) for event in query.advice],
+        "notes": [_event(event, times) for event in reversed(query.events)],
         "partitions": [
             _partition(query.partitions[key], times) for key in sorted(query.partitions)
         ],
@@ -93,19 +93,19 @@ def _batch(batch: LastBatch | None, times: Times) -> Document | None:
 
 def _partition(partition: PartitionProgress, times: Times) -> Document:
     lag_ms = partition.lag_ms(times.now_ms)
-    topic_id = partition.topic_id
+    topic_id = partition.log.topic_id
     refetched = partition.refetched
     return {
         "topic": partition.topic,
         "partition": partition.partition,
         "topic_id": topic_id.hex() if topic_id is not None else None,
         "leader": partition.leader,
-        "delivered_to": partition.delivered_to,
-        "completed_to": partition.completed_to,
-        "completed_at": partition.completed_s,
-        "committed": partition.committed,
-        "high_watermark": partition.high_watermark,
-        "log_start": partition.log_start,
+        "delivered_to": partition.position,
+        "completed_to": partition.committed_to,
+        "completed_at": partition.committed_at_s,
+        "committed": partition.group_offset,
+        "high_watermark": partition.log.high_watermark,
+        "log_start": partition.log.log_start_offset,
         "lag_records": partition.lag_records(),
         "lag_s": round(lag_ms / MS_PER_SECOND, 3) if lag_ms is not None else None,
         "in_flight": _ranges(partition.pending),
@@ -114,13 +114,13 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
             "records": partition.refetched_records,
             "latest": list(refetched) if refetched is not None else None,
         },
-        "skipped": [_skip(skip, times) for skip in partition.skips.skips],
-        "skipped_records": partition.skips.records,
-        "stuck_since": times.at_s(partition.stall.since_ms) if partition.stall.stuck else None,
+        "skipped": [_skip(skip, times) for skip in partition.skipped.ranges],
+        "skipped_records": partition.skipped.records,
+        "stuck_since": times.at_s(partition.stuck_since_ms) if partition.stuck else None,
     }
 
 
-def _ranges(ranges: Iterable[Range]) -> Document:
+def _ranges(ranges: Iterable[OffsetRange]) -> Document:
     every = list(ranges)
     return {
         "records": sum(end - start for start, end in every),
@@ -129,7 +129,7 @@ def _ranges(ranges: Iterable[Range]) -> Document:
     }
 
 
-def _skip(skip: Skip, times: Times) -> Document:
+def _skip(skip: SkippedRange, times: Times) -> Document:
     return {
         "from": skip.start,
         "to": skip.end,
@@ -150,11 +150,11 @@ def _commit(query: QueryProgress, state: GroupState | None, times: Times) -> Doc
     }
 
 
-def _note(note: Note, times: Times) -> Document:
+def _event(event: ProgressEvent, times: Times) -> Document:
     return {
-        "kind": str(note.kind),
-        "topic": note.topic,
-        "partition": note.partition,
-        "text": note.text,
-        "at": times.at_s(note.at_ms),
+        "kind": str(event.kind),
+        "topic": event.topic,
+        "partition": event.partition,
+        "text": event.text,
+        "at": times.at_s(event.at_ms),
     }

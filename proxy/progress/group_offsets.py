@@ -3,40 +3,27 @@
 from collections.abc import Collection, Mapping
 from typing import Any, TypeAlias
 
-from aiokafka.errors import (
-    GroupAuthorizationFailedError,
-    GroupCoordinatorNotAvailableError,
-    GroupLoadInProgressError,
-    IllegalGenerationError,
-    NotCoordinatorForGroupError,
-    RebalanceInProgressError,
-    RequestTimedOutError,
-    TopicAuthorizationFailedError,
-    UnknownMemberIdError,
-    UnknownTopicOrPartitionError,
-)
-from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
-from aiokafka.protocol.coordination import FindCoordinatorRequest
+from kafka import errors
+from kafka.protocol.consumer import OffsetCommitRequest, OffsetFetchRequest
 
-from proxy.progress.link import Address, Link, LinkError, by_topic, name_of
+from proxy.cluster.kafka_client import GROUP_COORDINATOR, KafkaClient
+from proxy.cluster.partitions import by_topic
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-_GROUP = 0
-"""FindCoordinator's kind of key."""
-
-_NO_MEMBER = ""
+OFFSET_FETCH_VERSION = 3
+OFFSET_COMMIT_VERSION = 3
+"""Since Kafka 0.11; a simple consumer needs nothing of what came later."""
 
 _NO_OFFSET = -1
-
-_STALE_MEMBER_EPOCH = 113
-"""Not known to aiokafka."""
+_NO_METADATA = ""
 
 _MOVED = frozenset(
     {
-        GroupCoordinatorNotAvailableError.errno,
-        GroupLoadInProgressError.errno,
-        NotCoordinatorForGroupError.errno,
-        RequestTimedOutError.errno,
+        errors.CoordinatorNotAvailableError.errno,
+        errors.CoordinatorLoadInProgressError.errno,
+        errors.NotCoordinatorError.errno,
+        errors.RequestTimedOutError.errno,
     }
 )
 """The coordinator may be another broker by now."""
@@ -47,19 +34,19 @@ _LIVE = (
 )
 
 _OF_GROUP = {
-    UnknownMemberIdError.errno: _LIVE,
-    IllegalGenerationError.errno: _LIVE,
-    RebalanceInProgressError.errno: _LIVE,
-    _STALE_MEMBER_EPOCH: _LIVE,
-    GroupAuthorizationFailedError.errno: (
+    errors.UnknownMemberIdError.errno: _LIVE,
+    errors.IllegalGenerationError.errno: _LIVE,
+    errors.RebalanceInProgressError.errno: _LIVE,
+    errors.StaleMemberEpochError.errno: _LIVE,
+    errors.GroupAuthorizationFailedError.errno: (
         "the cluster does not let the proxy use this group; it needs the right Read on it"
     ),
 }
 """Errors that hold for all partitions."""
 
 _OF_PARTITION = {
-    UnknownTopicOrPartitionError.errno: "there is no such topic or partition",
-    TopicAuthorizationFailedError.errno: (
+    errors.UnknownTopicOrPartitionError.errno: "there is no such topic or partition",
+    errors.TopicAuthorizationFailedError.errno: (
         "the cluster does not let the proxy use this topic; it needs the right Read on it"
     ),
 }
@@ -74,79 +61,70 @@ class GroupOffsets:
     Groups must have no live members: then Kafka takes commits from a client that never joined.
     """
 
-    def __init__(self, group: str, link: Link) -> None:
-        self.group = group
-        self._link = link
-        self._coordinator: Address | None = None
+    def __init__(self, group: str, client: KafkaClient) -> None:
+        self._group = group
+        self._client = client
+        self._key = GROUP_COORDINATOR, group
 
     async def read(
         self, partitions: Collection[TopicPartition]
     ) -> tuple[dict[TopicPartition, int], Refused]:
         """Return the offsets that the group has, by partition; without those that have none.
 
-        Raises LinkError when that could not be found out for any of them.
+        Raises UpstreamError or RefusedError when that could not be found out for any of them.
         """
         offsets: dict[TopicPartition, int] = {}
         refused: Refused = {}
         for topics in by_topic(dict.fromkeys(partitions)):
-            asked = [(topic, [number for number, _ in rows]) for topic, rows in topics.items()]
-            response = await self._ask(OffsetFetchRequest(self.group, asked))
-            self._require(getattr(response, "error_code", 0))  # version 1 has none
-            for topic, rows in response.topics:
-                for number, offset, _metadata, error_code in rows:
-                    if error_code:
-                        refused[topic, number] = self._check(error_code)
-                    elif offset != _NO_OFFSET:
-                        offsets[topic, number] = offset
+            request = OffsetFetchRequest[OFFSET_FETCH_VERSION](
+                group_id=self._group,
+                topics=[(topic, [number for number, _ in rows]) for topic, rows in topics.items()],
+            )
+            response = await self._ask(request)
+            self._require(response.error_code)
+            for topic in response.topics:
+                for row in topic.partitions:
+                    if row.error_code:
+                        refused[topic.name, row.partition_index] = self._check(row.error_code)
+                    elif row.committed_offset != _NO_OFFSET:
+                        offsets[topic.name, row.partition_index] = row.committed_offset
         return offsets, refused
 
     async def write(self, offsets: Mapping[TopicPartition, int]) -> Refused:
         """Commit offsets. All but those that are returned are in the group from now on.
 
-        Raises LinkError when it is not known of some whether they were taken, or none was.
+        Raises UpstreamError or RefusedError when it is not known of some whether they were taken,
+        or none was.
         """
         refused: Refused = {}
-        for topics in by_topic({part: (offset, "") for part, offset in offsets.items()}):
-            request = OffsetCommitRequest(
-                self.group,
-                OffsetCommitRequest.DEFAULT_GENERATION_ID,
-                _NO_MEMBER,
-                OffsetCommitRequest.DEFAULT_RETENTION_TIME,
-                [
-                    (topic, [(number, *value) for number, value in rows])
+        for topics in by_topic(offsets):
+            request = OffsetCommitRequest[OFFSET_COMMIT_VERSION](
+                group_id=self._group,
+                topics=[
+                    (topic, [(number, offset, _NO_METADATA) for number, offset in rows])
                     for topic, rows in topics.items()
                 ],
             )
-            response = await self._ask(request)
-            for topic, rows in response.topics:
-                for number, error_code in rows:
-                    if error_code:
-                        refused[topic, number] = self._check(error_code)
+            for topic in (await self._ask(request)).topics:
+                for row in topic.partitions:
+                    if row.error_code:
+                        refused[topic.name, row.partition_index] = self._check(row.error_code)
         return refused
 
-    async def _ask(self, request: OffsetFetchRequest | OffsetCommitRequest) -> Any:
-        if self._coordinator is None:
-            self._coordinator = await self._find_coordinator()
-        try:
-            return await self._link.ask(request, self._coordinator)
-        except LinkError:
-            self._coordinator = None
-            raise
-
-    async def _find_coordinator(self) -> Address:
-        found = await self._link.ask(FindCoordinatorRequest(self.group, _GROUP))
-        self._require(found.error_code)
-        return found.host, found.port
+    async def _ask(self, request: Any) -> Any:
+        coordinator = await self._client.coordinator(self._key, self._require)
+        return await self._client.ask(request, coordinator)
 
     def _require(self, error_code: int) -> None:
         if error_code:
-            raise LinkError(self._check(error_code))
+            raise RefusedError(self._check(error_code), error_code)
 
     def _check(self, error_code: int) -> str:
-        """Return what a partition's error means. Raises LinkError for one of the whole group."""
+        """Return what a partition's error means. Raise what one of the whole group means."""
         if error_code in _MOVED:
-            self._coordinator = None
-            raise LinkError(f"the group's coordinator is not ready: {name_of(error_code)}")
+            self._client.forget(self._key)
+            text = f"the group's coordinator is not ready: {name_of(error_code)}"
+            raise UpstreamError(NOT_READY, text)
         if error_code in _OF_GROUP:
-            raise LinkError(_OF_GROUP[error_code])
+            raise RefusedError(_OF_GROUP[error_code], error_code)
         return _OF_PARTITION.get(error_code) or name_of(error_code)

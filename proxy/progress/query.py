@@ -1,4 +1,4 @@
-"""One query: its runs, its partitions, and what was noted of it."""
+"""One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -8,18 +8,17 @@ from typing import Protocol
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .notes import Advice, Note, NoteKind, SkipReason
+from .events import Advice, EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
-from .report import Refusal, Trigger
-from .settings import QuerySettings
-from .spans import Span
+from .report import BatchRange, Refusal, TriggerKind, TriggerReport
+from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
 
-MAX_NOTES = 50
-"""The latest notes of one query that are kept."""
+MAX_EVENTS = 50
+"""The latest events of one query that are kept."""
 
 MAX_FORMER = 16
 """How many runs that are over are remembered, so that late reports of them are told."""
@@ -29,6 +28,51 @@ LIVE_MS = 60_000.0
 
 LEFT_AFTER_BATCHES = 3
 """A partition that so many batches of a run did not name, and nobody asked for, is let go."""
+
+STUCK_AFTER_MS = 300_000.0
+"""By default, how long nothing may complete while there is lag."""
+
+MAX_QUERIES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuerySettings:
+    """One query of the configuration. Raises ValueError for a value out of range."""
+
+    name: str
+    client_id: str
+    commit_group: str | None = None
+    """The consumer group that completed offsets are committed to; None: to none."""
+    stuck_after_ms: float = STUCK_AFTER_MS
+    """Above 0."""
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.client_id):
+            raise ValueError("a query needs a name and a client id")
+        if not self.stuck_after_ms > 0:
+            raise ValueError(f"stuck_after_ms must be above 0, not {self.stuck_after_ms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSettings:
+    """The configured queries and how many there may be at all.
+
+    Raises ValueError when two share a name, a client id or a commit group, or `max_queries` is
+    below 1.
+    """
+
+    queries: tuple[QuerySettings, ...] = ()
+    max_queries: int = MAX_QUERIES
+    """With those that only reports or rules name. The configured ones are always followed."""
+
+    def __post_init__(self) -> None:
+        if self.max_queries < 1:
+            raise ValueError(f"max_queries must be 1 or more, not {self.max_queries}")
+        for what in ("name", "client_id", "commit_group"):
+            given = [getattr(query, what) for query in self.queries]
+            given = [value for value in given if value is not None]
+            if len(set(given)) != len(given):
+                raise ValueError(f"two queries share a {what}")
 
 
 class RunState(StrEnum):
@@ -55,16 +99,19 @@ class LastBatch:
 
 
 class QuerySink(Protocol):
-    """Who is told what happens to queries."""
+    """Gets what happens to queries."""
 
-    def note(self, note: Note) -> None:
-        """Take note of what happened."""
+    def add_event(self, event: ProgressEvent, /) -> None:
+        """Record what happened."""
 
     def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Learn that a partition's record is out of date, and its offset may be to be committed."""
+        """Record that a partition's record, and what is to be committed, may be out of date."""
 
     def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Learn that a partition's record is not wanted any more."""
+        """Record that a partition's record is not wanted any more."""
+
+    def relabelled(self, query: "QueryProgress", old_label: str) -> None:
+        """Record that the records of a query are to stand under another label."""
 
 
 class QueryProgress:
@@ -98,13 +145,13 @@ class QueryProgress:
         """Of this run or one before."""
         self.run_began_ms: float | None = None
         """None when it began before this process, and has reported no batch to it."""
-        self.trigger: Trigger | None = None
+        self.trigger: TriggerReport | None = None
         """Of this run; None: not known."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
         """When its listener last said anything of its run, if only that it lives."""
-        self.touched_ms: float | None = None
+        self.first_sweep_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.ended = False
         self.idle = False
@@ -120,9 +167,9 @@ class QueryProgress:
         self.sender: str | None = None
         self.sender_lost = 0
         """How many reports its sender had lost at its last batch."""
-        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
+        self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
         self.advice = Advice()
-        """What is to be mended for its present run; it is not among the notes."""
+        """What is to be mended for its present run; it is not among the events."""
         self._sink = sink
         self._too_many = False
 
@@ -132,8 +179,8 @@ class QueryProgress:
         return self.settings.commit_group if self.settings is not None else None
 
     @property
-    def trigger_kind(self) -> str | None:
-        """Of this run: processing_time, available_now, once or continuous; None: not known."""
+    def trigger_kind(self) -> TriggerKind | None:
+        """Of this run; None: not known."""
         return self.trigger.kind if self.trigger is not None else None
 
     @property
@@ -155,16 +202,16 @@ class QueryProgress:
     @property
     def last_seen_ms(self) -> float | None:
         """When it last read or was heard of, or was taken up."""
-        times = (self.last_read_ms, self.last_heard_ms, self.touched_ms)
+        times = (self.last_read_ms, self.last_heard_ms, self.first_sweep_ms)
         return max((time for time in times if time is not None), default=None)
 
     def reports_are_fresh(self, now_ms: float) -> bool:
-        """Say whether its run has not ended and its listener was heard lately."""
+        """Return whether its run has not ended and its listener was heard lately."""
         last_ms = self.last_heard_ms
         return not self.ended and last_ms is not None and now_ms - last_ms < LIVE_MS
 
     def is_live(self, now_ms: float) -> bool:
-        """Say whether its listener was heard lately, its run not having ended, or it reads."""
+        """Return whether its listener was heard lately, its run not having ended, or it reads."""
         read_ms = self.last_read_ms
         reads = read_ms is not None and now_ms - read_ms < LIVE_MS
         return reads or self.reports_are_fresh(now_ms)
@@ -178,23 +225,23 @@ class QueryProgress:
         return RunState.IDLE if self.idle else RunState.RUNNING
 
     def reader(self, node_id: int | None = None) -> Reader:
-        """Return a FetchFollower for one connection, to the broker with that id.
+        """Return the reader of one connection, to the broker with that id.
 
         Positions are followed by connection: several executors may read one partition.
         """
         return Reader(self.open, node_id)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Take note of a log end that a client of the query was told."""
+        """Record a log end that a client of the query has looked up."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
-            kept.looked_up_end(offset, now_ms, told=True)
+            kept.record_lookup_end(offset, now_ms, client_saw_it=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Take note of a log start that a client of the query was told."""
+        """Record a log start that a client of the query has looked up."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
-            kept.saw_start(offset, now_ms)
+            kept.record_log_start(offset, now_ms)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
@@ -205,20 +252,20 @@ class QueryProgress:
             if not self._too_many:
                 self._too_many = True
                 text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-                self.note(NoteKind.TOO_MANY, None, text, now_ms)
+                self.add_event(EventKind.TOO_MANY, None, text, now_ms)
             return None
         kept = PartitionProgress(topic, partition, self)
         self.partitions[topic, partition] = kept
         return kept
 
     def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
-        """Take over a new run, which began then. What was in flight will be delivered again.
+        """Record a new run, which began then. What was in flight will be delivered again.
 
         `began_ms`: None when the run has been going for a time that is not known.
         """
         for partition in self.partitions.values():
             if self.run_id is not None:
-                partition.fail()
+                partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
         if self.run_id is not None:
             self.former_runs.append(self.run_id)
@@ -232,54 +279,54 @@ class QueryProgress:
         self.ended = self.idle = False
         self.error = None
 
-    def completed(
+    def complete(
         self,
         batch_id: int,
-        spans: Mapping[TopicPartition, Span],
+        ranges: Mapping[TopicPartition, BatchRange],
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
     ) -> None:
-        """Take note of a batch of this run; see PartitionProgress.complete."""
+        """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
-                if partition.key not in spans and partition.completed_to is not None:
+                if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
         self.progress_id = self.query_id
-        for key, span in spans.items():
+        for key, span in ranges.items():
             kept = self.open(*key, now_ms)
             assert kept is not None, "there was room"
             kept.complete(span, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1
         self.last_batch_id = batch_id
 
-    def completed_late(
-        self, run_id: str, spans: Mapping[TopicPartition, Span], now_ms: float, now_s: float
+    def complete_late(
+        self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
     ) -> None:
-        """Take note of a batch of an earlier run. Nothing goes back, nor does it end this run."""
+        """Record a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
-        for key, span in spans.items():
+        for key, span in ranges.items():
             kept = self.open(*key, now_ms)
             assert kept is not None, "there was room"
-            done = kept.completed_to
+            done = kept.committed_to
             if kept.run_id == self.run_id or (done is not None and span.end <= done):
                 continue
             if span.start is None or span.start <= span.end:
                 kept.complete(span, run_id, None, now_ms, now_s)
 
     def end_run(self, error: str | None, now_ms: float) -> None:
-        """Take note that the run has ended, and of what."""
+        """Record that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in self.partitions.values():
-            partition.calm("the query has ended", now_ms)
+            partition.end_alarm("the query has ended", now_ms)
             if error is not None:
-                partition.fail()
+                partition.fail_pending()
 
     def sweep(self, now_ms: float, stuck_after_ms: float) -> None:
-        """Raise alarms, and let partitions go that the run does not read."""
+        """Raise alarms, and forget partitions that the run does not read."""
         for partition in list(self.partitions.values()):
             if self._has_left(partition):
                 self.let_go(partition, "the query reads it no more", now_ms)
@@ -288,27 +335,27 @@ class QueryProgress:
 
     def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""
-        partition.gone = True
+        partition.is_dropped = True
         del self.partitions[partition.key]
         self._too_many = False
-        self.note(NoteKind.LEFT, partition, why, now_ms)
+        self.add_event(EventKind.LEFT, partition, why, now_ms)
         self._sink.removed(self, partition)
 
-    def note(
-        self, kind: NoteKind, partition: PartitionProgress | None, text: str, now_ms: float
+    def add_event(
+        self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
     ) -> None:
-        """Keep a note and pass it on."""
+        """Keep an event and pass it on."""
         topic, number = (None, None) if partition is None else partition.key
-        note = Note(kind, self.name, topic, number, text, now_ms)
-        self.notes.append(note)
-        self._sink.note(note)
+        event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
+        self.events.append(event)
+        self._sink.add_event(event)
 
-    def advise(self, kind: NoteKind, text: str | None, now_ms: float) -> None:
+    def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
         """Keep what is to be mended, and pass it on once for each run; None: nothing any more."""
         if text is None:
             self.advice.withdraw(kind)
-        elif self.advice.give(note := Note(kind, self.name, None, None, text, now_ms)):
-            self._sink.note(note)
+        elif self.advice.add(event := ProgressEvent(kind, self.name, None, None, text, now_ms)):
+            self._sink.add_event(event)
 
     def changed(self, partition: PartitionProgress) -> None:
         """Pass on that a partition's record is out of date."""

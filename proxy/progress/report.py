@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Literal, Self
 from uuid import UUID
 
@@ -18,6 +20,8 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+
+from proxy.wire.topic_partition import TopicPartition
 
 MAX_REPORT_BYTES = 4 << 20
 """Room for MAX_PARTITIONS with names as long as Kafka lets them be."""
@@ -131,7 +135,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class Source(_Part):
+class SourceProgress(_Part):
     """What a batch read of one Kafka source."""
 
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)]
@@ -143,7 +147,23 @@ class Source(_Part):
     rows: Int64
 
 
-class Batch(_Part):
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """What a batch completed of a partition."""
+
+    start: int | None
+    """None when the batch says nothing of it: the first one of a query, or a new partition."""
+    end: int
+    """The offset behind the last one."""
+
+    def of_both(self, other: "BatchRange") -> "BatchRange":
+        """Return what two sources that read the partition have both completed."""
+        is_known = self.start is not None and other.start is not None
+        start = min(self.start or 0, other.start or 0) if is_known else None
+        return BatchRange(start, min(self.end, other.end))
+
+
+class BatchReport(_Part):
     """One micro-batch that is done."""
 
     batch_id: Int64
@@ -152,7 +172,7 @@ class Batch(_Part):
     rows: Int64
     durations_ms: Annotated[dict[Name, Int64], Field(max_length=MAX_DURATIONS)]
     """Spark's durationMs: `triggerExecution` and others."""
-    sources: Annotated[tuple[Source, ...], Field(max_length=MAX_SOURCES, strict=False)]
+    sources: Annotated[tuple[SourceProgress, ...], Field(max_length=MAX_SOURCES, strict=False)]
 
     @property
     def timestamp_ms(self) -> float:
@@ -164,11 +184,39 @@ class Batch(_Part):
         """How long the whole batch took, from its trigger on; None when it does not say."""
         return self.durations_ms.get("triggerExecution")
 
+    @cached_property
+    def ranges(self) -> Mapping[TopicPartition, BatchRange]:
+        """What the batch completed of each partition that it read to somewhere.
 
-class Trigger(_Part):
+        A query may read one topic by several sources, each at its own offsets. What all of them
+        have read counts: the lowest start (None when one has none) and the lowest end. So the
+        ranges of batches in a row join, whichever source is ahead.
+        """
+        ranges: dict[TopicPartition, BatchRange] = {}
+        for source in self.sources:
+            starts = source.start or {}
+            for topic, ends in source.end.items():
+                of_topic = starts.get(topic, {})
+                for partition, end in ends.items():
+                    read = BatchRange(of_topic.get(partition), end)
+                    other = ranges.get((topic, partition))
+                    ranges[topic, partition] = read if other is None else read.of_both(other)
+        return ranges
+
+
+class TriggerKind(StrEnum):
+    """What makes a run plan its batches; `AVAILABLE_NOW` and `ONCE` take the log ends once."""
+
+    PROCESSING_TIME = "processing_time"
+    AVAILABLE_NOW = "available_now"
+    ONCE = "once"
+    CONTINUOUS = "continuous"
+
+
+class TriggerReport(_Part):
     """When a run plans its batches."""
 
-    kind: Literal["processing_time", "available_now", "once", "continuous"]
+    kind: Annotated[TriggerKind, Field(strict=False)]
     interval_ms: Annotated[float, Field(ge=0, le=MAX_INTERVAL_MS)] | None = None
     """Between the starts of two batches, or between two checkpoints; 0: as fast as it can."""
 
@@ -189,7 +237,7 @@ class Report(_Part):
     """None: the name."""
     age_ms: Annotated[float, Field(ge=0, le=MAX_AGE_MS)]
     """How long ago the driver saw the event."""
-    batch: Batch | None = None
+    batch: BatchReport | None = None
     """With `progress` and never else."""
     error: Annotated[str, Field(max_length=MAX_ERROR_CHARS)] | None = None
     """With `terminated`, when the query failed."""
@@ -197,7 +245,7 @@ class Report(_Part):
     """With `running`: of the last batch of the run that Spark told the listener of."""
     under_way: bool | None = None
     """With `running`: whether a batch is planned and not yet done; None when that is not known."""
-    trigger: Trigger | None = None
+    trigger: TriggerReport | None = None
     """With `started` and `running`, where Spark's own objects can be asked."""
 
     @model_validator(mode="after")
@@ -221,7 +269,7 @@ def parse_report(raw: bytes) -> Report:
 
     Raises ReportRefused: malformed when it is none, impossible for figures that no batch can have:
     negative rows, offsets or times. Whether offsets agree with each other and the log is checked
-    by the book.
+    by the registry.
     """
     if len(raw) > MAX_REPORT_BYTES:
         raise _malformed(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
@@ -237,7 +285,7 @@ def parse_report(raw: bytes) -> Report:
     return report
 
 
-def _size(batch: Batch) -> int:
+def _size(batch: BatchReport) -> int:
     return sum(
         max(map(_partitions, (source.end, source.start or {}, source.latest or {})))
         for source in batch.sources
@@ -248,7 +296,7 @@ def _partitions(offsets: Mapping[str, Mapping[int, int]]) -> int:
     return sum(map(len, offsets.values()))
 
 
-def _figures(batch: Batch) -> Iterator[tuple[tuple[str | int, ...], int]]:
+def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:
     """Yield where each figure stands, and the figure. There may be tens of thousands."""
     yield ("batch_id",), batch.batch_id
     yield ("rows",), batch.rows

@@ -1,21 +1,66 @@
-"""Who is limited, and in what: the kinds of quota and the identity of a client."""
+"""Who is limited, and in what: the quota types with all that is known of them, and the client."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
+
+from .values import format_size, number_parser, parse_size
+
+DEFAULT = "<default>"
+"""As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
+
+BUSY_MS_PER_PERCENT = 10.0
+"""Busy milliseconds in a second that are one percent of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundUnit:
+    """What the bound of a quota type is measured in."""
+
+    name: str
+    """As in the admin server's documents."""
+    parse: Callable[[object], float]
+    """Reads a bound as people write it. Raises BadValueError."""
+    format: Callable[[float], str]
+    """Writes it for people."""
+
+
+BYTE_RATE = BoundUnit(
+    "bytes_per_second", parse_size, lambda bound: f"{format_size(round(bound))} per second"
+)
+PERCENTAGE = BoundUnit(
+    "percent",
+    number_parser("a percentage", "write a number above 0 without a sign, such as 50"),
+    lambda bound: f"{bound:g} %",
+)
 
 
 class QuotaKind(StrEnum):
-    """What a quota limits; the value is the key in the configuration and the label `quota`."""
+    """A quota type; the value is the key in the configuration and the label `quota`."""
 
-    CONSUMER_BYTE_RATE = "consumer_byte_rate"
+    label: str
+    """For the terminal."""
+    unit: BoundUnit
+    is_time: bool
+    """Whether busy time is charged, of which, as with Kafka, one window at most is owed."""
+
+    CONSUMER_BYTE_RATE = "consumer_byte_rate", "consumer", BYTE_RATE
     """Bytes of Fetch responses per second."""
 
-    PRODUCER_BYTE_RATE = "producer_byte_rate"
+    PRODUCER_BYTE_RATE = "producer_byte_rate", "producer", BYTE_RATE
     """Bytes of Produce requests per second."""
 
-    REQUEST_PERCENTAGE = "request_percentage"
+    REQUEST_PERCENTAGE = "request_percentage", "requests", PERCENTAGE
     """Share of time in which the client's requests occupy the upstream; 100 is one connection
     that always waits for an answer."""
+
+    def __new__(cls, key: str, label: str = "", unit: BoundUnit = BYTE_RATE) -> Self:
+        """Make the member of a key with its facts."""
+        kind = str.__new__(cls, key)
+        kind._value_ = key
+        kind.label, kind.unit, kind.is_time = label, unit, unit is PERCENTAGE
+        return kind
 
     # Enum hashes the member's name in Python; a lookup by kind is on the path of every response.
     __hash__ = str.__hash__

@@ -76,7 +76,7 @@ class Waiter:
             self.gate.leave(self, now_ms)
 
 
-class Expected:
+class InFlightFetch:
     """The response to a Fetch that is under way, as `Gate.expect` counts it."""
 
     __slots__ = ("_gate", "counted", "size", "until_ms")
@@ -89,9 +89,9 @@ class Expected:
         """Until when it counts at the latest."""
         self.counted = True
 
-    def met(self, size: int) -> None:
+    def answered(self, size: int) -> None:
         """Count it no longer: the response is there, with so many bytes, and is to be charged."""
-        self._gate.met(self, size)
+        self._gate.answered(self, size)
 
     def cancel(self) -> None:
         """Count it no longer: the response will not be charged."""
@@ -117,7 +117,7 @@ class Gate:
         self._allowance_ms = allowance_ms
         self._waiting: OrderedDict[Waiter, float] = OrderedDict()
         """With how far each may go ahead of the schedule."""
-        self._expected: deque[Expected] = deque()
+        self._expected: deque[InFlightFetch] = deque()
         self._expected_size = 0
         self._under_way = 0
         self._largest: int | None = None
@@ -194,7 +194,7 @@ class Gate:
         most = max(most, LEAST_GRANT_BYTES)
         return min(asked_bytes, int(most))
 
-    def expect(self, last_bytes: int | None, now_ms: float) -> Expected:
+    def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
         """Count a Fetch that is sent on, until its response is met or cancelled.
 
         Args:
@@ -204,19 +204,19 @@ class Gate:
         """
         if last_bytes is None:
             last_bytes = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest
-        expected = Expected(self, last_bytes, now_ms + EXPECTED_MS)
+        expected = InFlightFetch(self, last_bytes, now_ms + EXPECTED_MS)
         self._expected.append(expected)
         self._expected_size += last_bytes
         self._under_way += 1
         return expected
 
-    def met(self, expected: Expected, size: int) -> None:
-        """See Expected."""
+    def answered(self, expected: InFlightFetch, size: int) -> None:
+        """See InFlightFetch."""
         self._largest = max(size, int((self._largest or 0) * LARGEST_DECAY))
         self.drop(expected)
 
-    def drop(self, expected: Expected) -> None:
-        """See Expected.cancel."""
+    def drop(self, expected: InFlightFetch) -> None:
+        """See InFlightFetch.cancel."""
         if expected.counted:
             expected.counted = False
             self._expected_size -= expected.size

@@ -1,22 +1,37 @@
 """One sensor with its rule, its schedule, its gate and its holds, and the row that shows them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import prometheus_client
 
-from metrics import Metric, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
+from metrics import (
+    Count,
+    Metric,
+    MetricConfig,
+    MetricName,
+    Quota,
+    QuotaViolation,
+    Rate,
+    Sensor,
+    WindowedSum,
+)
 
-from .control import Brake, throttle_time_ms
 from .entities import ClientIdentity, QuotaKind
 from .gate import Gate
-from .holds import Holds
-from .pacer import Pacer
-from .rules import Rule
-from .settings import QuotaSettings
+from .pacer import AdaptivePacer, Pacer, throttle_time_ms
+from .rules import QuotaSettings, Rule
 
 RATE_METRIC = "rate_bytes"
 RATE_HELP = "Measured rate of a quota's entity: bytes per second, or percent."
+
+LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
+"""Sums reach back a minute, and up to one window further."""
+
+QUIET_MS = 30_000.0
+"""A client that is not held for this long is throttled no more. Longer than most single holds, so
+that a steadily throttled client begins once and ends once."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
@@ -57,13 +72,52 @@ class QuotaRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class AdaptedBound:
     """What a query or a pipeline makes of a rule's bound at the moment."""
 
     bound: float | None
     """In force when it is below the rule's own; None: the rule's own is."""
     reason: str
     """For people: the figures behind it."""
+
+
+class RecentHolds:
+    """The holds of one sensor; made at its first one."""
+
+    __slots__ = ("_count", "_total", "throttled", "until_ms")
+
+    def __init__(self) -> None:
+        self._count = Count()
+        self._total = WindowedSum()
+        self.until_ms = -math.inf
+        """When the latest hold ends; it may lie in the past."""
+        self.throttled = False
+        """From the first hold until `QUIET_MS` after the end of the last one; kept by `add` and
+        `end_if_quiet`."""
+
+    def add(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
+        """Take a hold in; return whether throttling begins with it."""
+        self._count.record(LAST_MINUTE, 1.0, now_ms)
+        self._total.record(LAST_MINUTE, hold_ms, now_ms)
+        self.until_ms = max(self.until_ms, due_ms)
+        begins = not self.throttled
+        self.throttled = True
+        return begins
+
+    def end_if_quiet(self, now_ms: float) -> bool:
+        """Return whether throttling ends now."""
+        if self.throttled and now_ms - self.until_ms >= QUIET_MS:
+            self.throttled = False
+            return True
+        return False
+
+    def count(self, now_ms: float) -> int:
+        """Return how many holds began in the last minute."""
+        return int(self._count.measure(LAST_MINUTE, now_ms))
+
+    def total_ms(self, now_ms: float) -> float:
+        """Return for how long the holds that began in the last minute were to last, added up."""
+        return self._total.measure(LAST_MINUTE, now_ms)
 
 
 class Meter:
@@ -79,9 +133,9 @@ class Meter:
         self.kind = kind
         self.entity = entity
         self.rule = rule
-        self.adapted: Adapted | None = None
+        self.adapted: AdaptedBound | None = None
         """Of a query's reading it counts only under an adaptive rule."""
-        self.brake: Brake | None = None
+        self.brake: AdaptivePacer | None = None
         """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
         self.is_clients = False
         """Whether it takes one of the places for clients."""
@@ -94,7 +148,7 @@ class Meter:
         self.violated = False
         """Whether the sensor was above its bound since this was last set back."""
         self.violations: prometheus_client.Counter | None = None
-        self.holds: Holds | None = None
+        self.holds: RecentHolds | None = None
         """None until a response is held: most clients never are."""
         self.sensor = sensor
         self.rate = Rate()
@@ -112,14 +166,14 @@ class Meter:
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
         self.pacer.burst_ms = settings.burst_ms
-        if self.kind is QuotaKind.REQUEST_PERCENTAGE:  # as Kafka, which carries nothing
+        if self.kind.is_time:  # as Kafka, which carries nothing
             self.pacer.carry_ms = self.longest_hold_ms
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)
         )
         self._keep(now_ms)
 
-    def adapt(self, adapted: Adapted | None, now_ms: float) -> None:
+    def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
         self.metric.config = replace(self.metric.config, quota=Quota.upper(self.bound))
@@ -143,7 +197,7 @@ class Meter:
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Take note of a hold; return whether throttling begins with it."""
         if self.holds is None:
-            self.holds = Holds()
+            self.holds = RecentHolds()
         return self.holds.add(hold_ms, due_ms, now_ms)
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
@@ -211,7 +265,7 @@ class Meter:
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:
             self.brake = None
         elif self.brake is None:
-            self.brake = Brake(bound, adaptive.batch_interval_ms)
+            self.brake = AdaptivePacer(bound, adaptive.batch_interval_ms)
         else:
             self.brake.follow(bound, adaptive.batch_interval_ms, now_ms)
 

@@ -8,16 +8,16 @@ each kind of quota by itself. The project's own keys, client-id prefix and liste
 these levels; see `Rule.rank`.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from .entities import ClientIdentity, QuotaKind
+from metrics import MetricConfig
 
-DEFAULT = "<default>"
-"""As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
+from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
+from .values import BadValueError
 
 OTHER = "other"
 """Entity of the clients for whom there was no room for a sensor of their own."""
@@ -25,17 +25,19 @@ OTHER = "other"
 # What tells the parts of an entity apart must not occur in a value, or two entities could collide.
 ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
 
+LONGEST_AHEAD_MS = 1000.0
+"""A longer window does not make holds longer."""
+
 Rank = tuple[int, int, int, int]
 
 EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adaptive:
+class AdaptiveBound:
     """How the bound of a Structured Streaming query follows what its batches can take.
 
-    Raises ValueError for a number that is NaN, infinite or out of its range, and for rates that
-    contradict each other.
+    The configuration checks the ranges, which are given here.
     """
 
     batch_interval_ms: float | None = None
@@ -59,42 +61,13 @@ class Adaptive:
     hold_ms: float = 30_000.0
     """How long the bound stays when reports stop; above 0."""
 
-    def __post_init__(self) -> None:
-        above_0 = {
-            "batch_interval_ms": self.batch_interval_ms,
-            "hold_ms": self.hold_ms,
-            "min_rate": self.min_rate,
-            "max_rate": self.max_rate,
-            "initial_rate": self.initial_rate,
-        }
-        for name, value in above_0.items():
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be above 0, not {value!r}")
-        gains = {
-            "proportional": self.proportional,
-            "integral": self.integral,
-            "derivative": self.derivative,
-        }
-        for name, value in gains.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be 0 or more, not {value!r}")
-        highest = math.inf if self.max_rate is None else self.max_rate
-        if highest < self.min_rate:
-            raise ValueError(f"max_rate {self.max_rate!r} is below min_rate {self.min_rate!r}")
-        if self.initial_rate is not None and not self.min_rate <= self.initial_rate <= highest:
-            raise ValueError(
-                f"initial_rate {self.initial_rate!r} is not between min_rate and max_rate"
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Bounds for the clients that have all the keys which the rule names.
 
     An anonymous client only matches rules without a user key: DEFAULT stands for any user that
-    has authenticated. Raises ValueError for a rule that names no key, names both `client_id` and
-    `client_id_prefix`, or has no bound or one that is not a finite number above 0; and for an
-    adaptive one that has no consumer byte rate, is shared, or names no client id or prefix.
+    has authenticated. Raises ValueError for what `validation` finds wrong.
     """
 
     user: str | None = None
@@ -109,31 +82,23 @@ class Rule:
     """Where the rule stands, such as `quota-proxy.yaml:12`."""
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
-    adaptive: Adaptive | None = None
+    adaptive: AdaptiveBound | None = None
     """Set when the consumer byte rate may be lowered to what a query can take."""
 
     def __post_init__(self) -> None:
-        if self.client_id is not None and self.client_id_prefix is not None:
-            raise ValueError(f"{self.title} names both a client-id and a client-id-prefix")
-        if not self.keys:
-            raise ValueError(f"{self.title} names no user, client-id, client-id-prefix or listener")
-        if not self.bounds:
-            raise ValueError(f"{self.title} has no bound")
-        for kind, bound in self.bounds.items():
-            if not (math.isfinite(bound) and bound > 0):
-                raise ValueError(f"{self.title}: {kind} must be above 0, not {bound!r}")
-        if self.adaptive is not None:
-            self._check_adaptive()
-        object.__setattr__(self, "bounds", MappingProxyType(dict(self.bounds)))
-
-    def _check_adaptive(self) -> None:
-        """One query, one client id, one sensor: nobody else may be slowed down with it."""
-        if QuotaKind.CONSUMER_BYTE_RATE not in self.bounds:
-            raise ValueError(f"{self.title} is adaptive without a consumer_byte_rate to start from")
-        if self.scope != "each":
-            raise ValueError(f"{self.title} is adaptive but shared: its scope must be each")
-        if self.client_id is None and self.client_id_prefix is None:
-            raise ValueError(f"{self.title} is adaptive but names no client-id or client-id-prefix")
+        try:
+            parse_scope(self.scope)
+            bounds = parse_bounds(self.bounds)
+        except BadValueError as error:
+            raise ValueError(f"{self.title}: {error.message}: {error.fix}") from None
+        shared, adaptive = self.scope == "shared", self.adaptive is not None
+        for problem in (
+            *find_key_problems(self.keys),
+            *find_bound_problems(self.keys, bounds, shared=shared, adaptive=adaptive),
+        ):
+            place = f"{self.title}: {problem.key}" if problem.key else self.title
+            raise ValueError(f"{place} {problem.message}: {problem.fix}")
+        object.__setattr__(self, "bounds", MappingProxyType(bounds))
 
     @property
     def title(self) -> str:
@@ -181,7 +146,10 @@ class Rule:
     @property
     def shared_entity(self) -> str:
         """The entity that stands for all clients of the rule: its own keys."""
-        return _entity(self.keys)
+        return ",".join(
+            f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
+            for key, value in self.keys.items()
+        )
 
     def mismatch(self, identity: ClientIdentity) -> str | None:
         """Return why the rule is not for this client, or None when it is."""
@@ -218,6 +186,49 @@ class Rule:
         return ",".join(f"{key}={value.translate(ESCAPES)}" for key, value in values.items())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSettings:
+    """The rules and how they are measured. Raises ValueError for a value out of range."""
+
+    rules: tuple[Rule, ...] = ()
+    window_ms: float = 1000.0
+    """Length of one sample; at least 1."""
+    samples: int = 11
+    """How many windows a rate looks back on; at least 2."""
+    burst_ms: float = 500.0
+    """How much of its bound a client may save up and take at once later; 0 or more."""
+    max_delay_ms: float = 20_000.0
+    """The longest single hold; above 0. Clients give up after 30 s."""
+    max_client_entities: int = 10_000
+    """For how many clients each kind of quota keeps a sensor of their own; at least 1."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 2:  # noqa: PLR2004 - one sample has no window to look back on
+            raise ValueError(f"samples must be at least 2, not {self.samples}")
+        if not self.burst_ms >= 0:
+            raise ValueError(f"burst_ms must be at least 0, not {self.burst_ms}")
+        if not self.max_delay_ms > 0:
+            raise ValueError(f"max_delay_ms must be above 0, not {self.max_delay_ms}")
+        if self.max_client_entities < 1:
+            raise ValueError(f"max_client_entities must be above 0, not {self.max_client_entities}")
+        MetricConfig(samples=self.samples, window_ms=self.window_ms)
+
+    @property
+    def ahead_ms(self) -> float:
+        """How much of a bound may be owed when a request is sent on whose response can be held."""
+        return min(self.window_ms, LONGEST_AHEAD_MS)
+
+    def longest_hold_ms(self, kind: QuotaKind) -> float:
+        """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
+        return min(self.window_ms, self.max_delay_ms) if kind.is_time else self.max_delay_ms
+
+    @property
+    def max_sensors(self) -> int:
+        """How many sensors these settings can need; the bound to give to the registry."""
+        # A rule has at most two that do not count as a client's: its own, and its overflow.
+        return len(QuotaKind) * (self.max_client_entities + 2 * len(self.rules))
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """The rule that bounds one kind of a client's traffic."""
@@ -228,7 +239,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class CandidateRule:
     """A rule that was looked at for a client, and what came of it."""
 
     rule: Rule
@@ -270,27 +281,20 @@ class RuleTable:
             return OTHER
         return f"{OTHER},{rule.shared_entity}"
 
-    def explain(self, identity: ClientIdentity) -> list[Considered]:
+    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn all rules that bound it, in order of precedence."""
-        considered: list[Considered] = []
+        considered: list[CandidateRule] = []
         for kind in QuotaKind:
             first: Rule | None = None
             for rule in self._by_kind[kind]:
                 mismatch = rule.mismatch(identity)
                 if mismatch is not None:
-                    considered.append(Considered(rule, kind, chosen=False, reason=mismatch))
+                    considered.append(CandidateRule(rule, kind, chosen=False, reason=mismatch))
                 elif first is not None:
                     reason = f"{first.title} comes first"
-                    considered.append(Considered(rule, kind, chosen=False, reason=reason))
+                    considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
                 else:
                     first = rule
                     reason = f"applies to {rule.entity(identity)}"
-                    considered.append(Considered(rule, kind, chosen=True, reason=reason))
+                    considered.append(CandidateRule(rule, kind, chosen=True, reason=reason))
         return considered
-
-
-def _entity(keys: Mapping[str, str]) -> str:
-    return ",".join(
-        f"{key}={value if value == DEFAULT else value.translate(ESCAPES)}"
-        for key, value in keys.items()
-    )

@@ -16,9 +16,6 @@ MIN_RECEIVE_BYTES = 64 * 1024
 MAX_RECEIVE_BYTES = 1 << 20
 """And at most this much: a larger one makes large responses hardly faster."""
 
-MAX_UNSENT_BYTES = 64 * 1024
-"""Kept for a receiver beyond what is on its way to it."""
-
 
 def receive_bytes(connections: int) -> int:
     """Return the receive buffer, in bytes, of the last of so many connections."""
@@ -34,8 +31,3 @@ def bound_receive_buffer(sock: socket.socket, connections: int) -> None:
     """
     with suppress(OSError):  # gone already: who reads from it will see
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes(connections))
-
-
-def bound_send_buffer(sock: socket.socket) -> None:
-    """Bound what waits for a receiver that does not read; how much is on its way is not bounded."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)

@@ -2,9 +2,9 @@
 
 import socket
 import ssl
-from typing import Protocol
+from collections.abc import Callable
 
-from proxy.wire.varint import Buffer
+from proxy.wire.layout import Buffer
 
 BLOCKED = -1
 """Returned by `recv_into` and `send` when the socket can't go on now."""
@@ -18,37 +18,8 @@ class ChannelLost(OSError):  # noqa: N818 - named for what happened, as in the l
         self.channel = channel
 
 
-class Channel(Protocol):
-    """What a flow needs of a socket. `recv_into` and `send` raise ChannelLost when it is gone."""
-
-    @property
-    def sock(self) -> socket.socket:
-        """The socket."""
-        ...
-
-    fd: int
-    spliceable: bool
-    """Whether the kernel may move bytes to or from this socket by itself."""
-
-    def recv_into(self, view: memoryview) -> int:
-        """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED."""
-        ...
-
-    def send(self, data: Buffer, *, more: bool = False) -> int:
-        """Send a part of `data`; return how many bytes, or BLOCKED. `more`: more will follow."""
-        ...
-
-    def has_buffered(self) -> bool:
-        """Say whether bytes wait in user space, where no selector would show them."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Say whether the peer is gone and nothing it sent is left to be read. Reads nothing."""
-        ...
-
-
-class PlainChannel:
-    """A TCP socket."""
+class Channel:
+    """A TCP socket. `recv_into` and `send` raise ChannelLost when the connection is gone."""
 
     __slots__ = ("_recv_into", "_send", "fd", "sock", "spliceable")
 
@@ -56,11 +27,12 @@ class PlainChannel:
         self.sock = sock
         self.fd = sock.fileno()
         self.spliceable = spliceable
+        """Whether the kernel may move bytes to or from this socket by itself."""
         self._recv_into = sock.recv_into
         self._send = sock.send
 
     def recv_into(self, view: memoryview) -> int:
-        """See Channel."""
+        """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED."""
         try:
             return self._recv_into(view)
         except BlockingIOError:
@@ -69,7 +41,7 @@ class PlainChannel:
             raise ChannelLost(self, error) from error
 
     def send(self, data: Buffer, *, more: bool = False) -> int:
-        """See Channel."""
+        """Send a part of `data`; return how many bytes, or BLOCKED. `more`: more will follow."""
         try:
             return self._send(data, socket.MSG_MORE) if more else self._send(data)
         except BlockingIOError:
@@ -77,35 +49,38 @@ class PlainChannel:
         except OSError as error:
             raise ChannelLost(self, error) from error
 
-    def has_buffered(self) -> bool:
-        """See Channel."""
-        return False
+    has_buffered: Callable[[], bool] = staticmethod(bool)
+    """Returns whether bytes wait in user space, where no selector would show them."""
 
     def has_ended(self) -> bool:
-        """See Channel."""
-        return _has_ended(self.sock)
+        """Return whether the peer is gone and nothing it sent is left to be read. Reads nothing."""
+        try:
+            # Of the base class: a TLS socket refuses to look ahead, but here any byte will do.
+            return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
 
-class TlsChannel:
+class TlsChannel(Channel):
     """A TLS connection whose handshake is done.
 
     OpenSSL wants a blocked write repeated with the same bytes: callers keep what was not sent and
     send it again before anything else.
     """
 
-    __slots__ = ("fd", "sock", "spliceable")
+    __slots__ = ()
 
     sock: ssl.SSLSocket
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.spliceable = False
+        super().__init__(sock, spliceable=False)
 
     def recv_into(self, view: memoryview) -> int:
         """See Channel."""
         try:
-            return self.sock.recv_into(view)
+            return self._recv_into(view)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return BLOCKED
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -116,7 +91,7 @@ class TlsChannel:
     def send(self, data: Buffer, *, more: bool = False) -> int:  # noqa: ARG002
         """See Channel."""
         try:
-            return self.sock.send(data)
+            return self._send(data)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return BLOCKED
         except OSError as error:
@@ -128,14 +103,4 @@ class TlsChannel:
 
     def has_ended(self) -> bool:
         """See Channel. A TLS goodbye is not decrypted for this: it counts as something to read."""
-        return not self.has_buffered() and _has_ended(self.sock)
-
-
-def _has_ended(sock: socket.socket) -> bool:
-    try:
-        # Of the base class: a TLS socket refuses to look ahead, but here any byte will do.
-        return not socket.socket.recv(sock, 1, socket.MSG_PEEK)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+        return not self.has_buffered() and super().has_ended()

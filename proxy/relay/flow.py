@@ -9,16 +9,20 @@ it does not read, so a slow receiver slows the sender through TCP.
 closed by what it calls stops at the next step.
 """
 
+from __future__ import annotations
+
 import asyncio
 from abc import ABC, abstractmethod
-from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from proxy.relay.channel import BLOCKED, Channel
-from proxy.relay.pipes import PipePool
-from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
-from proxy.wire.errors import MalformedFrame
+from proxy.relay.lifecycle import State
+from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
 from proxy.wire.frames import MAX_HEADER_BYTES
+from proxy.wire.malformed import MalformedFrame
+
+if TYPE_CHECKING:
+    from proxy.relay.connection import Connection
 
 READ_BYTES = 4096
 """First read of a frame: small, so that record data stays in the kernel."""
@@ -37,44 +41,13 @@ SLOW_FRAME_S = 30.0
 What is streamed must only go on within it: a large body may take long on a slow link."""
 
 
-class Wait(Enum):
-    """What a flow waits for."""
-
-    READ = "read"
-    WRITE = "write"
-    OWNER = "owner"
-    END = "end"
-    """For its owner too, but it watches whether the peer leaves meanwhile. That shows only as long
-    as the peer has sent nothing that waits to be read."""
-    TURN = "turn"
-    """Nothing: it only lets others run."""
-    CLOSED = "closed"
-
-
 class Flow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        "_begun_s",
-        "_loop",
-        "_pool",
-        "_pump",
-        "_reading",
-        "_rest",
-        "_running",
-        "_sink",
-        "_source",
-        "_starved",
-        "_stash",
-        "_turn",
-        "_whole",
-        "_whole_bytes",
-        "_writing",
-        "closed",
-        "last_active",
-        "paused",
-        "read_bytes",
-        "wait",
+        *("_begun_s", "_conn", "_loop", "_pump", "_reading", "_rest", "_running", "_sink"),
+        *("_source", "_starved", "_turn", "_whole", "_whole_bytes", "_writing"),
+        *("closed", "last_active", "paused", "read_bytes", "stash", "wait"),
     )
 
     _scratch: ClassVar[memoryview]
@@ -83,13 +56,13 @@ class Flow(ABC):
     watches_end = False
     """Whether to notice during a pause that the source's peer is gone."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: PipePool) -> None:
-        self._loop = loop
-        self._pool = pool
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._loop = conn.services.loop
         self._source: Channel | None = None
         self._sink: Channel | None = None
         self._pump: Pump | None = None
-        self._stash = b""
+        self.stash = b""
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
@@ -103,7 +76,7 @@ class Flow(ABC):
         """Set by the owner: begin no further frame."""
         self.read_bytes = READ_BYTES
         self.wait = Wait.OWNER
-        self.last_active = self._begun_s = loop.time()
+        self.last_active = self._begun_s = self._loop.time()
 
     # What subclasses decide
 
@@ -123,14 +96,6 @@ class Flow(ABC):
     def _ended(self, *, mid_frame: bool) -> None:
         """Handle the end of the source's stream."""
 
-    @abstractmethod
-    def _failed(self, error: Exception) -> None:
-        """Handle a broken connection or broken rules: close the pair."""
-
-    @abstractmethod
-    def _idle(self) -> None:
-        """Handle that everything read so far has been sent."""
-
     def _gives_up_rest(self) -> bool:
         """Return whether what was read during a pause is dropped when the peer is gone."""
         return True
@@ -142,7 +107,7 @@ class Flow(ABC):
         self._source = source
         self._sink = sink
         if source is not None and sink is not None:
-            self._pump = Pump(source, sink, self._pool)
+            self._pump = Pump(source, sink, self._conn.services.pipes)
 
     def close(self) -> None:
         """Stop. Sockets are the owner's to close."""
@@ -152,18 +117,18 @@ class Flow(ABC):
             self._turn.cancel()
         if self._pump is not None:
             self._pump.close()
-        self._stash = self._rest = b""
+        self.stash = self._rest = b""
         self._whole = None
 
     @property
     def mid_frame(self) -> bool:
         """Whether anything was read that has not been sent on completely."""
-        return bool(self._stash) or self.under_way
+        return bool(self.stash) or self.under_way
 
     @property
     def under_way(self) -> bool:
         """Whether a frame was begun: taken, and not been sent on completely."""
-        return self._sending() or self._whole is not None
+        return self._is_sending or self._whole is not None
 
     @property
     def owed_since_s(self) -> float | None:
@@ -173,7 +138,7 @@ class Flow(ABC):
         """
         if self.wait is not Wait.READ or not self.mid_frame:
             return None
-        return self.last_active if self._sending() else self._begun_s
+        return self.last_active if self._is_sending else self._begun_s
 
     @property
     def sending_blocked(self) -> bool:
@@ -195,13 +160,16 @@ class Flow(ABC):
             wait = self._advance()
         except Exception as error:  # whatever it is, it ends this pair only
             wait = Wait.CLOSED
-            self._failed(error)
+            self._conn.close_failed(error)
         finally:
             self._running = False
+        if not self.closed and self._conn.life.state is State.DRAINING:
+            self._conn.finish_if_drained()
         if self.closed:
             return
-        self.wait = wait
-        self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
+        if wait is not self.wait:
+            self.wait = wait
+            self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
         if wait is Wait.TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
 
@@ -233,17 +201,12 @@ class Flow(ABC):
                 return Wait.WRITE
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
-                progress = self._pump.run(budget)
+                wait = self._pump.run(budget)
                 budget -= unread - self._pump.unread
-                if progress is Progress.WANT_READ:
-                    return Wait.READ
-                if progress is Progress.WANT_WRITE:
-                    return Wait.WRITE
-                if progress is Progress.BUDGET:
-                    return Wait.TURN
-                if progress is Progress.END:
+                if wait is Wait.CLOSED:
                     self._ended(mid_frame=True)
-                    return Wait.CLOSED
+                if wait is not None:
+                    return wait
             if self.closed:
                 return Wait.CLOSED
             wait = self._collect_more() if self._whole is not None else self._read()
@@ -257,48 +220,46 @@ class Flow(ABC):
             return self._wait_paused()
         assert self._source is not None
         scratch = self._scratch
-        have = len(self._stash)
+        have = len(self.stash)
         drained = False
         if have:
-            scratch[:have] = self._stash
+            scratch[:have] = self.stash
         if not self._starved:
             self._begun_s = self.last_active
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
             if got == BLOCKED:
-                if not have:
-                    self._idle()
-                return Wait.CLOSED if self.closed else Wait.READ
+                return Wait.READ
             if not got:
                 self._ended(mid_frame=bool(have))
                 return Wait.CLOSED
             drained = got < self.read_bytes and not self._source.has_buffered()
             have += got
         pos = 0
-        self._starved = False
-        while pos < have:
+        self._starved = busy = False
+        while pos < have and not busy:
             taken = self._take(scratch[pos:have])
             if not taken:
+                busy = self.paused
                 break
             pos += taken
-            if self._busy():
-                break
-            self._begun_s = self.last_active
+            pump = self._pump
+            busy = (
+                self.paused
+                or bool(self._rest)
+                or self._whole is not None
+                or (pump is not None and pump.active)
+            )
+            if not busy:
+                self._begun_s = self.last_active
         if self.closed:
             return Wait.CLOSED
-        self._stash = bytes(scratch[pos:have]) if pos < have else b""
-        if self._busy():
-            return None
-        if drained and (self._starved or not self._stash):
-            if not self._stash:
-                self._idle()
-            return Wait.CLOSED if self.closed else Wait.READ
+        self.stash = bytes(scratch[pos:have]) if pos < have else b""
+        if not busy and drained and (self._starved or not self.stash):
+            return Wait.READ
         return None
 
     def _wait_paused(self) -> Wait:
-        self._idle()
-        if self.closed:
-            return Wait.CLOSED
         if not self.watches_end:
             return Wait.OWNER
         if self.wait is not Wait.END:
@@ -309,14 +270,12 @@ class Flow(ABC):
             return Wait.CLOSED
         return Wait.OWNER
 
-    def _busy(self) -> bool:
-        return self.paused or self._sending() or self._whole is not None
-
-    def _sending(self) -> bool:
+    @property
+    def _is_sending(self) -> bool:
         return bool(self._rest) or (self._pump is not None and self._pump.active)
 
     def _need_more(self, view: memoryview) -> int:
-        """Say that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
+        """Record that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
         if len(view) == len(self._scratch):
             raise MalformedFrame("bad_header", f"no end of the first fields in {len(view)} bytes")
         self._starved = True

@@ -5,16 +5,15 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClientQuotasResponse
+from kafka.protocol.admin import DescribeClientQuotasRequest
 from prometheus_client import Counter
 from structlog import get_logger
 
-from proxy.quota.entities import QuotaKind
-from proxy.quota.rules import DEFAULT, Rule
+from proxy.cluster.kafka_client import KafkaClient
+from proxy.cluster.upstream import UpstreamError
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
-from proxy.relay.ask import ask
-from proxy.relay.cluster import Cluster
-from proxy.relay.upstream import UpstreamError
 
 POLL_INTERVAL_S = 5.0
 """Between two questions for the quotas. Kafka has no way to be told of a change."""
@@ -40,14 +39,14 @@ class KafkaQuotas:
     failure is counted.
 
     Args:
-        cluster: whom to ask.
+        client: asks the cluster.
         use: takes all rules of the cluster, in the place of those before.
         errors: counts the failures by reason.
 
     """
 
-    def __init__(self, cluster: Cluster, use: UseRules, errors: Counter) -> None:
-        self._cluster = cluster
+    def __init__(self, client: KafkaClient, use: UseRules, errors: Counter) -> None:
+        self._client = client
         self._use = use
         self._errors = errors
         self._followed = asyncio.Event()
@@ -66,15 +65,18 @@ class KafkaQuotas:
 
     async def watch(self) -> None:
         """Ask again and again while it is to follow, until cancelled."""
-        while True:
-            await self._followed.wait()
-            try:
-                rules = await self._read()
-            except UpstreamError as error:
-                self._failed(error)
-            else:
-                self._succeeded(rules)
-            await asyncio.sleep(POLL_INTERVAL_S)
+        try:
+            while True:
+                await self._followed.wait()
+                try:
+                    rules = await self._read()
+                except UpstreamError as error:
+                    self._failed(error)
+                else:
+                    self._succeeded(rules)
+                await asyncio.sleep(POLL_INTERVAL_S)
+        finally:
+            self._client.close()
 
     def _succeeded(self, rules: tuple[Rule, ...]) -> None:
         if not self._followed.is_set():  # told to stop in the meantime
@@ -97,29 +99,18 @@ class KafkaQuotas:
 
     async def _read(self) -> tuple[Rule, ...]:
         """Return the rules that the cluster has now. Raises UpstreamError."""
-        limit_s = 2 * self._cluster.connect_timeout_s
+        request = DescribeClientQuotasRequest[_VERSION](components=[], strict=False)
+        response = await self._client.ask(request)
+        if response.error_code:
+            raise UpstreamError(
+                "quotas_refused",
+                f"error {response.error_code}: {response.error_message}; "
+                "the proxy needs the right DescribeConfigs on the cluster",
+            )
         try:
-            async with asyncio.timeout(limit_s):
-                channel = await self._cluster.connect(None)
-                try:
-                    body = await ask(channel, _everything())
-                finally:
-                    channel.sock.close()
-        except TimeoutError:
-            raise UpstreamError("timeout", f"no answer in {limit_s:g} s") from None
-        except OSError as error:
-            raise UpstreamError("closed", str(error)) from None
-        try:
-            response = DescribeClientQuotasResponse.decode(body, version=_VERSION)
-            if response.error_code == 0:
-                return rules_of(response.entries or ())
+            return rules_of(response.entries or ())
         except Exception as error:  # who knows what answers at that address
-            raise UpstreamError("bad_response", f"no DescribeClientQuotas: {error}") from error
-        raise UpstreamError(
-            "quotas_refused",
-            f"error {response.error_code}: {response.error_message}; "
-            "the proxy needs the right DescribeConfigs on the cluster",
-        )
+            raise UpstreamError("bad_response", f"no client quotas: {error}") from error
 
 
 def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
@@ -149,7 +140,3 @@ def _rule(entry: Any) -> Rule | None:
     if not bounds:
         return None
     return Rule(user=keys.get("user"), client_id=keys.get("client-id"), bounds=bounds, place=PLACE)
-
-
-def _everything() -> Any:
-    return DescribeClientQuotasRequest(version=_VERSION, components=[], strict=False)

@@ -1,8 +1,9 @@
 """Opens listening ports, by oneself or beside the process that one is to replace."""
 
-import ctypes
 import ipaddress
 import socket
+from array import array
+from struct import Struct
 
 BACKLOG = 1024
 
@@ -15,18 +16,11 @@ _BPF_RETURN = 0x06
 _NEWCOMER = 1
 """Index of the second process's socket; the first one's is 0."""
 
+_INSTRUCTION = Struct("HBBI")
+"""Linux's sock_filter: code, two jumps, constant."""
 
-class _Instruction(ctypes.Structure):
-    _fields_ = (
-        ("code", ctypes.c_uint16),
-        ("jump_true", ctypes.c_uint8),
-        ("jump_false", ctypes.c_uint8),
-        ("k", ctypes.c_uint32),
-    )
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_uint16), ("first", ctypes.POINTER(_Instruction)))
+_PROGRAM = Struct("HP")
+"""Linux's sock_fprog: how many instructions, and where they are."""
 
 
 def open_port(host: str, port: int, *, beside: bool) -> socket.socket:
@@ -70,9 +64,9 @@ def _steer_here(sock: socket.socket) -> None:
     closes its socket are reset. When it has gone, the index is out of range and the kernel falls
     back to spreading, over one socket then.
     """
-    instruction = _Instruction(_BPF_RETURN, 0, 0, _NEWCOMER)
-    program = _Program(1, ctypes.pointer(instruction))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, bytes(program))
+    instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, _NEWCOMER))
+    address, count = instructions.buffer_info()
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(count, address))
 
 
 def _is_ipv6(host: str) -> bool:

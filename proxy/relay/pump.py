@@ -15,29 +15,27 @@ COPY_BYTES = 64 * 1024
 _scratch = memoryview(bytearray(COPY_BYTES))
 
 
-class Progress(Enum):
-    """Why a pump stopped."""
+class Wait(Enum):
+    """What a pump or a flow waits for."""
 
-    DONE = "done"
-    BUDGET = "budget"
-    WANT_READ = "want_read"
-    WANT_WRITE = "want_write"
+    READ = "read"
+    WRITE = "write"
+    TURN = "turn"
+    """Nothing: it only lets others run."""
+    OWNER = "owner"
     END = "end"
+    """For its owner too, but it watches whether the peer leaves meanwhile. That shows only as long
+    as the peer has sent nothing that waits to be read."""
+    CLOSED = "closed"
+    """Nothing: the source's stream has ended."""
 
 
 class Pump:
     """Moves one body after another from `source` to `sink`, as far as both let it."""
 
     __slots__ = (
-        "_held",
-        "_inside",
-        "_pipe",
-        "_pool",
-        "_sink",
-        "_source",
-        "_splice",
-        "active",
-        "unread",
+        *("_held", "_inside", "_pipe", "_pool", "_sink", "_source", "_splice"),
+        *("active", "unread"),
     )
 
     def __init__(self, source: Channel, sink: Channel, pool: PipePool) -> None:
@@ -60,18 +58,18 @@ class Pump:
         if self._splice and body_bytes >= SPLICE_MIN_BYTES:
             self._pipe = self._pool.take()
 
-    def run(self, budget: int) -> Progress:
-        """Move at most about `budget` bytes; call again when the socket named is ready.
+    def run(self, budget: int) -> Wait | None:
+        """Move at most about `budget` bytes; return what the rest waits for, None without one.
 
         Raises ChannelLost when a connection is gone.
         """
-        progress = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
-        if progress is Progress.DONE:
+        wait = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
+        if wait is None:
             self.active = False
             if self._pipe is not None:
                 self._pool.give_back(self._pipe, empty=True)
                 self._pipe = None
-        return progress
+        return wait
 
     def close(self) -> None:
         """Drop what is inside. The pump can't be used again."""
@@ -79,7 +77,7 @@ class Pump:
             self._pool.give_back(self._pipe, empty=not self._inside)
             self._pipe = None
 
-    def _run_splice(self, budget: int) -> Progress:
+    def _run_splice(self, budget: int) -> Wait | None:
         assert self._pipe is not None
         read_fd, write_fd = self._pipe
         source, sink = self._source.fd, self._sink.fd
@@ -89,7 +87,7 @@ class Pump:
                 try:
                     sent = os.splice(read_fd, sink, self._inside, flags=flags)
                 except BlockingIOError:
-                    return Progress.WANT_WRITE
+                    return Wait.WRITE
                 except OSError as error:
                     raise ChannelLost(self._sink, error) from error
                 self._inside -= sent
@@ -97,38 +95,38 @@ class Pump:
                 if self._inside:
                     continue
             if not self.unread:
-                return Progress.DONE
+                return None
             if budget <= 0:
-                return Progress.BUDGET
+                return Wait.TURN
             try:
                 got = os.splice(source, write_fd, min(self.unread, PIPE_BYTES))
             except BlockingIOError:
-                return Progress.WANT_READ
+                return Wait.READ
             except OSError as error:
                 raise ChannelLost(self._source, error) from error
             if not got:
-                return Progress.END
+                return Wait.CLOSED
             self._inside = got
             self.unread -= got
 
-    def _run_copy(self, budget: int) -> Progress:
+    def _run_copy(self, budget: int) -> Wait | None:
         while True:
             if self._held:
                 sent = self._sink.send(self._held)
                 if sent == BLOCKED:
-                    return Progress.WANT_WRITE
+                    return Wait.WRITE
                 self._held = self._held[sent:]
                 if self._held:
                     continue
             if not self.unread:
-                return Progress.DONE
+                return None
             if budget <= 0:
-                return Progress.BUDGET
+                return Wait.TURN
             got = self._source.recv_into(_scratch[: min(self.unread, COPY_BYTES)])
             if got == BLOCKED:
-                return Progress.WANT_READ
+                return Wait.READ
             if not got:
-                return Progress.END
+                return Wait.CLOSED
             self.unread -= got
             budget -= got
             sent = max(self._sink.send(_scratch[:got]), 0)

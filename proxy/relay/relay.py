@@ -5,17 +5,18 @@ import socket
 from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 from structlog import get_logger
 
+from proxy.cluster.dial import handshake, tune
+from proxy.cluster.upstream import LOCAL, UpstreamError
+from proxy.relay.brokers import Brokers
 from proxy.relay.buffers import bound_receive_buffer
-from proxy.relay.channel import Channel, PlainChannel
+from proxy.relay.channel import Channel, TlsChannel
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings
 from proxy.relay.services import Services
-from proxy.relay.tls import handshake, principal_of, sni_of
-from proxy.relay.upstream import LOCAL, UpstreamError, tune
+from proxy.relay.tls import principal_of, sni_of
 
 IDLE_CHECKS_PER_TIMEOUT = 4
 """An idle connection is found at most a quarter of the timeout late."""
@@ -24,22 +25,6 @@ MAX_IDLE_CHECK_S = 5.0
 """And a request that was begun and not finished at most this late."""
 
 _log = get_logger(__name__)
-
-
-class Brokers(Protocol):
-    """What the relay needs of `Cluster`."""
-
-    def learn(self, node_id: int, host: str, port: int) -> None:
-        """Take in a broker's real address."""
-        ...
-
-    def knows(self, node_id: int) -> bool:
-        """Say whether a broker's real address is known."""
-        ...
-
-    async def connect(self, node_id: int | None) -> Channel:
-        """Connect to a broker; None, or one that is not known: to any. Raises UpstreamError."""
-        ...
 
 
 class Relay:
@@ -52,35 +37,26 @@ class Relay:
         services: Services,
     ) -> None:
         self._services = services
-        self._brokers = brokers
-        self._listeners = {
-            settings.name: Listener(
-                settings,
-                self._services.loop,
-                self._accepted,
-                partial(self._count_rejected, "out_of_files"),
-            )
+        self.brokers = brokers
+        out_of_files = services.instruments.connections_rejected_total.labels("out_of_files").inc
+        self.listeners = {
+            settings.name: Listener(settings, services.loop, self._accepted, out_of_files)
             for settings in listeners
         }
-        self._connections: set[Connection] = set()
-        self._stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
+        self.connections: set[Connection] = set()
+        """Those of all clients, once their handshakes are done."""
+        self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
         """Connections to another broker than the client's, by the client's."""
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connected = 0
         self._per_listener: Counter[str] = Counter()
         self._empty = asyncio.Event()
         self._generation = services.quotas.generation
 
     @property
-    def listeners(self) -> dict[str, Listener]:
-        """Every listener by its name."""
-        return self._listeners
-
-    @property
-    def connections(self) -> int:
-        """How many clients are connected."""
-        return self._connected
+    def connected(self) -> int:
+        """How many clients are connected, handshakes under way included."""
+        return self._per_listener.total()
 
     def connections_of(self, listener: str) -> int:
         """Return how many clients are connected through a listener."""
@@ -92,7 +68,7 @@ class Relay:
         Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
         """
         try:
-            for listener in self._listeners.values():
+            for listener in self.listeners.values():
                 listener.open(beside=beside)
                 settings = listener.settings
                 self._services.instruments.connections.labels(settings.name).set(0)
@@ -103,13 +79,13 @@ class Relay:
                     port=listener.bootstrap_port,
                 )
         except BaseException:
-            for listener in self._listeners.values():
+            for listener in self.listeners.values():
                 listener.close()
             raise
 
     def accept(self) -> None:
         """Begin to accept connections."""
-        for listener in self._listeners.values():
+        for listener in self.listeners.values():
             listener.accept()
 
     async def watch_idle(self) -> None:
@@ -118,7 +94,7 @@ class Relay:
             timeout_s = self._services.limits.idle_timeout_s
             await asyncio.sleep(min(timeout_s / IDLE_CHECKS_PER_TIMEOUT, MAX_IDLE_CHECK_S))
             now_s = self._services.loop.time()
-            for connection in tuple(self._connections):
+            for connection in tuple(self.connections):
                 connection.check_idle(now_s, timeout_s)
 
     def follow_quotas(self) -> None:
@@ -126,35 +102,35 @@ class Relay:
         generation = self._services.quotas.generation
         if generation != self._generation:
             self._generation = generation
-            for connection in tuple(self._connections):
-                connection.shorten_hold()
+            for connection in tuple(self.connections):
+                connection.responses.shorten_hold()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
-        for listener in self._listeners.values():
+        for listener in self.listeners.values():
             listener.close()
         for task in tuple(self._tasks):
             task.cancel()
-        _log.info("draining", connections=len(self._connections))
-        for connection in tuple(self._connections):
+        _log.info("draining", connections=len(self.connections))
+        for connection in tuple(self.connections):
             connection.drain()
         self._services.reapers.release_all()
         self._empty.clear()
-        if self._connected:
+        if self.connected:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._services.limits.drain_timeout_s):
                     await self._empty.wait()
-        if self._connections:
+        if self.connections:
             _log.warning(
-                "closing connections that did not drain", connections=len(self._connections)
+                "closing connections that did not drain", connections=len(self.connections)
             )
         await self.close()
 
     async def close(self) -> None:
         """Close everything at once."""
-        for listener in self._listeners.values():
+        for listener in self.listeners.values():
             listener.close()
-        connections = tuple(self._connections)
+        connections = tuple(self.connections)
         for connection in connections:
             connection.close("shutdown")
         for task in tuple(self._tasks):
@@ -172,7 +148,7 @@ class Relay:
         self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
     ) -> None:
         limits = self._services.limits
-        if self._connected >= limits.max_connections:
+        if self.connected >= limits.max_connections:
             self._turn_away(sock, ip, listener, "too_many_connections")
         elif self._per_ip[ip] >= limits.max_connections_per_ip:
             self._turn_away(sock, ip, listener, "too_many_connections_per_ip")
@@ -183,12 +159,11 @@ class Relay:
                 sock.close()
                 return
             self._per_ip[ip] += 1
-            self._connected += 1
-            bound_receive_buffer(sock, self._connected)
             self._per_listener[listener.settings.name] += 1
+            bound_receive_buffer(sock, self.connected)
             self._services.instruments.connections.labels(listener.settings.name).inc()
             if listener.settings.tls is None:
-                channel = PlainChannel(sock, spliceable=self._services.splice)
+                channel = Channel(sock, spliceable=self._services.splice)
                 self._begin(listener, channel, ip, node_id, user=None)
             else:
                 task = self._services.loop.create_task(self._greet(listener, sock, ip, node_id))
@@ -203,14 +178,12 @@ class Relay:
         assert context is not None
         try:
             async with asyncio.timeout(self._services.limits.connect_timeout_s):
-                channel = await handshake(sock, context, server_side=True)
+                channel = TlsChannel(await handshake(sock, context, server_side=True))
         except (OSError, TimeoutError) as error:
             sock.close()
             self._forget(listener, ip)
-            self._count_rejected("tls_handshake")
-            _log.warning(
-                "client rejected",
-                reason="tls_handshake",
+            self._services.count_rejected(
+                "tls_handshake",
                 peer=ip,
                 listener=listener.settings.name,
                 detail=str(error) or "no handshake in time",
@@ -229,7 +202,7 @@ class Relay:
             sock.close()
             self._forget(listener, ip)
         if error is not None:
-            self._count_rejected("internal_error")
+            self._services.instruments.connections_rejected_total.labels("internal_error").inc()
             _log.error("unexpected error", exc_info=error, peer=ip)
 
     def _begin(
@@ -246,13 +219,13 @@ class Relay:
             advertise=partial(self._advertise, listener),
             on_close=partial(self._closed, listener, ip, node_id),
         )
-        self._connections.add(connection)
+        self.connections.add(connection)
         connection.start()
 
     async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
         """Connect to the client's broker, with buffers that leave room for all connections."""
         channel = await self._reach(node_id, connection)
-        bound_receive_buffer(channel.sock, self._connected)
+        bound_receive_buffer(channel.sock, self.connected)
         return channel
 
     async def _reach(self, node_id: int | None, connection: Connection) -> Channel:
@@ -265,25 +238,24 @@ class Relay:
         stand-in is drained. Raises UpstreamError: where no stand-in answers, the broker's own.
         """
         if node_id is None:
-            return await self._brokers.connect(None)
+            return await self.brokers.connect(None)
         failure = None
-        if self._brokers.knows(node_id):
+        if self.brokers.knows(node_id):
             try:
-                return await self._brokers.connect(node_id)
+                return await self.brokers.connect(node_id)
             except UpstreamError as error:
                 if error.reason == LOCAL:
                     raise
                 failure = error
-        self._stand_ins[node_id].add(connection)
+        self.stand_ins[node_id].add(connection)
         try:
-            channel = await self._brokers.connect(None)
+            channel = await self.brokers.connect(None)
         except UpstreamError as error:
             raise failure or error from None
         if failure is not None:
-            self._services.instruments.upstream_errors_total.labels(failure.reason).inc()
-            _log.warning(
+            self._services.count_upstream_error(
+                failure.reason,
                 "broker not reached, a bootstrap server stands in",
-                reason=failure.reason,
                 node_id=node_id,
                 detail=str(failure),
             )
@@ -292,9 +264,9 @@ class Relay:
     def _advertise(
         self, listener: Listener, node_id: int, host: str, port: int
     ) -> tuple[str, int] | None:
-        """Learn a broker's real address; return the one to tell clients of this listener."""
-        self._brokers.learn(node_id, host, port)
-        for connection in self._stand_ins.pop(node_id, ()):
+        """Record a broker's real address; return the one to tell clients of this listener."""
+        self.brokers.learn(node_id, host, port)
+        for connection in self.stand_ins.pop(node_id, ()):
             # Not at once: we are called for a response that it may have to send first.
             self._services.loop.call_soon(connection.drain)
         return listener.address_of(node_id)
@@ -302,27 +274,22 @@ class Relay:
     def _closed(
         self, listener: Listener, ip: str, node_id: int | None, connection: Connection
     ) -> None:
-        self._connections.discard(connection)
-        if node_id is not None and node_id in self._stand_ins:
-            self._stand_ins[node_id].discard(connection)
-            if not self._stand_ins[node_id]:
-                del self._stand_ins[node_id]
+        self.connections.discard(connection)
+        if node_id is not None and node_id in self.stand_ins:
+            self.stand_ins[node_id].discard(connection)
+            if not self.stand_ins[node_id]:
+                del self.stand_ins[node_id]
         self._forget(listener, ip)
 
     def _forget(self, listener: Listener, ip: str) -> None:
         self._services.instruments.connections.labels(listener.settings.name).dec()
-        self._connected -= 1
         self._per_listener[listener.settings.name] -= 1
         self._per_ip[ip] -= 1
         if not self._per_ip[ip]:
             del self._per_ip[ip]
-        if not self._connected:
+        if not self.connected:
             self._empty.set()
 
     def _turn_away(self, sock: socket.socket, ip: str, listener: Listener, reason: str) -> None:
         sock.close()
-        self._count_rejected(reason)
-        _log.warning("client rejected", reason=reason, peer=ip, listener=listener.settings.name)
-
-    def _count_rejected(self, reason: str) -> None:
-        self._services.instruments.connections_rejected_total.labels(reason).inc()
+        self._services.count_rejected(reason, peer=ip, listener=listener.settings.name)

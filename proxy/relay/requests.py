@@ -2,10 +2,10 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, plan_of
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import Flow, new_scratch
-from proxy.relay.following import FOLLOWED_APIS
-from proxy.relay.pair import Pair
+from proxy.relay.interceptor import INTERCEPTED_APIS
+from proxy.relay.lifecycle import Pause, State
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -15,9 +15,10 @@ from proxy.wire.apis import (
     api_name,
     downgrade_api_versions,
     is_known,
+    plan_of,
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
-from proxy.wire.prefix import (
+from proxy.wire.request_fields import (
     FetchLimits,
     fetch_limits,
     lower_fetch_bytes,
@@ -28,9 +29,9 @@ from proxy.wire.prefix import (
 MAX_LOGIN_BYTES = 512 * 1024
 """The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
 
-MAX_FOLLOWED_BYTES = 4 << 20
-"""The longest request of a followed client that is read as a whole: a Fetch of some 100,000
-partitions, four times what a producer sends by default. A longer one is not followed."""
+MAX_SEEN_BYTES = 4 << 20
+"""The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
+partitions, four times what a producer sends by default. A longer one is not shown."""
 
 NO_ACKS = 0
 """Of a Produce request that gets no response."""
@@ -38,7 +39,6 @@ NO_ACKS = 0
 FULL_BYTES = 1 << 20
 """The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
 that, or of what was asked for, shows that the broker did not wait for data."""
-
 
 _API_KEY_END = 6
 _PRODUCE = PRODUCE.to_bytes(2, "big")
@@ -55,41 +55,31 @@ class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in 
 class RequestFlow(Flow):
     """Requests of one connection."""
 
-    __slots__ = ("_conn", "_followed", "_login")
+    __slots__ = ("_collecting",)
 
     _scratch = new_scratch()
 
     watches_end = True
 
-    def __init__(self, conn: Pair) -> None:
-        super().__init__(conn.services.loop, conn.services.pipes)
-        self._conn = conn
-        self._login: RequestHead | None = None
-        self._followed: tuple[RequestHead, Exchange] | None = None
+    _collecting: tuple[RequestHead, Exchange]
+    """What is taken whole: a login, or what an interceptor is to see."""
 
     def _ended(self, *, mid_frame: bool) -> None:
-        whole = not mid_frame and ends_with_frame(self._stash)
+        whole = not mid_frame and ends_with_frame(self.stash)
         self._conn.close_client_ended(mid_frame=not whole)
-
-    def _failed(self, error: Exception) -> None:
-        self._conn.close_failed(error)
-
-    def _idle(self) -> None:
-        self._conn.flow_idle()
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
-        limits = conn.services.limits
-        head = parse_request_head(view, max_request_bytes=limits.max_request_bytes)
+        services = conn.services
+        head = parse_request_head(view, max_request_bytes=services.limits.max_request_bytes)
         if head is None:
             return self._need_more(view)
-        if not conn.upstream_ready():
+        if conn.life.state is not State.OPEN:
+            conn.dial()
             return 0
         api_key, version = head.api_key, head.api_version
         how = plan_of(api_key, version).handling
-        if how is Handling.REFUSE or (
-            how is Handling.UNKNOWN and not conn.services.passes_unknown_apis
-        ):
+        if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
             raise RequestRefused(
                 "unsupported_version",
                 f"{api_name(api_key)} ({api_key}) version {version} is not offered: "
@@ -102,27 +92,41 @@ class RequestFlow(Flow):
                 return self._need_more(view)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
             version = 0
-        exchange = Exchange(conn.session(head.client_id), head, version, clock_ms())
-        if exchange.session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
+        session = conn.client.session(head.client_id)
+        exchange = Exchange(session, head, version, clock_ms())
+        if session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
             return 0
-        if api_key in LOGIN_APIS:
-            taken = self._collect_login(head, view)
-        elif api_key in FOLLOWED_APIS and acks != NO_ACKS and self._follow(head, exchange):
+        frame_bytes = head.frame_bytes
+        interceptor = session.interceptor
+        if (
+            api_key in INTERCEPTED_APIS
+            and interceptor is not None
+            and acks != NO_ACKS
+            and frame_bytes <= MAX_SEEN_BYTES
+            and interceptor.wants(api_key, exchange.sent_ms)
+        ):
             # Read before it is sent on: the answer must not come first.
-            self._note(exchange, acks)
-            if len(view) < head.frame_bytes:
-                self._followed = head, exchange
-                return self._collect(view, head.frame_bytes)
-            _read_followed(head, exchange, view[: head.frame_bytes])
-            return self._forward(view, head.frame_bytes)
+            self._count(exchange, acks)
+            if len(view) < frame_bytes:
+                self._collecting = head, exchange
+                return self._collect(view, frame_bytes)
+            exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
+            return self._forward(view, frame_bytes)
+        if exchange.plan.api.is_login:
+            if frame_bytes > MAX_LOGIN_BYTES:
+                raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
+            self._collecting = head, exchange
+            # What follows is read when it is known who sends it.
+            conn.pause(Pause.LOGIN)
+            taken = self._collect(view, frame_bytes)
         else:
-            taken = self._forward(view, head.frame_bytes)
+            taken = self._forward(view, frame_bytes)
         # Only now, while the broker is at work already.
-        self._note(exchange, acks)
+        self._count(exchange, acks)
         return taken
 
     def _is_admitted(self, head: RequestHead, view: memoryview, exchange: Exchange) -> bool:
-        """Say whether the client's quotas let a request pass; if so, limit what a Fetch asks for.
+        """Return whether the client's quotas let a request pass; limit what a Fetch asks for.
 
         If not, or if more bytes are needed, the request is read again later.
         """
@@ -151,51 +155,31 @@ class RequestFlow(Flow):
             exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
         return True
 
-    def _follow(self, head: RequestHead, exchange: Exchange) -> bool:
-        """Say whether what this request asks for is to be read."""
-        if not is_known(head.api_key, head.api_version) or head.frame_bytes > MAX_FOLLOWED_BYTES:
-            return False
-        watch = exchange.session.watch
-        if watch is None or not watch.wants(head.api_key):
-            return False
-        exchange.watch = watch
-        return True
-
-    def _note(self, exchange: Exchange, acks: int | None) -> None:
-        """Remember a request that was sent on; a Produce request's bytes are charged now."""
+    def _count(self, exchange: Exchange, acks: int | None) -> None:
+        """Record a request that is sent on; a Produce request's bytes are charged now."""
+        conn, session = self._conn, exchange.session
+        conn.services.count_request(exchange.api_key, exchange.version)
         if acks is not None:
-            exchange.charge = exchange.session.quotas.charge(
+            exchange.charge = session.quotas.charge(
                 QuotaKind.PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
-        if acks == NO_ACKS:
-            self._conn.unanswered(exchange)
-        else:
-            self._conn.asked(exchange)
+        if acks == NO_ACKS:  # without a response; what can be held is the next request
+            session.count_bytes(exchange.api_key, exchange.request_bytes)
+            return
+        conn.in_flight.append(exchange)
+        if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
+            conn.pause(Pause.FULL)
 
     def _gives_up_rest(self) -> bool:
         """See Flow. Kafka appends what was sent before an orderly end: Produce waits its turn."""
-        return not (len(self._stash) >= _API_KEY_END and self._stash[4:_API_KEY_END] == _PRODUCE)
-
-    def _collect_login(self, head: RequestHead, view: memoryview) -> int:
-        if head.frame_bytes > MAX_LOGIN_BYTES:
-            raise RequestRefused("too_long", f"a login of {head.frame_bytes} bytes")
-        self._login = head
-        # What follows is read when it is known who sends it.
-        self._conn.login_begins()
-        return self._collect(view, head.frame_bytes)
+        return not (len(self.stash) >= _API_KEY_END and self.stash[4:_API_KEY_END] == _PRODUCE)
 
     def _whole_frame(self, frame: bytearray) -> None:
-        if self._followed is not None:
-            followed, self._followed = self._followed, None
-            _read_followed(*followed, memoryview(frame))
-        else:
-            head, self._login = self._login, None
-            assert head is not None
-            self._conn.login_asked(head, bytes(frame))
+        head, exchange = self._collecting
+        if not exchange.plan.api.is_login:
+            interceptor = exchange.session.interceptor
+            assert interceptor is not None
+            exchange.seen = interceptor.request(head, memoryview(frame), exchange.sent_ms)
+        elif self._conn.client.login_request(head, bytes(frame)):
+            raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)
-
-
-def _read_followed(head: RequestHead, exchange: Exchange, frame: memoryview) -> None:
-    """Show the request to who follows the client, and keep what it asks for."""
-    assert exchange.watch is not None
-    exchange.asked = exchange.watch.asked(head, frame, exchange.sent_ms)

@@ -1,22 +1,27 @@
 """From the broker to the client: measure each response, hold it if a quota says so, send it on."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.cluster.upstream import UpstreamError
 from proxy.quota.busy import BusyTime
-from proxy.quota.client import Charge, largest
+from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import LOGIN_APIS, Exchange, Plan
+from proxy.relay.exchange import Exchange
 from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
-from proxy.relay.pair import Pair
+from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
-from proxy.relay.upstream import UpstreamError
-from proxy.wire.apis import FETCH, PRODUCE, Handling, clients_wait
-from proxy.wire.errors import MalformedResponse
-from proxy.wire.fetch import FetchAsk
+from proxy.wire.apis import FETCH, PRODUCE, Handling
+from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
-from proxy.wire.offsets import OffsetsAsk
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
-from proxy.wire.walk import FetchWalker, neutral_tail
+
+if TYPE_CHECKING:
+    from proxy.relay.connection import Connection
 
 LONGEST_MUTE_MS = 2000.0
 """A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
@@ -24,8 +29,8 @@ LONGEST_MUTE_MS = 2000.0
 MIN_HOLD_MS = 0.5
 """Shorter holds are not worth a timer; the quota carries what is left over."""
 
-REPORT_CHECK_MS = 20.0
-"""Between two looks for the report that a driver's look-up waits for."""
+WAIT_CHECK_MS = 20.0
+"""Between two questions to an interceptor whether a response should still wait."""
 
 MAX_COLLECTED_BYTES = 64 << 20
 """The longest response that is taken into memory: Metadata of a very large cluster."""
@@ -41,13 +46,12 @@ _INT32_BYTES = 4
 class ResponseFlow(Flow):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = ("_busy_time", "_collecting", "_conn", "_delayed", "_walker")
+    __slots__ = ("_busy_time", "_collecting", "_delayed", "_walker")
 
     _scratch = new_scratch()
 
-    def __init__(self, conn: Pair) -> None:
-        super().__init__(conn.services.loop, conn.services.pipes)
-        self._conn = conn
+    def __init__(self, conn: Connection) -> None:
+        super().__init__(conn)
         self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
@@ -75,8 +79,7 @@ class ResponseFlow(Flow):
         if due_ms < self._delayed.due_ms:
             self._delayed.cancel()
             self._busy_time.held(due_ms)
-            reaper = self._conn.services.reapers.for_api(exchange.api_key)
-            self._delayed = reaper.add(due_ms, self.resume)
+            self._pause_until(due_ms, exchange)
 
     def close(self) -> None:
         """See Flow."""
@@ -86,12 +89,6 @@ class ResponseFlow(Flow):
 
     def _ended(self, *, mid_frame: bool) -> None:  # noqa: ARG002 - the connection knows more
         self._conn.close_upstream_ended()
-
-    def _failed(self, error: Exception) -> None:
-        self._conn.close_failed(error)
-
-    def _idle(self) -> None:
-        self._conn.flow_idle()
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
@@ -108,93 +105,97 @@ class ResponseFlow(Flow):
         exchange = in_flight[0]
         if not exchange.measured:
             exchange.measured = True
-            if self._hold(exchange, frame_bytes):
+            now_ms = clock_ms()
+            charge = self._charge(exchange, frame_bytes, now_ms)
+            if charge is not None and self._hold(exchange, charge, now_ms):
                 return 0
-        if isinstance(exchange.asked, OffsetsAsk) and self._awaits_report(exchange, exchange.asked):
+        if exchange.seen is not None and exchange.seen.takes_whole and self._must_wait(exchange):
             return 0
         plan = exchange.plan
-        throttle = plan.throttle_offset if exchange.throttle_ms else 0
+        throttle = plan.throttle_offset if exchange.throttle_ms and not plan.takes_whole else 0
         start = throttle + _INT32_BYTES if throttle else plan.body_offset
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
         in_flight.popleft()
-        if throttle and start <= frame_bytes and not _has_header_tags(plan, view):
+        if (
+            throttle
+            and start <= frame_bytes
+            and not (plan.is_flexible and view[plan.body_offset - 1])  # where all is as expected
+        ):
             raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
         taken = self._begin(exchange, view, frame_bytes)
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
-        self._conn.answered()
+        if self._conn.life.pauses is not Pause.NONE:
+            self._conn.answered()
         return taken
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
-        """Send on, or take in, the frame that starts `view`."""
-        plan = exchange.plan
-        asked = exchange.asked
+        """Send on, or collect, the frame that starts `view`."""
+        plan, seen = exchange.plan, exchange.seen
         if (
             plan.takes_whole
-            or not (asked is None or isinstance(asked, FetchAsk))
+            or (seen is not None and seen.takes_whole)
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
                 raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
-        if plan.handling is Handling.WALK or isinstance(asked, FetchAsk):
-            start = plan.body_offset
-            if frame_bytes <= start:
-                raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
-            if _has_header_tags(plan, view):
-                raise MalformedResponse("a response header with tagged fields")
-            observer = None
-            if isinstance(asked, FetchAsk) and exchange.watch is not None:
-                observer = exchange.watch.observer(asked, clock_ms())
-            self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
-            return self._walk(self._walker, view, start)
-        return self._forward(view, frame_bytes)
+        if plan.handling is not Handling.WALK and seen is None:
+            return self._forward(view, frame_bytes)
+        start = plan.body_offset
+        if frame_bytes <= start:
+            raise MalformedResponse(f"a Fetch response of {frame_bytes} bytes")
+        if plan.is_flexible and view[start - 1]:
+            raise MalformedResponse("a response header with tagged fields")
+        observer = seen.observer(clock_ms()) if seen is not None else None
+        self._walker = FetchWalker(exchange.version, frame_bytes - start, observer)
+        return self._walk(self._walker, view, start)
 
     def _walk(self, walker: FetchWalker, view: memoryview, start: int = 0) -> int:
-        """Send on the part of a Fetch response that is in `view`; record data follows unseen."""
-        end = start
-        have = len(view)
+        """Send on the part of a Fetch response that is in `view`; record data follows unseen.
+
+        The body's own tag section goes without the addresses that it may carry.
+        """
+        end, have = start, len(view)
         while end < have and walker.remaining_bytes and not walker.at_tail:
             end += walker.feed(view[end:])
+        left = walker.remaining_bytes
         if walker.at_tail:
-            return self._tail(walker, view, start, end)
-        if walker.is_done and walker.remaining_bytes:
             self._walker = None
-            self._send(view[:end], more=True)
-            self._send_body(walker.remaining_bytes)
-            return end
-        opaque = walker.opaque_bytes
-        walker.skip(opaque)
-        self._send(view[:end], more=bool(walker.remaining_bytes))
-        if opaque:
-            self._send_body(opaque)
-        if walker.remaining_bytes:
+            if end + left > have:
+                return self._collect_tail(view, end, left)
+            tail = view[end : end + left]
+            if tail != _EMPTY_TAGS:
+                tail[:] = neutral_tail(bytes(tail))
+            self._send(view[: end + left])
+            if start:  # the whole frame came in one read
+                self.read_bytes = READ_BYTES
+            return end + left
+        if walker.is_done and left:
+            body_bytes, left = left, 0
+        else:
+            body_bytes = walker.opaque_bytes
+            walker.skip(body_bytes)
+            left = walker.remaining_bytes
+        self._send(view[:end], more=bool(body_bytes or left))
+        if body_bytes:
+            self._send_body(body_bytes)
+        if left:
             self.read_bytes = READ_BYTES_LARGE
         else:
             self._walker = None
         return end
 
-    def _tail(self, walker: FetchWalker, view: memoryview, start: int, end: int) -> int:
-        """Send on the body's own tag section, without the addresses that it may carry."""
-        size = walker.remaining_bytes
-        if size > MAX_TAIL_BYTES:
-            raise UpstreamError("bad_response", f"a Fetch response with {size} bytes of tags")
-        self._walker = None
-        if end + size <= len(view):
-            tail = view[end : end + size]
-            if tail != _EMPTY_TAGS:
-                tail[:] = neutral_tail(bytes(tail))
-            self._send(view[: end + size])
-            if start:  # the whole frame came in one read
-                self.read_bytes = READ_BYTES
-            return end + size
+    def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
+        if tail_bytes > MAX_TAIL_BYTES:
+            raise UpstreamError("bad_response", f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
             self._send(view[:end], more=True)
         self._collecting = None
-        self._collect(view[end:], size)
+        self._collect(view[end:], tail_bytes)
         return len(view)
 
     def _whole_frame(self, frame: bytearray) -> None:
@@ -203,12 +204,10 @@ class ResponseFlow(Flow):
             self._send(neutral_tail(bytes(frame)))
             return
         response = bytes(frame)
-        if exchange.api_key in LOGIN_APIS:
-            self._conn.login_answered(exchange, response)
-        if exchange.asked is not None and exchange.watch is not None:
-            response = exchange.watch.answered(
-                exchange.asked, exchange.version, response, clock_ms()
-            )
+        if exchange.plan.api.is_login:
+            self._conn.client.login_response(exchange.api_key, exchange.version, response)
+        if exchange.seen is not None:
+            response = exchange.seen.response(exchange.version, response, clock_ms())
         if exchange.plan.handling is not Handling.PASS:
             response = rewrite_response(
                 exchange.api_key,
@@ -222,66 +221,58 @@ class ResponseFlow(Flow):
                 exchange.api_key, exchange.version, response, exchange.throttle_ms
             )
         self._send(response)
-        if exchange.api_key in LOGIN_APIS:
-            self._conn.login_ends()
+        if exchange.plan.api.is_login:
+            self._conn.unpause(Pause.LOGIN)
 
-    def _hold(self, exchange: Exchange, frame_bytes: int) -> bool:
-        """Charge a response; start its hold, and return True, if it must wait."""
-        services = self._conn.services
-        now_ms = clock_ms()
-        api_key = exchange.api_key
-        watch = exchange.watch if api_key == FETCH else None
-        if watch is not None:
-            watch.read(frame_bytes)
-        charge = self._charge(exchange, frame_bytes, now_ms)
-        if charge is None:
-            return False
-        hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS or self._conn.draining:
-            return False
-        exchange.charge = charge
-        services.count_throttled(charge, hold_ms / MS_PER_SECOND)
-        if watch is not None:
-            watch.held(now_ms, charge.due_ms)
-        if services.mode is ThrottleMode.MUTE:
-            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
-            exchange.throttle_ms = round(mute_ms)
-            self._conn.mute(now_ms + mute_ms, api_key)
-            return False
-        if api_key in (FETCH, PRODUCE) and not clients_wait(api_key, exchange.version):
-            exchange.throttle_ms = round(hold_ms)
-        self.paused = True
-        self._busy_time.held(charge.due_ms)
-        self._delayed = services.reapers.for_api(api_key).add(charge.due_ms, self.resume)
-        return True
-
-    def _awaits_report(self, exchange: Exchange, asked: OffsetsAsk) -> bool:
-        """Let a driver's look-up wait a little for the report on its last batch, if need be."""
-        now_ms = clock_ms()
-        wait_ms = exchange.watch.wait_ms(asked, now_ms) if exchange.watch is not None else 0.0
-        if wait_ms <= 0 or self._conn.draining:
-            return False
-        reaper = self._conn.services.reapers.for_api(exchange.api_key)
-        self.paused = True
-        self._delayed = reaper.add(now_ms + min(wait_ms, REPORT_CHECK_MS), self.resume)
-        return True
-
-    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> Charge | None:
+    def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
         session = exchange.session
         quotas, charge = session.quotas, exchange.charge
         if exchange.api_key == FETCH:
+            if exchange.seen is not None:
+                exchange.seen.measured(frame_bytes)
             if exchange.expected is not None:
-                exchange.expected.met(frame_bytes)
+                exchange.expected.answered(frame_bytes)
                 session.last_fetch_bytes = frame_bytes
             charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = largest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
 
+    def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
+        """Start the hold of a response, or mute its client; return whether it must wait."""
+        services, api_key = self._conn.services, exchange.api_key
+        hold_ms = charge.due_ms - now_ms
+        if hold_ms < MIN_HOLD_MS or self._conn.life.state is State.DRAINING:
+            return False
+        exchange.charge = charge
+        services.count_throttled(charge, hold_ms / MS_PER_SECOND)
+        if exchange.seen is not None:
+            exchange.seen.held(now_ms, charge.due_ms)
+        if services.mode is ThrottleMode.MUTE:
+            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
+            exchange.throttle_ms = round(mute_ms)
+            self._conn.mute(now_ms + mute_ms, api_key)
+            return False
+        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
+            exchange.throttle_ms = round(hold_ms)
+        self._busy_time.held(charge.due_ms)
+        self._pause_until(charge.due_ms, exchange)
+        return True
 
-def _has_header_tags(plan: Plan, view: memoryview) -> bool:
-    """Say whether the header has tagged fields, so that the body is not where we expect it."""
-    return plan.is_flexible and view[plan.body_offset - 1] != 0
+    def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
+        self.paused = True
+        reaper = self._conn.services.reapers.for_api(exchange.api_key)
+        self._delayed = reaper.add(due_ms, self.resume)
+
+    def _must_wait(self, exchange: Exchange) -> bool:
+        """Return whether a whole response waits because its interceptor wants it; ask it again."""
+        assert exchange.seen is not None
+        now_ms = clock_ms()
+        wait_ms = exchange.seen.wait_ms(now_ms)
+        if wait_ms <= 0 or self._conn.life.state is State.DRAINING:
+            return False
+        self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
+        return True

@@ -1,26 +1,23 @@
 """What every connection needs from the rest of the program, in one place."""
 
 import asyncio
-from collections import Counter as Tally
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import get_args
 
 from prometheus_client import Counter
+from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
-from metrics.sensor import DEFAULT_EXPIRY_MS
-from proxy.quota.client import Charge
-from proxy.quota.delay_queue import DelayQueue, Reaper
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.manager import QuotaManager
-from proxy.relay.following import Following
+from proxy.relay.clients import ClientRegistry
+from proxy.relay.interceptor import Interceptor
 from proxy.relay.pipes import PipePool
-from proxy.wire.apis import FETCH, PRODUCE, api_name, is_known
-from proxy.wire.errors import FrameFault
+from proxy.relay.reapers import Reapers
+from proxy.wire.apis import api_name, is_known
+from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
@@ -51,8 +48,7 @@ UPSTREAM_ERRORS = (
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
 
-MAX_GONE_CLIENTS = 10_000
-"""Clients that left whose byte counters are kept; of more the first to leave are dropped."""
+_log = get_logger(__name__)
 
 
 class ThrottleMode(Enum):
@@ -78,49 +74,6 @@ class Limits:
     drain_timeout_s: float = 10.0
 
 
-class Reapers:
-    """The three delay queues, one per API family, with a timer of the event loop each."""
-
-    FAMILIES = ("fetch", "produce", "request")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, instruments: Instruments) -> None:
-        self._loop = loop
-        lag = instruments.delay_queue_lag_seconds
-        self.fetch, self.produce, self.request = (
-            Reaper(DelayQueue(family), clock_ms, self._call_at, lag.observe)
-            for family in self.FAMILIES
-        )
-        for reaper in self.all:
-            gauge = instruments.delay_queue_size.labels(reaper.queue.api)
-            gauge.set_function(reaper.queue.__len__)
-
-    @property
-    def all(self) -> tuple[Reaper, Reaper, Reaper]:
-        """Every reaper."""
-        return self.fetch, self.produce, self.request
-
-    def for_api(self, api_key: int) -> Reaper:
-        """Return the reaper of this API's family."""
-        if api_key == FETCH:
-            return self.fetch
-        return self.produce if api_key == PRODUCE else self.request
-
-    def release_all(self) -> None:
-        """Let everything go now."""
-        for reaper in self.all:
-            reaper.release_all()
-
-    def close(self) -> None:
-        """Stop the timers."""
-        for reaper in self.all:
-            reaper.close()
-
-    def _call_at(self, due_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        # The loop's own clock may stand for a whole round; a delay does not depend on it.
-        delay = max(due_ms - clock_ms(), 0.0) / MS_PER_SECOND
-        return self._loop.call_later(delay, callback)
-
-
 @dataclass(slots=True)
 class Services:
     """Shared by all connections of one proxy."""
@@ -132,18 +85,12 @@ class Services:
     reapers: Reapers
     instruments: Instruments
     pipes: PipePool
+    clients: ClientRegistry
+    interceptor: Interceptor | None = None
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
-    following: Following | None = None
-    """Follows what the clients of known queries read."""
     _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
-    _users: dict[ClientIdentity, int] = field(default_factory=dict)
-    # In the order of their leaving. Not a dict, which is slow to find its first key once many
-    # before that were deleted.
-    _gone_ms: OrderedDict[ClientIdentity, float] = field(default_factory=OrderedDict)
-    # How many of both have a client id.
-    _client_ids: Tally[str | None] = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
@@ -151,49 +98,6 @@ class Services:
             self.instruments.connections_rejected_total.labels(reason)
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
-
-    def knows_client(self, client_id: str) -> bool:
-        """Say whether a client with this id is connected, or was within the hour."""
-        return client_id in self._client_ids
-
-    def client_came(self, identity: ClientIdentity) -> None:
-        """Note that a connection uses this client's byte counters."""
-        users = self._users.get(identity, 0)
-        self._users[identity] = users + 1
-        if not users and self._gone_ms.pop(identity, None) is None:
-            self._client_ids[identity.client_id] += 1
-
-    def client_left(self, identity: ClientIdentity) -> None:
-        """Note that a connection does so no longer."""
-        self._users[identity] -= 1
-        if not self._users[identity]:
-            del self._users[identity]
-            self._gone_ms[identity] = clock_ms()
-            if len(self._gone_ms) > MAX_GONE_CLIENTS:
-                self._forget_client(next(iter(self._gone_ms)))
-
-    def forgetting(self, now_ms: float) -> Iterator[ClientIdentity]:
-        """Drop the byte counters of clients that left an hour ago, which makes room for others.
-
-        Yields each when that is done. Other calls may come between two steps.
-        """
-        while self._gone_ms:
-            identity, gone_ms = next(iter(self._gone_ms.items()))
-            if now_ms - gone_ms < DEFAULT_EXPIRY_MS:
-                return
-            self._forget_client(identity)
-            yield identity
-
-    def _forget_client(self, identity: ClientIdentity) -> None:
-        del self._gone_ms[identity]
-        self._client_ids[identity.client_id] -= 1
-        if not self._client_ids[identity.client_id]:
-            del self._client_ids[identity.client_id]
-        self.instruments.bytes_total.forget(
-            listener=identity.listener,
-            user=identity.user or "",
-            client_id=identity.client_id or "",
-        )
 
     def count_request(self, api_key: int, version: int) -> None:
         """Count a request; versions that no schema knows share a label."""
@@ -205,8 +109,20 @@ class Services:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: Charge, hold_s: float) -> None:
+    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
         """Count a response that is held for `hold_s` seconds."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
         self.quotas.held(charge, hold_s * MS_PER_SECOND, clock_ms())
+
+    def count_rejected(self, reason: str, **about: object) -> None:
+        """Count and log a client that is turned away; `reason` is one of REJECTIONS."""
+        self.instruments.connections_rejected_total.labels(reason).inc()
+        _log.warning("client rejected", reason=reason, **about)
+
+    def count_upstream_error(
+        self, reason: str, event: str = "upstream failed", **about: object
+    ) -> None:
+        """Count and log a broker that failed; `reason` is one of UPSTREAM_ERRORS."""
+        self.instruments.upstream_errors_total.labels(reason).inc()
+        _log.warning(event, reason=reason, **about)

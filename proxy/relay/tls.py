@@ -1,8 +1,6 @@
-"""TLS contexts, handshakes on non-blocking sockets, and what a certificate or SNI name says."""
+"""TLS contexts of listeners, and what a client's certificate or SNI name says."""
 
-import asyncio
 import re
-import socket
 import ssl
 from pathlib import Path
 
@@ -38,48 +36,6 @@ def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl
     return context
 
 
-def upstream_context(
-    ca_file: Path | None, cert_file: Path | None, key_file: Path | None
-) -> ssl.SSLContext:
-    """Make the context for connections to brokers; their names are checked."""
-    context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-    if cert_file is not None:
-        context.load_cert_chain(cert_file, key_file)
-    return context
-
-
-async def handshake(
-    sock: socket.socket,
-    context: ssl.SSLContext,
-    *,
-    server_side: bool,
-    server_hostname: str | None = None,
-) -> TlsChannel:
-    """Do the handshake on a connected non-blocking socket. The caller sets the time limit.
-
-    Raises ssl.SSLError or OSError. The plain socket is closed by the TLS socket from here on.
-    """
-    tls = context.wrap_socket(
-        sock,
-        server_side=server_side,
-        server_hostname=server_hostname,
-        do_handshake_on_connect=False,
-        suppress_ragged_eofs=True,
-    )
-    try:
-        while True:
-            try:
-                tls.do_handshake()
-                return TlsChannel(tls)
-            except ssl.SSLWantReadError:
-                await ready(tls.fileno(), write=False)
-            except ssl.SSLWantWriteError:
-                await ready(tls.fileno(), write=True)
-    except BaseException:
-        tls.close()
-        raise
-
-
 def sni_of(channel: TlsChannel) -> str | None:
     """Return the server name that this client asked for."""
     return getattr(channel.sock, "requested_name", None)
@@ -113,22 +69,3 @@ def sni_pattern(template: str) -> re.Pattern[str]:
 
 def _keep_sni(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
     sock.requested_name = name  # type: ignore[union-attr]
-
-
-async def ready(fd: int, *, write: bool) -> None:
-    """Wait until the descriptor is readable or writable."""
-    loop = asyncio.get_running_loop()
-    waiter = loop.create_future()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-    )
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    add(fd, wake)
-    try:
-        await waiter
-    finally:
-        remove(fd)

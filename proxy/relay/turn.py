@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.quota.client import Charge
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import Waiter
-from proxy.relay.exchange import ClientSession
 from proxy.relay.services import Services, ThrottleMode
+from proxy.relay.session import ClientSession
 from proxy.wire.apis import FETCH
 
 
@@ -31,7 +31,7 @@ class Turn:
         self._api_key = FETCH
 
     def has_come(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
-        """Say whether a request may be sent on now; if not, it waits until `ask_again`."""
+        """Return whether a request may be sent on now; if not, it waits until `ask_again`."""
         waiter, now_ms = self._waiter, clock_ms()
         holds = self._services.mode is ThrottleMode.DELAY
         self._api_key = api_key
@@ -40,10 +40,10 @@ class Turn:
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
             waited_ms = now_ms - since_ms
-            charge = Charge(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self._services.count_throttled(charge, waited_ms / MS_PER_SECOND)
-            if api_key == FETCH and session.watch is not None:
-                session.watch.held(since_ms, now_ms)
+            if api_key == FETCH and session.interceptor is not None:
+                session.interceptor.gated(since_ms, now_ms)
         return True
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells the quota proxy what each streaming query has read, from within the Spark driver.
+"""Reports to the quota proxy what each streaming query has read, from within the Spark driver.
 
 One file on its own, so that `--py-files` can carry it: Python 3.9, pyspark 3.5 and the standard
 library are enough.
@@ -23,6 +23,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import Empty, SimpleQueue
@@ -46,16 +47,16 @@ LONGEST_PAUSE_S = 1.0
 MAX_DOUBLINGS = 10  # far beyond the longest, and no overflow
 
 HEARTBEAT_S = 2.0
-"""A run of which nothing was sent for so long is said to be running."""
+"""A run of which nothing was sent for so long is reported to be running."""
 
 WATCH_S = 0.2
-"""Between two looks at the idle connection: whether the proxy has closed it."""
+"""Between two checks whether the proxy has closed the idle connection."""
 
 LOOK_S = 0.5
-"""How long Spark may take to say what a run does; then it is not known."""
+"""How long Spark may take to answer what a run does; then it is not known."""
 
 LAST_EVENT_S = 1.0
-"""How long the end of the driver may wait for Spark to tell of the end of its queries."""
+"""How long the end of the driver may wait for Spark's events on the end of its queries."""
 
 EXIT_S = 2.0
 """How long it may wait then for the last reports to go out."""
@@ -64,7 +65,7 @@ MAX_RUNS = 1000
 """Runs of queries that are known at a time; the one known for longest is forgotten first."""
 
 LATEST_S = 60.0
-"""How late Spark may tell of a batch."""
+"""How late Spark may report a batch."""
 
 MAX_REASONS = 50
 """Different faults that are logged, each once."""
@@ -100,7 +101,10 @@ _IN_A_BATCH = (
 )
 """How Spark's messages begin on what a query does."""
 
-_NAME_IT = "give it a name with queryName(), or put its id into clients"
+_NAMELESS = (
+    "a query without a name is not reported: give it a name with queryName(), or put its id into "
+    "clients"
+)
 
 _log = logging.getLogger("quota_listener")
 
@@ -108,7 +112,7 @@ _log = logging.getLogger("quota_listener")
 def client_options(
     name: str, bootstrap_servers: str | None = None, by_group: bool = False
 ) -> dict[str, str]:
-    """Give the options of Spark's Kafka source that tie a query to one Kafka client.
+    """Return the options of Spark's Kafka source that tie a query to one Kafka client.
 
     With `kafka.client.id` the driver's look-ups and the executors' fetches all carry `name`, so a
     quota rule `client-id: NAME` bounds the query, and its progress and batches are followed.
@@ -149,9 +153,9 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     Spark's thread only numbers an event and puts it into a bounded queue. A daemon thread sends the
     reports in order and tries again, with pauses that grow, while the proxy is away. What can't be
     sent is dropped, never waited for: the numbers count from 1, so the proxy sees what is missing.
-    The last report about a batch of each run stays until it is sent. A proxy that comes back is
-    told at once which runs live, and every HEARTBEAT_S of those that report nothing else.
-    Faults go to the logger `quota_listener`, each kind once.
+    The last report about a batch of each run stays until it is sent. A proxy that comes back gets
+    a heartbeat of each run that lives, and another every HEARTBEAT_S of those that report nothing
+    else. Faults go to the logger `quota_listener`, each kind once.
 
     Reported are queries that read Kafka and have a name; one without needs its id in `clients`.
 
@@ -197,6 +201,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         """Reports that the proxy did not want; the log says why."""
         self.dropped = 0
         """Reports given up: too many waited, or the proxy was away for too long."""
+        self.failures = 0
+        """Tries since the proxy answered last."""
         self._url = url
         self._channel = _Channel(url, token, timeout_s, ca_file)
         self._sender = uuid.uuid4().hex
@@ -206,9 +212,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._queue: deque[_Event] = deque()
         self._changed = Condition()
         self._number = 0
-        self._failures = 0
         self._breaks = 0  # how often the proxy was found to be away
-        self._aside = _Aside("quota-listener-look")
+        self._aside = _Aside()
         self._logged: set[str] = set()
         self._deadline_s: float | None = None
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
@@ -216,23 +221,23 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         atexit.register(self._end)
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name
-        """Take Spark's event: a run starts. Called within `start()`."""
-        self._take("started", event)
+        """Queue Spark's event: a run starts. Called within `start()`."""
+        self._put("started", event)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Take Spark's event: a batch has ended."""
-        self._take("progress", event)
+        """Queue Spark's event: a batch has ended."""
+        self._put("progress", event)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Take Spark's event: there was nothing to read."""
-        self._take("idle", event)
+        """Queue Spark's event: there was nothing to read."""
+        self._put("idle", event)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Take Spark's event: a run was stopped or has failed."""
-        self._take("terminated", event)
+        """Queue Spark's event: a run was stopped or has failed."""
+        self._put("terminated", event)
 
     def close(self, timeout_s: float = EXIT_S) -> bool:
-        """Take no more events and send what waits; say whether all of it went out in time.
+        """Accept no more events and send what waits; return whether all of it went out in time.
 
         What did not is dropped. Called by itself at the end of the driver.
         """
@@ -246,62 +251,66 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         return not self._thread.is_alive() and self.dropped == dropped
 
     def _end(self) -> None:
-        """Close at the end of the driver. Spark tells of a query's end after `stop()` returned."""
+        """Close at the end of the driver. Spark's last events come after `stop()` returned."""
         with self._changed:
             self._changed.wait_for(lambda: not self._runs, LAST_EVENT_S)
         self.close()
 
-    def _take(self, kind: str, event: Any) -> None:
-        """Queue what Spark tells. Spark's threads run this, so it neither raises nor waits."""
+    # In Spark's threads
+
+    def _put(self, kind: str, event: Any) -> None:
+        """Queue an event. It neither raises nor waits."""
         try:
             seen_s = time.monotonic()
             about = event.progress if kind == "progress" else event
-            query_id, run_id = str(about.id), str(about.runId)
+            run_id = str(about.runId)
             with self._changed:
-                if self._deadline_s is not None or not self._follows(kind, about, run_id):
+                if self._is_closing or not self._follows(kind, about, run_id):
                     return
                 run = self._runs.pop(run_id) if kind == "terminated" else self._runs[run_id]
-                known = run.name is not None or query_id in self._clients
-                if known:
+                is_known = self._is_known(run)
+                if is_known:
                     self._number += 1
-                    self._put(_Event(self._number, kind, run, about, seen_s, time.time()))
+                    if kind == "progress":
+                        run.last_number = self._number
+                    self._make_room()
+                    self._queue.append(_Event(self._number, kind, run, about, seen_s, time.time()))
                 self._changed.notify_all()
-            if not known:
-                self._log_once("nameless", "a query without a name is not reported: %s", _NAME_IT)
+            if not is_known:
+                self._log_once("nameless", _NAMELESS)
         except Exception:
             self._log_once("event", "an event of Spark is not reported", exc_info=True)
 
     def _follows(self, kind: str, about: Any, run_id: str) -> bool:
-        """Learn of runs, whose names not every event tells; say whether this one is of use."""
+        """Record runs, whose names not every event has; return whether this one is of use."""
         if kind == "started" or (kind == "progress" and _reads_kafka(about)):
             if run_id not in self._runs:
-                self._begin_run(_Run(str(about.id), run_id, about.name))
+                run = _Run(str(about.id), run_id, about.name)
+                for other in self._runs.values():
+                    # Spark reports the end of a run after the start of the next.
+                    other.is_over |= other.query_id == run.query_id
+                self._runs[run_id] = run
+                if len(self._runs) > MAX_RUNS:
+                    self._runs.popitem(last=False)
             if kind == "progress":
                 self._runs[run_id].batch_id = about.batchId
         elif kind == "progress":
             self._runs.pop(run_id, None)
         return run_id in self._runs
 
-    def _begin_run(self, run: _Run) -> None:
-        for other in self._runs.values():
-            # Spark tells the end of a run after the start of the next.
-            other.is_over |= other.query_id == run.query_id
-        self._runs[run.run_id] = run
-        if len(self._runs) > MAX_RUNS:
-            self._runs.popitem(last=False)
-
-    def _put(self, event: _Event) -> None:
-        if event.kind == "progress":
-            event.run.last_number = event.number
+    def _make_room(self) -> None:
         if len(self._queue) == self._queue_size:
             self.dropped += 1
             # The end of a run matters more than a batch: the next batch says most of it again.
             oldest = (i for i, waiting in enumerate(self._queue) if waiting.is_said_again)
             del self._queue[next(oldest, 0)]
-        self._queue.append(event)
+
+    def _is_known(self, run: _Run) -> bool:
+        return run.name is not None or run.query_id in self._clients
+
+    # In the thread that sends
 
     def _send_all(self) -> None:
-        """Send until the end; the own thread runs this."""
         while True:
             event = None
             try:
@@ -311,7 +320,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 elif self._is_closing:
                     break
                 else:
-                    self._greet()
+                    self._send_heartbeats()
             except Exception:
                 self._drop(0 if event is None else 1)
                 self._log_once("report", "a report can't be sent", exc_info=True)
@@ -322,11 +331,11 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         return self._deadline_s is not None
 
     def _next(self) -> _Event | None:
-        """Wait for an event; None when it is time to look whether a greeting is due, or the end."""
+        """Wait for an event; None when a heartbeat may be due, or at the end."""
         with self._changed:
             if not self._queue and not self._is_closing:
                 self._changed.wait(WATCH_S if self._runs else None)
-            if self._queue and not self._late():
+            if self._queue and not self._is_late():
                 return self._queue.popleft()
             if self._is_closing:
                 self._drop(len(self._queue))
@@ -335,14 +344,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     def _send(self, event: _Event) -> None:
         run = event.run
-        report = _report(event, self._sender, self._clients.get(run.name or run.query_id))
+        report = {**self._report(event.kind, run), **event.report()}
         if event.kind == "started":
             self._look_at(run)
             report["trigger"] = run.trigger
         tries = 0
         while True:
-            age_s = time.monotonic() - event.seen_s + event.late_s
-            report["age_ms"] = round(age_s * 1000)
+            report["age_ms"] = round((time.monotonic() - event.seen_s + event.late_s) * 1000)
             answer = self._post(report)
             tries += 1
             if answer is not None and answer.status < _FAULT_FROM:
@@ -351,10 +359,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             if (is_spare and tries > self._max_retries) or not self._pause():
                 self._drop(1)
                 return
-        self._pass_on(answer, run)
-        run.sent_s = time.monotonic()
-        if event.kind == "started":
-            run.told_in = self._breaks
+        self._sent(answer, run, is_alive=event.kind == "started")
         # A repeat of what the proxy took although its answer was lost.
         taken_before = tries > 1 and (answer.status, answer.reason) == (_CONFLICT, "repeated")
         if answer.status < _SENT_BELOW or taken_before:
@@ -363,57 +368,72 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             self._log_refusal(answer)
             self.refused += 1
 
-    def _greet(self) -> None:
-        """Say of each run that lives that it does, where nothing else has said so for a while."""
-        if self._channel.is_closed_by_proxy():
-            self._breaks += 1
+    def _send_heartbeats(self) -> None:
+        """Report that a run lives, where nothing else was sent of it for a while."""
+        self._watch()
         with self._changed:
-            runs = [run for run in self._runs.values() if self._is_greeted(run)]
+            runs = [run for run in self._runs.values() if not run.is_over and self._is_known(run)]
         for run in runs:
-            is_due = run.told_in != self._breaks or _since(run.sent_s) >= HEARTBEAT_S
+            is_new = run.alive_in != self._breaks
+            is_due = is_new or time.monotonic() - run.sent_s >= HEARTBEAT_S
             if not is_due or run.refused_in == self._breaks:
                 continue
             if not self._look_at(run):
-                run.sent_s, run.told_in = time.monotonic(), self._breaks  # it is looked for again
+                self._sent(None, run)  # it is looked for again
                 continue
             with self._changed:
                 if self._queue or self._is_closing:
                     return  # what waits says more
-                greeting = _greeting(run, self._sender, self._clients)
-            answer = self._post(greeting)
+                heartbeat = self._report("running", run)
+                heartbeat.update(age_ms=0, last_batch_id=run.batch_id)
+                heartbeat.update(under_way=run.under_way, trigger=run.trigger)
+            answer = self._post(heartbeat)
             if answer is None or answer.status >= _FAULT_FROM:
                 self._pause()
                 return
-            self._pass_on(answer, run)
-            run.sent_s, run.told_in = time.monotonic(), self._breaks
-            if answer.status >= _SENT_BELOW:  # a proxy that knows no greetings, for one
+            self._sent(answer, run)
+            if answer.status >= _SENT_BELOW:  # a proxy that knows no heartbeats, for one
                 run.refused_in = self._breaks
-                if self._is_new(f"greeting {answer.status} {answer.reason}"):
+                if self._is_new(f"heartbeat {answer.status} {answer.reason}"):
                     text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
                     _log.info(text, self._url, answer.status, answer.text)
 
-    def _pass_on(self, answer: _Answer, run: _Run) -> None:
-        """Log what the proxy advises, once."""
-        for advice in answer.advice:
+    def _report(self, kind: str, run: _Run) -> dict[str, Any]:
+        """Return what all reports of a run have."""
+        return {
+            "sender": self._sender,
+            "event": kind,
+            "query_id": run.query_id,
+            "run_id": run.run_id,
+            "name": run.name,
+            "client_id": self._clients.get(run.name or run.query_id),
+        }
+
+    def _sent(self, answer: _Answer | None, run: _Run, *, is_alive: bool = True) -> None:
+        """Record that something was sent of a run; log what the proxy advises, once."""
+        run.sent_s = time.monotonic()
+        if is_alive:
+            run.alive_in = self._breaks
+        for advice in answer.advice if answer is not None else ():
             text = "the quota proxy at %s says of query %s: %s"
             self._log_once(f"advice {advice}", text, self._url, run.name or run.query_id, advice)
 
-    def _is_greeted(self, run: _Run) -> bool:
-        return not run.is_over and (run.name is not None or run.query_id in self._clients)
-
     def _look_at(self, run: _Run) -> bool:
-        """Ask Spark what a run does, where it can be asked; say whether the run may be alive."""
+        """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
         look = self._aside.result(lambda: _look_at(run.query_id, run.run_id), LOOK_S)
         run.under_way = look.under_way if look is not None else None
         if look is not None and look.is_there:
             run.was_seen, run.trigger = True, look.trigger
-        # Spark does not tell of the end of its queries when only spark.stop() is called.
+        # Spark has no event on the end of its queries when only spark.stop() is called.
         return look is None or bool(look.is_there) or not run.was_seen
 
-    def _post(self, report: Mapping[str, Any]) -> _Answer | None:
-        """Send once; return what the proxy says, None while it is away."""
+    def _watch(self) -> None:
         if self._channel.is_closed_by_proxy():
             self._breaks += 1
+
+    def _post(self, report: Mapping[str, Any]) -> _Answer | None:
+        """Send once; return the proxy's answer, None while it is away."""
+        self._watch()
         try:
             answer = self._channel.post(json.dumps(report).encode())
         except (OSError, HTTPException) as error:
@@ -422,38 +442,35 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         if answer.status >= _FAULT_FROM:
             self._missed(f"HTTP {answer.status}")
             return None if answer.status in _AWAY else answer
-        self._reached()
+        if self.failures:
+            text = "the quota proxy at %s answers again; %d reports were dropped so far"
+            _log.info(text, self._url, self.dropped)
+        self.failures = 0
         return answer
 
+    def _missed(self, why: str) -> None:
+        if not self.failures:
+            text = "the quota proxy at %s does not answer (%s); queries go on, reports wait"
+            _log.warning(text, self._url, _short(why))
+        self.failures += 1
+        self._breaks += 1
+
     def _pause(self) -> bool:
-        """Wait before the next try; say whether there may be one."""
-        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, MAX_DOUBLINGS), LONGEST_PAUSE_S)
+        """Wait before the next try; return whether there may be one."""
+        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self.failures, MAX_DOUBLINGS), LONGEST_PAUSE_S)
         pause_s = longest_s * random.uniform(0.5, 1)  # so that not all drivers come at once
         with self._changed:
             closing = self._changed.wait_for(lambda: self._is_closing, pause_s)
         if closing:  # there is little time left: the last tries come fast
             time.sleep(FIRST_PAUSE_S)
-        return not self._late()
+        return not self._is_late()
 
-    def _late(self) -> bool:
+    def _is_late(self) -> bool:
         return self._deadline_s is not None and time.monotonic() >= self._deadline_s
 
     def _drop(self, reports: int) -> None:
         with self._changed:
             self.dropped += reports
-
-    def _missed(self, why: str) -> None:
-        if not self._failures:
-            text = "the quota proxy at %s does not answer (%s); queries go on, reports wait"
-            _log.warning(text, self._url, _short(why))
-        self._failures += 1
-        self._breaks += 1
-
-    def _reached(self) -> None:
-        if self._failures:
-            text = "the quota proxy at %s answers again; %d reports were dropped so far"
-            _log.info(text, self._url, self.dropped)
-        self._failures = 0
 
     def _log_refusal(self, answer: _Answer) -> None:
         text = "the quota proxy at %s refuses reports (HTTP %d%s): %s"
@@ -468,54 +485,63 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             _log.warning(text, *args, exc_info=exc_info)
 
     def _is_new(self, kind: str) -> bool:
-        """Say whether this is the first of its kind, while there is room to remember kinds."""
+        """Return whether this is the first of its kind, while there is room to remember kinds."""
         if kind in self._logged or len(self._logged) >= MAX_REASONS:
             return False
         self._logged.add(kind)
         return True
 
 
+@dataclass(eq=False)
 class _Run:
-    """One run of a query, from what Spark told of it until it told of its end."""
+    """One run of a query, from Spark's first event of it to the one on its end."""
 
-    def __init__(self, query_id: str, run_id: str, name: str | None) -> None:
-        self.query_id = query_id
-        self.run_id = run_id
-        self.name = name
-        self.batch_id: int | None = None
-        """Of the last batch that Spark told of."""
-        self.last_number = 0
-        """Of the report about it."""
-        self.is_over = False
-        """Whether the query has begun another run."""
-        self.trigger: dict[str, Any] | None = None
-        self.under_way: bool | None = None
-        """Whether a batch was, at the last look."""
-        self.was_seen = False
-        """Whether Spark could be asked for it once."""
-        self.sent_s = 0.0
-        """When something was sent of it."""
-        self.told_in: int | None = None
-        """After which break of the connection the proxy was told that it lives."""
-        self.refused_in: int | None = None
-        """After which break the proxy did not want to hear that."""
+    query_id: str
+    run_id: str
+    name: str | None
+    batch_id: int | None = None
+    """Of the last batch that Spark reported."""
+    last_number: int = 0
+    """Of the report about it."""
+    is_over: bool = False
+    """Whether the query has begun another run."""
+    trigger: dict[str, Any] | None = None
+    under_way: bool | None = None
+    """Whether a batch was, when Spark was asked last."""
+    was_seen: bool = False
+    """Whether Spark could be asked for it once."""
+    sent_s: float = 0.0
+    """When something was sent of it."""
+    alive_in: int | None = None
+    """After which break of the connection the proxy was sent that it lives."""
+    refused_in: int | None = None
+    """After which break the proxy refused that."""
 
 
 class _Event(NamedTuple):
-    """What Spark told, as it waits to be sent."""
+    """Spark's event, as it waits to be sent."""
 
     number: int
     kind: str
     run: _Run
     about: Any
-    """Spark's event; for a batch its progress."""
+    """Spark's event itself; for a batch its progress."""
     seen_s: float
     seen_at_s: float
     """The same on the wall clock."""
 
+    def report(self) -> dict[str, Any]:
+        """Return what only reports of events have."""
+        error = self.about.exception if self.kind == "terminated" else None
+        return {
+            "number": self.number,
+            "batch": _batch(self.about) if self.kind == "progress" else None,
+            "error": error and _ends_of(str(error).partition(_STACK_TRACE)[0]),
+        }
+
     @property
     def late_s(self) -> float:
-        """How long after the end of a batch Spark told of it: seconds, where there is much to do.
+        """How long after the end of a batch Spark reports it: seconds, where there is much to do.
 
         More than LATEST_S is taken for a difference of clocks: over Spark Connect there are two.
         """
@@ -537,7 +563,7 @@ class _Event(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What the proxy said to a report."""
+    """The proxy's answer to a report."""
 
     status: int
     reason: str
@@ -566,16 +592,17 @@ class _Channel:
             if not token or not token.isascii() or not token.isprintable():
                 raise ValueError("the token is empty or has characters that no HTTP header takes")
             self._headers["Authorization"] = f"Bearer {token}"
-        self._connection: HTTPConnection
+        if parts.scheme == "http" and ca_file is not None:
+            raise ValueError(f"a ca_file needs an https address: {url!r}")
+        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
         if parts.scheme == "https":
-            context = _trust(ca_file)
+            try:
+                context = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
             self._connection = HTTPSConnection(
                 parts.hostname, parts.port, timeout=timeout_s, context=context
             )
-        elif ca_file is None:
-            self._connection = HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-        else:
-            raise ValueError(f"a ca_file needs an https address: {url!r}")
 
     def post(self, body: bytes) -> _Answer:
         try:
@@ -593,7 +620,7 @@ class _Channel:
         self._connection.close()
 
     def is_closed_by_proxy(self) -> bool:
-        """Say whether the idle connection has something to read, which can only be its end.
+        """Return whether the idle connection has something to read, which can only be its end.
 
         It is closed here too then: the next post opens another one.
         """
@@ -607,11 +634,20 @@ class _Channel:
         return is_closed
 
 
+class _Look(NamedTuple):
+    """What Spark knows of a run."""
+
+    is_there: bool | None = None
+    """None: Spark can't be asked, as with Spark Connect."""
+    trigger: dict[str, Any] | None = None
+    under_way: bool | None = None
+    """Whether a batch is planned and not yet done; None when that is not known."""
+
+
 class _Aside:
     """Runs what may hang in a daemon thread of its own, made when it is wanted."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._works: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: Thread | None = None
         self._is_busy = False
@@ -621,7 +657,7 @@ class _Aside:
         if self._is_busy:  # still, with what took too long before
             return None
         if self._thread is None:
-            self._thread = Thread(target=self._run, name=self._name, daemon=True)
+            self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
             self._thread.start()
         results: SimpleQueue[_Look] = SimpleQueue()
         self._is_busy = True
@@ -638,16 +674,6 @@ class _Aside:
             self._is_busy = False
 
 
-class _Look(NamedTuple):
-    """What Spark knows of a run."""
-
-    is_there: bool | None = None
-    """None: Spark can't be asked, as with Spark Connect."""
-    trigger: dict[str, Any] | None = None
-    under_way: bool | None = None
-    """Whether a batch is planned and not yet done; None when that is not known."""
-
-
 def _look_at(query_id: str, run_id: str) -> _Look:
     """Ask the JVM for a run. What is asked is Spark's own, not its public API: it may fail."""
     try:
@@ -658,36 +684,31 @@ def _look_at(query_id: str, run_id: str) -> _Look:
         query = session._jsparkSession.sharedState().activeStreamingQueries().get(key)
         if query is None or query.runId().toString() != run_id or not query.isActive():
             return _Look(is_there=False)
-        trigger = _trigger(query.trigger().toString())
+        trigger = read_trigger(query.trigger().toString())
         status = query.status()
-        return _Look(True, trigger, _is_under_way(status.isTriggerActive(), status.message()))
+        return _Look(True, trigger, is_under_way(status.isTriggerActive(), status.message()))
     except Exception:
         return _Look()
 
 
-def _trigger(text: str) -> dict[str, Any] | None:
+def read_trigger(text: str) -> dict[str, Any] | None:
     """Read Spark's text of a trigger, such as `ProcessingTimeTrigger(2000)`; None if unknown."""
     match = _TRIGGER.fullmatch(text)
-    kind = _TRIGGER_KINDS.get(match[1]) if match else None
-    if match is None or kind is None:
+    if match is None or match[1] not in _TRIGGER_KINDS:
         return None
-    return {"kind": kind, "interval_ms": int(match[2]) if match[2] else None}
+    return {"kind": _TRIGGER_KINDS[match[1]], "interval_ms": int(match[2]) if match[2] else None}
 
 
-def _is_under_way(is_trigger_active: bool, message: str) -> bool | None:
-    """Say whether a batch is under way. A trigger is active while the end of a log is asked for."""
-    if not is_trigger_active and message.startswith(_BETWEEN_BATCHES + _IN_A_BATCH):
-        return False
+def is_under_way(is_trigger_active: bool, message: str) -> bool | None:
+    """Return whether a batch is under way; a trigger is active, too, while log ends are looked up.
+
+    None when Spark's message says nothing of it.
+    """
     if message.startswith(_BETWEEN_BATCHES):
         return False
+    if not is_trigger_active and message.startswith(_IN_A_BATCH):
+        return False
     return True if message in _IN_A_BATCH else None
-
-
-def _trust(ca_file: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
 
 
 def _read_answer(status: int, content: bytes) -> _Answer:
@@ -714,42 +735,6 @@ def _ends_of(text: str) -> str:
     return text[:kept] + _LEFT_OUT + text[-kept:]
 
 
-def _since(at_s: float) -> float:
-    return time.monotonic() - at_s
-
-
-def _greeting(run: _Run, sender: str, clients: Mapping[str, str]) -> dict[str, Any]:
-    """Make the report that a run lives. It has no number: Spark told nothing."""
-    return {
-        "sender": sender,
-        "event": "running",
-        "query_id": run.query_id,
-        "run_id": run.run_id,
-        "name": run.name,
-        "client_id": clients.get(run.name or run.query_id),
-        "age_ms": 0,
-        "last_batch_id": run.batch_id,
-        "under_way": run.under_way,
-        "trigger": run.trigger,
-    }
-
-
-def _report(event: _Event, sender: str, client_id: str | None) -> dict[str, Any]:
-    """Make the report of an event; `age_ms` is added when it is sent."""
-    error = event.about.exception if event.kind == "terminated" else None
-    return {
-        "sender": sender,
-        "number": event.number,
-        "event": event.kind,
-        "query_id": event.run.query_id,
-        "run_id": event.run.run_id,
-        "name": event.run.name,
-        "client_id": client_id,
-        "batch": _batch(event.about) if event.kind == "progress" else None,
-        "error": error and _ends_of(str(error).partition(_STACK_TRACE)[0]),
-    }
-
-
 def _batch(progress: Any) -> dict[str, Any]:
     return {
         "batch_id": progress.batchId,
@@ -771,7 +756,7 @@ def _batch(progress: Any) -> dict[str, Any]:
 
 
 def _reads_kafka(progress: Any) -> bool:
-    """Say at a glance whether a source's offsets have the shape {topic: {partition: offset}}."""
+    """Return whether a source's offsets seem to have the shape {topic: {partition: offset}}."""
     return any(_KAFKA_OFFSETS.match(str(source.endOffset)) for source in progress.sources)
 
 
@@ -783,26 +768,28 @@ def _read_offsets(value: Any) -> dict[str, dict[str, int]] | None:
     """
     if isinstance(value, str):
         value = _read_text(value)
-    if not isinstance(value, dict):
+    try:
+        read = {
+            topic: {str(partition): offset for partition, offset in offsets.items()}
+            for topic, offsets in value.items()
+        }
+    except AttributeError:
         return None
-    for topic, partitions in value.items():
-        if not isinstance(topic, str) or not isinstance(partitions, dict):
+    for topic, offsets in read.items():
+        if not isinstance(topic, str) or not all(map(str.isdecimal, offsets)):
             return None
-        for partition, offset in partitions.items():
-            if not str(partition).isdecimal() or type(offset) is not int:
-                return None
-    return {t: {str(p): offset for p, offset in found.items()} for t, found in value.items()}
+        if any(type(offset) is not int for offset in offsets.values()):
+            return None
+    return read
 
 
 def _read_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return None
 
 
 def _check_name(what: str, name: str) -> None:

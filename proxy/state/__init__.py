@@ -6,6 +6,7 @@ transaction.
 """
 
 from .errors import StateError
+from .journal import Journal, RecordFormat
 from .kafka import KafkaStore
 from .memory import MemoryStore
 from .sqlite import SqliteStore
@@ -13,10 +14,12 @@ from .store import Json, Record, Store
 from .writer import StateWriter
 
 __all__ = [
+    "Journal",
     "Json",
     "KafkaStore",
     "MemoryStore",
     "Record",
+    "RecordFormat",
     "SqliteStore",
     "StateError",
     "StateWriter",

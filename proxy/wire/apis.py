@@ -1,10 +1,10 @@
 """What the proxy has to know about each API and version, taken from kafka-python's schemas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from struct import pack_into
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from kafka.protocol import admin, consumer, metadata, producer, sasl
 from kafka.protocol.api_key import ApiKey
@@ -21,41 +21,6 @@ API_VERSIONS = 18
 SASL_AUTHENTICATE = 36
 DESCRIBE_CLUSTER = 60
 
-ADDRESS_APIS = {PRODUCE: 10, FETCH: 16, METADATA: 0, FIND_COORDINATOR: 0, DESCRIBE_CLUSTER: 0}
-"""APIs whose responses carry broker addresses, and the first version that does."""
-
-HIDDEN_APIS = frozenset(
-    key.value for key in (ApiKey.ShareGroupHeartbeat, ApiKey.ShareFetch, ApiKey.ShareAcknowledge)
-)
-"""What a share consumer needs. The last two answer with node endpoints that no schema here can
-find: a client that learned one would go round its quota. With the first alone it would join its
-group and wait for ever; without it, it says at once that there are no share groups here. To
-describe such groups and to set their offsets (77, 90 to 92) needs none of the three, and stays: the
-members may be connected to the cluster itself. They are never offered, and refused when used."""
-
-REVIEWED_APIS = {
-    ApiKey.CreateDelegationToken.value: 3,
-    ApiKey.RenewDelegationToken.value: 2,
-    ApiKey.ExpireDelegationToken.value: 2,
-    ApiKey.DescribeDelegationToken.value: 3,
-    ApiKey.UnregisterBroker.value: 0,
-    ApiKey.ConsumerGroupHeartbeat.value: 1,
-    ApiKey.ConsumerGroupDescribe.value: 1,  # hosts of members
-    ApiKey.GetTelemetrySubscriptions.value: 0,
-    ApiKey.PushTelemetry.value: 0,
-    ApiKey.ShareGroupDescribe.value: 1,  # hosts of members
-    ApiKey.AddRaftVoter.value: 0,  # controllers' addresses, in the request only
-    ApiKey.RemoveRaftVoter.value: 0,
-    ApiKey.StreamsGroupHeartbeat.value: 0,  # endpoints that the applications name themselves
-    ApiKey.StreamsGroupDescribe.value: 0,  # the same, and hosts of members
-    ApiKey.DescribeShareGroupOffsets.value: 0,
-    ApiKey.AlterShareGroupOffsets.value: 0,
-    ApiKey.DeleteShareGroupOffsets.value: 0,
-}
-"""APIs without a schema whose responses name no broker, and the last version that was read for it:
-that of Kafka 4.1, in its own message definitions. Not here, and so unknown: what only brokers and
-controllers ask each other (4 to 7, 52 to 54, 56, 58, 59, 62, 63, 67, 70, 73, 82 to 87)."""
-
 UNKNOWN_API_NAME = "unknown"
 
 LENGTH_BYTES = 4
@@ -66,20 +31,8 @@ RESPONSE_HEADER_BYTES = 8
 
 EMPTY_TAG_SECTION_BYTES = 1
 
-_MEMBERSHIP_APIS = frozenset(
-    key.value
-    for key in (
-        ApiKey.JoinGroup,
-        ApiKey.Heartbeat,
-        ApiKey.LeaveGroup,
-        ApiKey.SyncGroup,
-        ApiKey.ConsumerGroupHeartbeat,
-        ApiKey.ShareGroupHeartbeat,
-        ApiKey.StreamsGroupHeartbeat,
-    )
-)
-
-_FIRST_WAITING_VERSION = {PRODUCE: 6, FETCH: 8}
+ApiFamily: TypeAlias = Literal["fetch", "produce", "request"]
+"""Whose held responses wait together: Fetch, Produce and all others have a delay queue each."""
 
 _API_VERSION_OFFSET = 6
 """Of the API version in a request frame: behind the length and the API key."""
@@ -92,8 +45,8 @@ _NO_VERSION = -1
 _NEVER = 2**15
 """Above every version there can be."""
 
-_CACHED_PAIRS = 4096
-"""Bounds the caches: pairs of API and version come from clients and may be anything."""
+_CACHED_PLANS = 4096
+"""Bounds the cache: pairs of API and version come from clients and may be anything."""
 
 
 class Handling(Enum):
@@ -120,43 +73,169 @@ class Handling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The two messages of one API as kafka-python describes them."""
+    """What is known of one API in all of its versions."""
 
-    request: Any
-    """The request's message class."""
+    key: int
 
-    response: Any
+    max_version: int = _NO_VERSION
+    """The last version that clients may use, -1 for none; 0 is the first. That of the schemas, or
+    the last one that was reviewed."""
+
+    request: Any = None
+    """The request's message class, as kafka-python describes it; None without a schema."""
+
+    response: Any = None
     """The response's message class."""
 
-    max_version: int
-    """The last version that the schemas know; 0 is the first."""
+    first_with_addresses: int = _NEVER
+    """The first version whose responses carry broker addresses."""
+
+    first_throttled_by_client: int = _NEVER
+    """The first version whose clients hold back by themselves for the throttle time that a
+    response names (KIP-219); known only of the APIs that byte rates bound."""
+
+    family: ApiFamily = "request"
+
+    byte_rate: str | None = None
+    """The quota type at whose gate requests wait, as the configuration names it."""
+
+    is_login: bool = False
+    """Whether its messages say who the client is."""
+
+    is_hidden: bool = False
+    """Whether no client may use it, schema or not."""
+
+    is_membership: bool = False
+    """Whether a late answer may cost the client its place in a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiPlan:
+    """What is done with the requests and responses of one API and version."""
+
+    api: Api
+
+    handling: Handling
+
+    takes_whole: bool
+    """The response is taken into memory before it is sent on."""
+
+    costs_time: bool
+    """The service time counts for `request_percentage`."""
+
+    request_is_flexible: bool
+    """The request's header ends with a tag section; False when not known."""
+
+    is_flexible: bool
+    """The response's header ends with a tag section, whose one byte is 0 when it is empty; False
+    when not known."""
+
+    body_offset: int
+    """Where the body starts in the response frame when that section is empty, as brokers have sent
+    it so far. Check that the byte before it is 0 when `is_flexible`."""
+
+    throttle_offset: int
+    """Where throttle_time_ms (int32) lies in the response frame when that section is empty. 0
+    where it is not the body's first field, or the API and version are not known."""
+
+    clients_throttle: bool
+    """Clients hold back by themselves for the throttle time (KIP-219)."""
+
+
+_FACTS = (
+    Api(
+        PRODUCE,
+        first_with_addresses=10,
+        first_throttled_by_client=6,
+        family="produce",
+        byte_rate="producer_byte_rate",
+    ),
+    Api(
+        FETCH,
+        first_with_addresses=16,
+        first_throttled_by_client=8,
+        family="fetch",
+        byte_rate="consumer_byte_rate",
+    ),
+    Api(METADATA, first_with_addresses=0),
+    Api(FIND_COORDINATOR, first_with_addresses=0),
+    Api(DESCRIBE_CLUSTER, first_with_addresses=0),
+    Api(SASL_HANDSHAKE, is_login=True),
+    Api(SASL_AUTHENTICATE, is_login=True),
+    Api(JOIN_GROUP, is_membership=True),
+    Api(ApiKey.Heartbeat, is_membership=True),
+    Api(ApiKey.LeaveGroup, is_membership=True),
+    Api(ApiKey.SyncGroup, is_membership=True),
+    # Without a schema. Their responses name no broker, as Kafka 4.1's own message definitions have
+    # it, up to this version.
+    Api(ApiKey.CreateDelegationToken, 3),
+    Api(ApiKey.RenewDelegationToken, 2),
+    Api(ApiKey.ExpireDelegationToken, 2),
+    Api(ApiKey.DescribeDelegationToken, 3),
+    Api(ApiKey.UnregisterBroker, 0),
+    Api(ApiKey.ConsumerGroupHeartbeat, 1, is_membership=True),
+    Api(ApiKey.ConsumerGroupDescribe, 1),  # hosts of members
+    Api(ApiKey.GetTelemetrySubscriptions, 0),
+    Api(ApiKey.PushTelemetry, 0),
+    Api(ApiKey.ShareGroupDescribe, 1),  # hosts of members
+    Api(ApiKey.AddRaftVoter, 0),  # controllers' addresses, in the request only
+    Api(ApiKey.RemoveRaftVoter, 0),
+    # Endpoints that the applications name themselves, and hosts of members.
+    Api(ApiKey.StreamsGroupHeartbeat, 0, is_membership=True),
+    Api(ApiKey.StreamsGroupDescribe, 0),
+    Api(ApiKey.DescribeShareGroupOffsets, 0),
+    Api(ApiKey.AlterShareGroupOffsets, 0),
+    Api(ApiKey.DeleteShareGroupOffsets, 0),
+    # What a share consumer needs: never offered, and refused when used. The last two answer with
+    # node endpoints that no schema here can find: a client that learned one would go round its
+    # quota. With the first alone it would join its group and wait for ever; without it, it says at
+    # once that there are no share groups here. To describe such groups and to set their offsets
+    # needs none of the three, and stays: the members may be connected to the cluster itself.
+    Api(ApiKey.ShareGroupHeartbeat, is_hidden=True, is_membership=True),
+    Api(ApiKey.ShareFetch, is_hidden=True),
+    Api(ApiKey.ShareAcknowledge, is_hidden=True),
+)
+"""Every API of which more is known than its schemas say, or that has none. Not here and without a
+schema, so unknown: what only brokers and controllers ask each other (4 to 7, 52 to 54, 56, 58, 59,
+62, 63, 67, 70, 73, 82 to 87)."""
 
 
 def _load() -> dict[int, Api]:
+    """Return the facts of every API, with kafka-python's schemas where it has both."""
     messages: dict[tuple[int, bool], Any] = {}
     for module in (admin, consumer, metadata, producer, sasl):
         for name in module.__all__:
             message = getattr(module, name)
             if hasattr(message, "API_KEY"):
                 messages[message.API_KEY, message.is_request()] = message
-    return {
-        key: Api(request, messages[key, False], messages[key, False].max_version)
-        for (key, is_request), request in sorted(messages.items())
-        if is_request and (key, False) in messages
-    }
+    apis = {int(api.key): api for api in _FACTS}
+    for (key, is_request), request in sorted(messages.items()):
+        if is_request and (key, False) in messages:
+            api, response = apis.get(key, Api(key)), messages[key, False]
+            last = _NO_VERSION if api.is_hidden else response.max_version
+            apis[key] = replace(api, max_version=last, request=request, response=response)
+    return apis
 
 
-APIS = _load()
+KNOWN_APIS = _load()
+"""All that is known, by API key: also what has no schema, and what is hidden."""
+
+_UNKNOWN = Api(_NO_VERSION)
+_NAMES: dict[int, str] = {key.value: key.name for key in ApiKey}
+
+APIS = {key: api for key, api in KNOWN_APIS.items() if api.request is not None}
 """Every API that has both schemas, by its key."""
 
 
 def is_known(api_key: int, version: int) -> bool:
-    """Say whether there is a schema for this API and version."""
+    """Return whether there is a schema for this API and version."""
     api = APIS.get(api_key)
     return api is not None and 0 <= version <= api.max_version
 
 
-_NAMES: dict[int, str] = {key.value: key.name for key in ApiKey}
+def api_of(api_key: int) -> Api:
+    """Return what is known of an API; of one that is not known, that nothing is."""
+    return KNOWN_APIS.get(api_key, _UNKNOWN)
 
 
 def api_name(api_key: int) -> str:
@@ -169,89 +248,53 @@ def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | Non
 
     None stands for any: an API that is not known, with `passes_unknown`.
     """
-    if api_key in HIDDEN_APIS:
-        return _NO_VERSION
-    if api_key in APIS:
-        return APIS[api_key].max_version
-    return REVIEWED_APIS.get(api_key, None if passes_unknown else _NO_VERSION)
+    if api_key in KNOWN_APIS:
+        return KNOWN_APIS[api_key].max_version
+    return None if passes_unknown else _NO_VERSION
 
 
-@lru_cache(maxsize=_CACHED_PAIRS)
-def request_is_flexible(api_key: int, version: int) -> bool:
-    """Say whether the request's header ends with a tag section; False when not known."""
-    return is_known(api_key, version) and bool(
-        APIS[api_key].request.flexible_version_q(version),
+@lru_cache(maxsize=_CACHED_PLANS)
+def plan_of(api_key: int, version: int) -> ApiPlan:
+    """Return the plan of any API and version."""
+    api = api_of(api_key)
+    handling = _handling(api_key, version)
+    has_schema = is_known(api_key, version)
+    # ApiVersions has no tag section, so that a client can read the answer to a version that the
+    # broker does not know (KIP-511).
+    is_flexible = (
+        has_schema and api_key != API_VERSIONS and bool(api.response.flexible_version_q(version))
+    )
+    body_offset = RESPONSE_HEADER_BYTES + EMPTY_TAG_SECTION_BYTES * is_flexible
+    fields = api.response._struct.untagged_fields(version) if has_schema else ()
+    starts_with_throttle = any(field.name == "throttle_time_ms" for field in fields[:1])
+    return ApiPlan(
+        api=api,
+        handling=handling,
+        takes_whole=api.is_login or handling in (Handling.REWRITE, Handling.API_VERSIONS),
+        costs_time=not (api.is_login or api.is_membership),
+        request_is_flexible=has_schema and bool(api.request.flexible_version_q(version)),
+        is_flexible=is_flexible,
+        body_offset=body_offset,
+        throttle_offset=body_offset if starts_with_throttle else 0,
+        clients_throttle=version >= api.first_throttled_by_client,
     )
 
 
-@lru_cache(maxsize=_CACHED_PAIRS)
-def response_is_flexible(api_key: int, version: int) -> bool:
-    """Say whether the response's header ends with a tag section; False when not known.
-
-    ApiVersions never has one, so that a client can read the answer to a version that the broker
-    does not know (KIP-511).
-    """
-    return (
-        api_key != API_VERSIONS
-        and is_known(api_key, version)
-        and bool(APIS[api_key].response.flexible_version_q(version))
-    )
-
-
-@lru_cache(maxsize=_CACHED_PAIRS)
-def response_body_offset(api_key: int, version: int) -> int:
-    """Return where the body starts in a response frame whose header has no tagged fields.
-
-    Brokers send none so far. A caller checks that the byte before the offset is 0 when
-    `response_is_flexible`.
-    """
-    flexible = response_is_flexible(api_key, version)
-    return RESPONSE_HEADER_BYTES + EMPTY_TAG_SECTION_BYTES * flexible
-
-
-@lru_cache(maxsize=_CACHED_PAIRS)
-def throttle_offset(api_key: int, version: int) -> int | None:
-    """Return where throttle_time_ms (int32) lies in a response frame, counted from its length.
-
-    None where it is not the body's first field, or the API and version are not known. Assumes an
-    empty tag section in the header, see `response_body_offset`.
-    """
-    if not is_known(api_key, version):
-        return None
-    fields = APIS[api_key].response._struct.untagged_fields(version)
-    if not fields or fields[0].name != "throttle_time_ms":
-        return None
-    return response_body_offset(api_key, version)
-
-
-@lru_cache(maxsize=_CACHED_PAIRS)
-def handling(api_key: int, version: int) -> Handling:
-    """Decide what has to be done with a request of this API and version and its response."""
+def _handling(api_key: int, version: int) -> Handling:
     if api_key == API_VERSIONS:
         return Handling.API_VERSIONS
-    last = max_safe_version(api_key, passes_unknown=True)
-    if last is None:
+    api = KNOWN_APIS.get(api_key)
+    if api is None:
         return Handling.UNKNOWN
-    if not 0 <= version <= last:
+    if not 0 <= version <= api.max_version:
         return Handling.REFUSE
-    if version < ADDRESS_APIS.get(api_key, _NEVER):
+    if version < api.first_with_addresses:
         return Handling.PASS
     return Handling.WALK if api_key == FETCH else Handling.REWRITE
 
 
-def is_membership(api_key: int) -> bool:
-    """Say whether a late answer may cost the client its place in a group."""
-    return api_key in _MEMBERSHIP_APIS
-
-
-def clients_wait(api_key: int, version: int) -> bool:
-    """Say whether clients hold back by themselves for the throttle time they are told (KIP-219)."""
-    first = _FIRST_WAITING_VERSION.get(api_key)
-    return first is not None and version >= first
-
-
 def downgrade_api_versions(frame: bytearray | memoryview, version: int) -> bool:
-    """Make sure that the broker's answer to this ApiVersions request can be read.
+    """Set the version of an ApiVersions request so that the broker's answer can be read.
 
     A version above the schemas' last one is set to one that no broker knows. The broker then
     answers UNSUPPORTED_VERSION (35) in the layout of version 0 with the versions that it does

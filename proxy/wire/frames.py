@@ -7,11 +7,10 @@ from proxy.wire.apis import (
     CONTROLLED_SHUTDOWN,
     LENGTH_BYTES,
     RESPONSE_HEADER_BYTES,
-    request_is_flexible,
-    response_is_flexible,
+    plan_of,
 )
-from proxy.wire.errors import FrameFault, MalformedFrame, MalformedResponse
-from proxy.wire.varint import Buffer, read_tags
+from proxy.wire.layout import Buffer, read_tags
+from proxy.wire.malformed import FrameFault, MalformedFrame, MalformedResponse
 
 __all__ = [
     "MAX_HEADER_BYTES",
@@ -88,7 +87,7 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
     if found is None:
         return None
     client_id, pos = found
-    if request_is_flexible(api_key, version):
+    if plan_of(api_key, version).request_is_flexible:
         pos = _skip_header_tags(view, pos, frame_bytes)
         if pos == _MORE_NEEDED:
             return None
@@ -116,7 +115,7 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
     """
     if len(frame) < RESPONSE_HEADER_BYTES:
         raise MalformedResponse(f"a response of {len(frame)} bytes")
-    if not response_is_flexible(api_key, version):
+    if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:
         return read_tags(frame, RESPONSE_HEADER_BYTES)[1]
@@ -124,8 +123,16 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
         raise MalformedResponse(f"the header's tag section: {error}") from None
 
 
+def whole_response_body(api_key: int, version: int, frame: Buffer) -> int:
+    """Return as `response_body` does; raise MalformedResponse, too, when the frame is not whole."""
+    start = response_body(api_key, version, frame)
+    if _LENGTH.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
+        raise MalformedResponse("the frame's length is not that of the frame")
+    return start
+
+
 def ends_with_frame(data: Buffer) -> bool:
-    """Say whether `data`, which starts with a frame, holds whole frames and nothing else."""
+    """Return whether `data`, which starts with a frame, holds whole frames and nothing else."""
     pos = 0
     while pos + LENGTH_BYTES <= len(data):
         pos += LENGTH_BYTES + max(_LENGTH.unpack_from(data, pos)[0], 0)

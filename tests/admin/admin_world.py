@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -12,9 +12,11 @@ from yarl import URL
 from metrics import Instruments, Registry
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus
-from proxy.config.units import parse_size
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleBook
+from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20
@@ -48,23 +50,18 @@ RULES = (
 )
 
 
-@dataclass
-class Source:
-    """The rest of the program, as tests want it."""
-
-    open_listeners: Sequence[ListenerStatus] = (
+RELAY = RelayStatus(
+    listeners=(
         ListenerStatus("default", "0.0.0.0", 19092, tls=False, connections=14),
         ListenerStatus("tenants", "::1", 19093, tls=True, connections=3),
-    )
-    known_brokers: Sequence[BrokerStatus] = (
+    ),
+    brokers=(
         BrokerStatus(1, "broker-1.kafka.example", 9092),
         BrokerStatus(2, "broker-2.kafka.example", 9092),
-    )
-    answers: bool = True
-    queues: Mapping[str, int] = field(
-        default_factory=lambda: {"fetch": 4, "produce": 1, "request": 0}
-    )
-    loads: Sequence[ConfigLoad] = (
+    ),
+    cluster_answers=True,
+    delay_queues={"fetch": 4, "produce": 1, "request": 0},
+    config_loads=(
         ConfigLoad(
             1_790_000_300.0,
             "failed",
@@ -72,25 +69,10 @@ class Source:
             "    fix: write 10MB (10,000,000 bytes) or 10MiB (10,485,760 bytes)",
         ),
         ConfigLoad(1_790_000_000.0, "ok", "quota-proxy.yaml: 4 rules, 2 listeners"),
-    )
-
-    def listeners(self) -> Sequence[ListenerStatus]:
-        return self.open_listeners
-
-    def brokers(self) -> Sequence[BrokerStatus]:
-        return self.known_brokers
-
-    def cluster_answers(self) -> bool:
-        return self.answers
-
-    def delay_queues(self) -> Mapping[str, int]:
-        return self.queues
-
-    def config_loads(self) -> Sequence[ConfigLoad]:
-        return self.loads
-
-    def throttle_mode(self) -> str:
-        return "delay"
+    ),
+    throttle_mode="delay",
+)
+"""The rest of the program, as tests want it."""
 
 
 class NoQueries:
@@ -130,9 +112,9 @@ class World:
         self.instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
         self.quotas = QuotaManager(settings, self.instruments, Registry(settings.max_sensors))
         self.store = Disk()
-        self.rules = RuleBook(self.quotas, self.store, settings)
-        self.history = History(self.quotas.readings)
-        self.source = Source()
+        self.rules = RuleRegistry(self.quotas, self.store, settings)
+        self.history = History(self.quotas.measured_rates)
+        self.relay = RELAY
         self.not_ready: str | None = None
 
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
@@ -141,9 +123,8 @@ class World:
             "not_ready": lambda: self.not_ready,
             "quotas": self.quotas,
             "rules": self.rules,
-            "source": self.source,
+            "relay": lambda: self.relay,
             "history": self.history,
-            "parse_size": parse_size,
             "clock_ms": lambda: self.now_ms,
             "reports": NoQueries(),
         }

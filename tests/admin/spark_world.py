@@ -10,14 +10,14 @@ from uuid import UUID
 from admin_world import CONSUMER, HOSTILE, MIB, RULES, World
 
 from proxy.admin.server import AdminServer
-from proxy.backpressure.advice import advise
-from proxy.backpressure.control import Backpressure
-from proxy.progress.book import ProgressBook
-from proxy.progress.notes import Note
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_advice import advise
+from proxy.progress.events import ProgressEvent
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.quota import ClientIdentity, Rule
-from proxy.quota.rules import Adaptive
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.wire.fetch import FetchedPartition
 
 REPORTS = "/v1/spark/batches"
@@ -25,7 +25,7 @@ BYTES_PER_RECORD = 1000
 ADAPTIVE = Rule(
     client_id="etl-payments",
     bounds={CONSUMER: 10 * MIB},
-    adaptive=Adaptive(batch_interval_ms=2000.0, estimator="pid"),
+    adaptive=AdaptiveBound(batch_interval_ms=2000.0, estimator="pid"),
     place="quota-proxy.yaml:18",
     number=4,
 )
@@ -45,10 +45,10 @@ class SparkWorld(World):
 
     def __init__(self, queries: tuple[QuerySettings, ...] = QUERIES) -> None:
         super().__init__((*RULES, ADAPTIVE))
-        self.notes: list[Note] = []
+        self.events: list[ProgressEvent] = []
         self.known: set[str] = set()
         settings = ProgressSettings(queries=queries)
-        self.book = ProgressBook(settings, self.known.__contains__, self.notes.append)
+        self.registry = QueryRegistry(settings, self.known.__contains__, self.events.append)
         self.backpressure = Backpressure(self.quotas, self.instruments.pid_bound_bytes)
 
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
@@ -61,11 +61,11 @@ class SparkWorld(World):
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self.book.report_unread(error)
+            self.registry.reports.refuse(error)
             raise
-        accepted = self.book.report(report, self.now_ms, time.time())
+        accepted = self.registry.reports.accept(report, self.now_ms, time.time())
         query = accepted.query
-        self.backpressure.reported(accepted, self.now_ms)
+        self.backpressure.record_report(accepted, self.now_ms)
         pressed = self.backpressure.of_client(query.client_id)
         advise(
             query,
@@ -84,12 +84,12 @@ class SparkWorld(World):
         }
 
     def progress(self) -> Sequence[Mapping[str, object]]:
-        return self.book.documents(self.now_ms, time.time())
+        return self.registry.documents(self.now_ms, time.time())
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
         return {
             query.name: pressed.document(self.now_ms)
-            for query in self.book.queries
+            for query in self.registry.queries
             for pressed in self.backpressure.of_client(query.client_id)
         }
 
@@ -132,7 +132,7 @@ class Job:
     def ends(self, log_end: int) -> None:
         """Let the driver look up the log ends."""
         self.log_end = log_end
-        query = self.world.book.query_of(self.client_id)
+        query = self.world.registry.query_of(self.client_id)
         assert query is not None
         for partition in range(self.partitions):
             query.log_end(self.topic, partition, log_end, self.world.now_ms)
@@ -140,21 +140,21 @@ class Job:
     def log_start(self, offset: int) -> None:
         """Let the broker remove what is below."""
         for partition in range(self.partitions):
-            self.world.book.log_start(self.topic, partition, offset, self.world.now_ms)
+            self.world.registry.log_start(self.topic, partition, offset, self.world.now_ms)
 
     def read(self, step: int) -> None:
         """Read `step` records of each partition."""
         identity = ClientIdentity("default", None, self.client_id)
-        query = self.world.book.query_of(self.client_id)
+        query = self.world.registry.query_of(self.client_id)
         assert query is not None
         quotas = self.world.quotas.client(identity)
         size = step * self.partitions * BYTES_PER_RECORD
         charge = quotas.charge(CONSUMER, size, self.world.now_ms)
         if charge is not None:
             self.world.quotas.held(charge, charge.delay_ms, self.world.now_ms)
-        pressure = self.world.backpressure.pressure(identity, self.world.now_ms)
+        pressure = self.world.backpressure.of_identity(identity, self.world.now_ms)
         if pressure is not None:
-            pressure.read(size)
+            pressure.record_bytes(size)
         low = self.at + self.step
         self.step += step
         high = low + step
@@ -226,11 +226,11 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 1500)
             job.tell(job.complete(1400 + 150 * turn))
             job.read(1200)
-        world.book.committed("payments-progress", {}, world.now_ms)
+        world.registry.committed("payments-progress", {}, world.now_ms)
     audit.log_start(7500)
     audit.tell(audit.report("terminated", error="Job aborted due to stage failure: no space left"))
-    world.book.commit_failed("ledger", "the group has a live member, console-consumer-7")
-    query = world.book.query_of("clicks")
+    world.registry.commit_failed("ledger", "the group has a live member, console-consumer-7")
+    query = world.registry.query_of("clicks")
     assert query is not None
     query.log_end("clicks", 1, 90_000, world.now_ms)
     for _ in range(2):
@@ -239,7 +239,7 @@ def scene() -> SparkWorld:
             job.tell(job.complete(1900))
             job.ends(job.log_end + 800)
             job.read(600)
-        world.book.committed("payments-progress", {}, world.now_ms)
-        world.book.sweep(world.now_ms)
+        world.registry.committed("payments-progress", {}, world.now_ms)
+        world.registry.sweep(world.now_ms)
     world.now_ms += 700
     return world

@@ -7,8 +7,8 @@ from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, Ask, World, tick
 from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
-from proxy.quota import ClientIdentity, RuleBook
-from proxy.quota.rulebook import RuleSource
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
 
 ETL = "/v1/quotas/client-id=etl-orders"
 HOSTILE = (
@@ -98,7 +98,7 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
     metrics = (await ask_unruled("GET", "/metrics")).text
     assert "kafka_quota_proxy_unbounded_clients 3.0" in metrics
     await ask_unruled("PUT", "/v1/quotas/client-id=%3Cdefault%3E", json={"consumer_byte_rate": 1})
-    unruled.quotas.settle()
+    sum(unruled.quotas.settling())
     assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []
 
 
@@ -192,13 +192,13 @@ async def test_an_override_holds_at_once_and_goes_again(world: World, ask: Ask):
 
     deleted = await ask("DELETE", ETL)
     assert (deleted.status, deleted.json) == (200, {"deleted": "client-id=etl-orders"})
-    assert all(entry.source is RuleSource.FILE for entry in world.rules.entries())
+    assert all(entry.source is RuleOrigin.FILE for entry in world.rules.entries())
 
 
 async def test_an_override_is_kept(world: World, ask: Ask):
     await ask("PUT", "/v1/quotas/user=bob", json={"producer_byte_rate": 70_000, "scope": "shared"})
-    again = RuleBook(world.quotas, world.store, world.quotas.settings)
-    (entry,) = (each for each in again.entries() if each.source is RuleSource.OVERRIDE)
+    again = RuleRegistry(world.quotas, world.store, world.quotas.settings)
+    (entry,) = (each for each in again.entries() if each.source is RuleOrigin.OVERRIDE)
     assert (entry.rule.user, entry.rule.scope) == ("bob", "shared")
     assert dict(entry.rule.bounds) == {PRODUCER: 70_000.0}
 

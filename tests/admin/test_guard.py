@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.admin.api import MAX_OVERRIDE_BYTES
-from proxy.admin.errors import ApiError
 from proxy.admin.overrides import Override, parse_override
+from proxy.admin.replies import ApiError
 from proxy.admin.server import AdminError
-from proxy.config.units import parse_size
 
 ETL = "/v1/quotas/client-id=etl-orders"
 GOOD = b'{"consumer_byte_rate": "10MiB"}'
@@ -228,7 +227,7 @@ BODIES = st.binary(max_size=200) | st.dictionaries(KEYS | st.text(max_size=5), V
 def test_any_body_is_an_override_or_refused(data: bytes):
     outcome: Override | ApiError
     try:
-        outcome = parse_override(data, parse_size)
+        outcome = parse_override(data)
     except ApiError as error:
         outcome = error
     assert isinstance(outcome, Override) or outcome.status == 400

@@ -1,6 +1,7 @@
 """The status page in a real Chromium: what it shows, to whom, and what it never does."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from admin_world import CONSUMER, HOSTILE, MIB, World, running
@@ -55,7 +56,7 @@ async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World
         assert shown == [*escaped, "(no client id)"]
         assert r"an\u202ena, listener default" in await page.run(text("#unbounded"))
         unruled.rules.put({"client-id": "<default>"}, {CONSUMER: MIB})
-        unruled.quotas.settle()
+        sum(unruled.quotas.settling())
         await page.until(hidden)
 
 
@@ -65,7 +66,7 @@ async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
     play(world, until_ms=world.now_ms + 30 * TICK_MS)
     await page.until(f"{text('#clients')}.includes('of 3.00 MiB/s')")
     world.not_ready = "the Kafka cluster does not answer"
-    world.source.answers = False
+    world.relay = replace(world.relay, cluster_answers=False)
     await page.until(f"{text('#state')} === '✕ Not ready: {world.not_ready}'")
     await page.until(f"{text('#cluster')} === '✕ Silent'")
 

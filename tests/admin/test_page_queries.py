@@ -44,7 +44,7 @@ async def test_each_query_is_shown_with_its_troubles(page: Page, url: str):
 
 
 class WithBatch:
-    """Tells of one query what the book tells, and its last batch."""
+    """Tells of one query what the registry tells, and its last batch."""
 
     def __init__(self, spark: SparkWorld) -> None:
         self.pressure = spark.pressure
@@ -81,9 +81,9 @@ async def test_without_queries_there_is_no_section(page: Page):
 
 async def test_figures_follow_the_query(page: Page, shown: SparkWorld, url: str):
     await page.open(url, SHOWN)
-    shown.book.committed("ledger", {}, shown.now_ms)
+    shown.registry.committed("ledger", {}, shown.now_ms)
     await page.until(f"!{query_row('ledger')}.innerText.includes('Fails')")
-    query = shown.book.query_of("etl-payments")
+    query = shown.registry.query_of("etl-payments")
     assert query is not None
     query.log_end("payments", 0, 5_000_000, shown.now_ms)
     await page.until(f"{query_row('payments')}.innerText.includes('5,0')")
@@ -104,7 +104,7 @@ async def test_a_row_opens_to_its_partitions_by_keyboard(page: Page, shown: Spar
     assert "■ stuck since" in inside
     assert "stands at" in await page.run(text(f"{OPEN_QUERY} .notes"))
     # It is kept up to date, and open, and the focus stays.
-    query = shown.book.query_of("clicks")
+    query = shown.registry.query_of("clicks")
     assert query is not None
     query.log_end("clicks", 1, 123_456, shown.now_ms)
     await page.until(f"{text(f'{OPEN_QUERY} .partitions')}.includes('123,456')")
@@ -161,7 +161,7 @@ async def test_a_query_that_is_gone_leaves(page: Page, shown: SparkWorld, url: s
     await page.run(f"{query_row(HOSTILE)}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     shown.now_ms += 4 * 86_400_000.0
-    shown.book.sweep(shown.now_ms)
+    shown.registry.sweep(shown.now_ms)
     await page.until(f"{QUERIES} === 4")
     assert not await page.run(f"document.querySelector('{OPEN_QUERY}')")
 

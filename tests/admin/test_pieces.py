@@ -7,10 +7,11 @@ from admin_world import CONSUMER, HOSTILE, MIB, Ask, World
 from prometheus_client import generate_latest
 
 from metrics import Registry, SensorCollector
-from proxy.admin.pieces import pieces
-from proxy.admin.scrape import SAMPLES_AT_ONCE
-from proxy.admin.scrape import pieces as metric_pieces
-from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings, Rule
+from proxy.admin.replies import json_pieces
+from proxy.admin.scrape import SAMPLES_AT_ONCE, scrape_pieces
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings, Rule
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings, Rule
     ],
 )
 def test_json_is_that_of_dumps(document: dict[str, object]):
-    assert "".join(pieces(document)) == json.dumps(document)
+    assert "".join(json_pieces(document)) == json.dumps(document)
 
 
 class Measured(World):
@@ -49,7 +50,7 @@ class Measured(World):
 
 def test_metrics_are_those_of_generate_latest():
     world = Measured()
-    found = list(metric_pieces(world.metrics))
+    found = list(scrape_pieces(world.metrics))
     assert b"".join(found) == generate_latest(world.metrics)
     assert max(piece.count(b"\n") for piece in found) <= SAMPLES_AT_ONCE
     assert b"".join(found).count(b"kafka_quota_proxy_rate_bytes{") == len(world.names)
@@ -58,7 +59,7 @@ def test_metrics_are_those_of_generate_latest():
 def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others():
     world = Measured()
     found = []
-    for number, piece in enumerate(metric_pieces(world.metrics)):
+    for number, piece in enumerate(scrape_pieces(world.metrics)):
         found.append(piece)
         world.forget(f"client-{3 * SAMPLES_AT_ONCE - 1 - number}")
         world.count(f"new-{number}")

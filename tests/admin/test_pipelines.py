@@ -11,10 +11,10 @@ from pipeline_world import LATER, PipelineWorld, chain, scene
 from rich.console import Console
 from terminal import run_once
 
-from proxy.admin.pipelines import MAX_NODES, MAX_SUMMARIES, Pipelines
-from proxy.admin.seldom import COST_FACTOR
+from proxy.admin.cached import COST_FACTOR
+from proxy.admin.pipeline_documents import MAX_NODES, MAX_SUMMARIES, PipelineDocuments
 from proxy.admin.top import FRAME_LINES
-from proxy.admin.top_view import PIPELINES, screen
+from proxy.admin.top_tables import PIPELINES, screen
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ class Slow(PipelineWorld):
 
 def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow(chain("orders", "only"))
-    pipelines = Pipelines(slow, lambda: slow.now_ms)
+    pipelines = PipelineDocuments(slow, lambda: slow.now_ms)
     for _ in range(10):
         pipelines.documents()
         pipelines.summaries()

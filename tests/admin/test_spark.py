@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spark_world import REPORTS, Job, SparkWorld, uuid
 
-from proxy.admin.queries import MAX_SUMMARIES, Queries, limited, written
-from proxy.admin.seldom import COST_FACTOR
+from proxy.admin.cached import COST_FACTOR
+from proxy.admin.query_documents import MAX_SUMMARIES, QueryDocuments, limited, written
+from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
-from proxy.progress.settings import QuerySettings
 
 JSON = {"Content-Type": "application/json"}
 
@@ -186,7 +186,7 @@ async def test_what_is_to_be_mended_is_told_to_all(ask_spark: Ask, job: Job):
     (query,) = (await ask_spark("GET", "/v1/progress?query=payments")).json["queries"]
     assert query["trigger"] == {"kind": "processing_time", "interval_s": 3.0}
     assert [(note["kind"], note["text"]) for note in query["advice"]] == [("interval", advice)]
-    assert [note.text for note in job.world.notes] == [advice]  # one line in the log
+    assert [note.text for note in job.world.events] == [advice]  # one line in the log
     status = (await ask_spark("GET", "/v1/status")).json["queries"]
     assert [each["advice"] for each in status if each["name"] == "payments"] == [[advice]]
     other = changed(job.report("idle"), query_id=uuid("other"), run_id=uuid("other"), name="other")
@@ -215,7 +215,7 @@ async def test_the_partitions_of_an_answer_are_limited(ask_spark: Ask, job: Job)
     await ask_spark("POST", REPORTS, json=job.report("started"))
     await run_batch(ask_spark, job, 100, 500)
     job.ends(150)
-    query = job.world.book.query_of("etl-payments")
+    query = job.world.registry.query_of("etl-payments")
     assert query is not None
     query.log_end("payments", 1, 900, job.world.now_ms)
     for limit, numbers in ((0, []), (1, [1]), (2, [0, 1]), (3, [0, 1, 2])):
@@ -234,14 +234,14 @@ async def test_there_may_be_no_queries(ask: Ask):
 async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: Ask, job: Job):
     await ask_spark("POST", REPORTS, json=job.report("started"))
     await run_batch(ask_spark, job, 1000, 1000)
-    spark.book.commit_failed("payments-progress", "the group has live members" * 100)
+    spark.registry.commit_failed("payments-progress", "the group has live members" * 100)
     clicks = Job(spark, "clicks", "clicks", topic="clicks", partitions=1)
     clicks.ends(500)
     clicks.read(100)
     spark.now_ms += 1000
     for _ in range(2):
         spark.now_ms += 60_001
-        spark.book.sweep(spark.now_ms)
+        spark.registry.sweep(spark.now_ms)
     status = (await ask_spark("GET", "/v1/status")).json
     assert status["followed"] == 2
     assert [query["name"] for query in status["queries"]] == ["clicks", "payments"]
@@ -283,7 +283,7 @@ class Slow:
 
 def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow()
-    queries = Queries(slow, lambda: slow.now_ms)
+    queries = QueryDocuments(slow, lambda: slow.now_ms)
     for _ in range(10):
         queries.documents()
         queries.adaptive()

@@ -18,8 +18,7 @@ from terminal import run_once
 from traffic import play
 
 from proxy.admin.top import run_top
-from proxy.admin.top_table import printable
-from proxy.admin.top_view import QUERIES, in_order, rate_text, screen
+from proxy.admin.top_tables import QUERIES, in_order, printable, rate_text, screen
 
 PROGRAM = "import sys; from proxy.admin.top import run_top; sys.exit(run_top(sys.argv[1]))"
 END_OF_SCREEN = b"\x1b[?1049l"

@@ -13,9 +13,9 @@ from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
 from metrics import Instruments
 from metrics.exposition import BOUND_METRIC, PREFIX
-from proxy.progress.book import ProgressBook
-from proxy.progress.exposition import ProgressCollector
-from proxy.progress.settings import ProgressSettings
+from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings
+from proxy.progress.query_registry import QueryRegistry
 
 ALERTS = yaml.safe_load((CHART / "rules" / "alerts.yaml").read_text())
 GRID_COLUMNS = 24
@@ -27,7 +27,7 @@ def exposed() -> set[str]:
     """Names of all series that the proxy exposes, and those that Prometheus adds."""
     registry = CollectorRegistry()
     Instruments(registry, max_label_sets=1)
-    book = ProgressBook(ProgressSettings(), lambda _: False, lambda _: None)
+    book = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]
     names = {"up", PREFIX + RATE_METRIC, PREFIX + BOUND_METRIC}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart import CHART, ChartError, Helm
 
-from proxy.config import fields, models, pipelines, queries
+from proxy.config import fields, models, pipeline_models, query_models
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -62,23 +62,23 @@ def _at(*path: str) -> dict[str, Any]:
     ("model", "path"),
     [
         (models.Config, ()),
-        (models.Cluster, ("cluster",)),
+        (models.ClusterSection, ("cluster",)),
         (models.ClusterTls, ("cluster", "tls")),
         (models.ClusterSasl, ("cluster", "sasl")),
-        (models.Listener, ("listeners", "*")),
+        (models.ListenerSection, ("listeners", "*")),
         (models.ListenerTls, ("listeners", "*", "tls")),
-        (models.Quotas, ("quotas",)),
-        (models.QuotaRule, ("quotas", "rules", "*")),
-        (queries.AdaptiveBound, ("quotas", "rules", "*", "adaptive")),
-        (queries.Query, ("queries", "*")),
-        (pipelines.Pipeline, ("pipelines", "*")),
-        (pipelines.PendingLimit, ("pipelines", "*", "max_pending")),
-        (pipelines.PipelineSource, ("pipelines", "*", "sources", "*")),
-        (pipelines.PipelineStage, ("pipelines", "*", "stages", "*")),
-        (models.Throttle, ("throttle",)),
-        (models.Limits, ("limits",)),
-        (models.State, ("state",)),
-        (models.Admin, ("admin",)),
+        (models.QuotasSection, ("quotas",)),
+        (models.RuleSection, ("quotas", "rules", "*")),
+        (query_models.AdaptiveSection, ("quotas", "rules", "*", "adaptive")),
+        (query_models.QuerySection, ("queries", "*")),
+        (pipeline_models.PipelineSection, ("pipelines", "*")),
+        (pipeline_models.PendingLimit, ("pipelines", "*", "max_pending")),
+        (pipeline_models.PipelineSource, ("pipelines", "*", "sources", "*")),
+        (pipeline_models.PipelineStage, ("pipelines", "*", "stages", "*")),
+        (models.ThrottleSection, ("throttle",)),
+        (models.LimitsSection, ("limits",)),
+        (models.StateSection, ("state",)),
+        (models.AdminSection, ("admin",)),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

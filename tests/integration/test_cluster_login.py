@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import trustme
 import yaml
-from aiokafka.conn import AIOKafkaConnection
-from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import (
     AclBinding,
@@ -36,17 +34,14 @@ from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, message
 from support.waiting import at_work, eventually
 
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.login import Credentials, Login
+from proxy.cluster.upstream import UpstreamError
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.login import Credentials, Login
 from proxy.progress.committer import Committer
-from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
-from proxy.relay.cluster import Cluster
-from proxy.relay.topic_ids import resolve
-from proxy.relay.upstream import UpstreamError
+from proxy.relay.brokers import Brokers
 from proxy.state import KafkaStore, StateError
-from proxy.state.kafka.link import Deadline
-from proxy.state.kafka.link import Link as StateLink
 from proxy.state.store import Record
 from proxy.wire.apis import METADATA
 
@@ -71,7 +66,6 @@ RIGHTS = [
 SHORT_SESSION = "SCRAM-SHA-256"
 SESSION_MS = 1000
 
-CONNECT_S = 5.0
 START_S = 60.0
 NOT_LET_IN = r'login of user "proxy" by \S+ refused: .*; correct cluster\.sasl\.username, or the'
 OTHERS = r"the broker offers .*; correct cluster\.sasl\.mechanism"
@@ -125,8 +119,8 @@ def sasl_port(kafka: EmbeddedBroker) -> tuple[str, int]:
     return HOST, kafka.settings.sasl_port
 
 
-def access(kafka: EmbeddedBroker, login: Login) -> ClusterAccess:
-    return ClusterAccess((sasl_port(kafka),), None, "kafka-quota-proxy", login=login)
+def bootstrap_of(kafka: EmbeddedBroker, login: Login) -> Bootstrap:
+    return Bootstrap([sasl_port(kafka)], login=login)
 
 
 class Book:
@@ -176,8 +170,8 @@ async def test_topic_names(
 ) -> None:
     name = topic()
     topic_id = id_of(kafka, name)
-    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=by(mechanism))
-    assert await resolve(cluster, [topic_id]) == {topic_id: name}
+    with closing(KafkaClient(bootstrap_of(kafka, by(mechanism)))) as client:
+        assert await client.topic_names([topic_id]) == {topic_id: name}
 
 
 async def test_over_tls(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:
@@ -191,32 +185,26 @@ async def test_over_tls(kafka: EmbeddedBroker, topic: Callable[..., str]) -> Non
     authority.configure_trust(trusting)
     for mechanism in PLAIN_AND_SCRAM:
         async with detour(kafka.sasl_bootstrap, tls=server_tls) as way:
-            cluster = Cluster((way.address,), trusting, CONNECT_S, login=by(mechanism))
-            assert await resolve(cluster, [topic_id]) == {topic_id: name}
-            link = Link(ClusterAccess((way.address,), trusting, "proxy", login=by(mechanism)))
-            assert (await link.ask(MetadataRequest([name]))).topics[0][1] == name
-            await link.drop()
-            state = StateLink([way.address], trusting, by(mechanism))
-            answer = await asyncio.to_thread(state.metadata, name, Deadline(CONNECT_S))
-            assert answer.topics[0].name == name
-            state.forget()
+            bootstrap = Bootstrap([way.address], trusting, login=by(mechanism))
+            with closing(KafkaClient(bootstrap)) as client:
+                assert await client.topic_names([topic_id]) == {topic_id: name}
+                assert (await client.metadata([name])).topics[0].name == name
+            assert way.opened == 1
 
 
 async def test_the_probe_learns_the_brokers(kafka: EmbeddedBroker, login: Login) -> None:
-    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=login)
-    async with at_work(cluster.monitor()):
-        await eventually(lambda: cluster.reachable, "it is probed")
-    assert cluster.brokers == {1: sasl_port(kafka)}
+    brokers = Brokers(bootstrap_of(kafka, login))
+    async with at_work(brokers.monitor()):
+        await eventually(lambda: brokers.reachable, "it is probed")
+    assert brokers.addresses == {1: sasl_port(kafka)}
 
 
 async def test_no_connection_of_a_client_is_logged_in(kafka: EmbeddedBroker) -> None:
-    cluster = Cluster((sasl_port(kafka),), None, CONNECT_S, login=by("PLAIN", "wrong"))
-    channel = await cluster.for_clients().connect(None)
+    bootstrap = bootstrap_of(kafka, by("PLAIN", "wrong"))
+    channel = await Brokers(bootstrap).connect(None)
     channel.sock.close()
     with pytest.raises(UpstreamError, match=NOT_LET_IN):
-        await cluster.connect(None)
-    cluster.learn(9, "host", 9)
-    assert cluster.for_clients().knows(9)
+        await bootstrap.connect()
 
 
 async def test_log_ends(
@@ -225,7 +213,7 @@ async def test_log_ends(
     name = topic()
     fill(name, 12, 20)
     book = Book(name)
-    ends = LogEnds(book, access(kafka, login), lambda: time.monotonic() * 1000)
+    ends = LogEnds(book, KafkaClient(bootstrap_of(kafka, login)), lambda: time.monotonic() * 1000)
     async with at_work(ends.run()):
         await eventually(lambda: (book.start, book.end) == (0, 12), "both are known")
         assert await ends.look_up([(name, 0)]) == {(name, 0): 12}
@@ -237,7 +225,8 @@ async def test_commits(
     name = topic()
     fill(name, 12, 20)
     book = Book(name)
-    committer = Committer(book, access(kafka, login), lambda: time.monotonic() * 1000)
+    client = KafkaClient(bootstrap_of(kafka, login))
+    committer = Committer(book, lambda: client, lambda: time.monotonic() * 1000)
     assert await committer.flush(START_S), book.problem
     assert offsets_of(kafka.bootstrap, f"{name}-group") == {(name, 0): 7}
 
@@ -250,22 +239,14 @@ def test_state(kafka: EmbeddedBroker, topic_names: Iterator[str], login: Login) 
         assert store.items("test/") == records
 
 
-class Counting(Link):
-    made = 0
-
-    async def _connect(self, address: tuple[str, int]) -> AIOKafkaConnection:
-        self.made += 1
-        return await super()._connect(address)
-
-
 async def test_a_session_that_the_broker_ends_is_begun_anew(kafka: EmbeddedBroker) -> None:
     """Brokers end a session that was long enough, with the next request, if it is not renewed."""
-    link = Counting(access(kafka, by(SHORT_SESSION)))
-    async with asyncio.timeout(START_S):
-        while link.made < 3:
-            assert (await link.ask(MetadataRequest([]))).brokers
-    assert link.connections == 1
-    await link.drop()
+    async with detour(kafka.sasl_bootstrap) as way, asyncio.timeout(START_S):
+        bootstrap = Bootstrap([way.address], login=by(SHORT_SESSION))
+        with closing(KafkaClient(bootstrap)) as client:
+            while way.opened < 3:
+                assert (await client.metadata()).brokers
+            assert client.connections == 1
 
 
 def test_state_outlives_a_session(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> None:
@@ -286,11 +267,11 @@ REFUSED = [
 async def refusals_of(address: tuple[str, int], credentials: Credentials) -> list[str]:
     """Have every kind of connection refused, and give what each says."""
     with pytest.raises(UpstreamError) as unreached:
-        await Cluster((address,), None, CONNECT_S, login=Login(credentials)).connect(None)
+        await Bootstrap([address], login=Login(credentials)).connect()
     assert unreached.value.reason == "login_refused"
-    link = Link(ClusterAccess((address,), None, "proxy", login=Login(credentials)))
-    with pytest.raises(LinkError) as unanswered:
-        await link.ask(MetadataRequest([]))
+    client = KafkaClient(Bootstrap([address], login=Login(credentials)))
+    with pytest.raises(UpstreamError) as unanswered:
+        await client.metadata()
     with pytest.raises(StateError) as unopened:
         await asyncio.to_thread(KafkaStore, [address], "no-state", login=Login(credentials))
     return [str(error.value) for error in (unreached, unanswered, unopened)]
@@ -314,7 +295,7 @@ async def test_a_port_without_logins_is_said(kafka: EmbeddedBroker) -> None:
 async def test_other_mechanisms_are_said(kafka: EmbeddedBroker) -> None:
     login = by("SCRAM-SHA-1")
     with pytest.raises(UpstreamError, match=OTHERS):
-        await Cluster((sasl_port(kafka),), None, CONNECT_S, login=login).connect(None)
+        await bootstrap_of(kafka, login).connect()
 
 
 def configured(

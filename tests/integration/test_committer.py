@@ -1,7 +1,6 @@
 """Completed offsets go to consumer groups of the real broker, whatever happens to it or to them."""
 
 import asyncio
-import ssl
 import struct
 import time
 from collections import Counter
@@ -9,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import trustme
-from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from structlog.testing import capture_logs
@@ -20,12 +17,11 @@ from support.proxy_process import HOST
 from support.strangers import stranger
 from support.waiting import at_work, eventually
 
+from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, Bootstrap, KafkaClient
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.progress import committer as module
 from proxy.progress.committer import Committer
-from proxy.progress.link import MAX_PARTITIONS, ClusterAccess, Link, LinkError, by_topic, named
 
-CLIENT_ID = "kafka-quota-proxy"
 IMPATIENT_S = 0.3
 """How long to wait for an answer that will not come."""
 
@@ -90,19 +86,30 @@ def book() -> Book:
     return Book()
 
 
-def access(
-    bootstrap: str | tuple[str, int],
-    tls: ssl.SSLContext | None = None,
-    answer_timeout_s: float = 5.0,
-) -> ClusterAccess:
-    if isinstance(bootstrap, str):
-        host, port = bootstrap.split(":")
-        bootstrap = host, int(port)
-    return ClusterAccess((bootstrap,), tls, CLIENT_ID, answer_timeout_s)
+class Access:
+    """A way to a cluster, and the clients that were made of it."""
+
+    def __init__(
+        self, bootstrap: str | tuple[str, int], answer_timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        if isinstance(bootstrap, str):
+            host, port = bootstrap.split(":")
+            bootstrap = host, int(port)
+        self.bootstrap = Bootstrap([bootstrap])
+        self.answer_timeout_s = answer_timeout_s
+        self.clients: list[KafkaClient] = []
+
+    def client(self) -> KafkaClient:
+        self.clients.append(KafkaClient(self.bootstrap, self.answer_timeout_s))
+        return self.clients[-1]
+
+    @property
+    def connections(self) -> int:
+        return sum(client.connections for client in self.clients)
 
 
-def committing(book: Book, way: ClusterAccess) -> Committer:
-    return Committer(book, way, lambda: time.monotonic() * 1000)
+def committing(book: Book, way: Access) -> Committer:
+    return Committer(book, way.client, lambda: time.monotonic() * 1000)
 
 
 @pytest.fixture
@@ -119,8 +126,8 @@ async def test_kafka_s_own_tool_shows_the_right_lag(
     name = topic(2)
     fill(name, 100, 20, partitions=2)
     book.completed["lag"] = {(name, 0): 20, (name, 1): 50}
-    committer = committing(book, access(kafka.bootstrap))
-    async with at_work(committer.run()):
+    way = Access(kafka.bootstrap)
+    async with at_work(committing(book, way).run()):
         await eventually(lambda: not book.due, "committed")
         assert book.taken == [("lag", book.completed["lag"])], "one commit for both"
         shown = await asyncio.to_thread(describe, kafka.bootstrap, "lag")
@@ -128,8 +135,8 @@ async def test_kafka_s_own_tool_shows_the_right_lag(
         book.completed["lag"][name, 0] = 45
         await eventually(lambda: not book.due, "committed")
         assert book.taken[-1] == ("lag", {(name, 0): 45}), "only what is new"
-        assert committer.connections == 1
-    assert committer.connections == 0
+        assert way.connections == 1
+    assert way.connections == 0
     assert offsets_of(kafka.bootstrap, "lag") == book.completed["lag"]
     assert book.told == {"lag": [{}]}, "read once, before the first commit"
 
@@ -139,9 +146,9 @@ async def test_without_anything_due_nothing_is_opened(
 ) -> None:
     book.completed["idle"] = {}
     async with detour(kafka.bootstrap) as way:
-        async with at_work(committing(book, access(way.address)).run()):
+        async with at_work(committing(book, Access(way.address)).run()):
             await eventually(lambda: book.asked > 20, "looked for what is due")
-        assert await committing(book, access(way.address)).flush(FLUSH_S)
+        assert await committing(book, Access(way.address)).flush(FLUSH_S)
         assert way.opened == 0
 
 
@@ -159,7 +166,7 @@ async def test_a_group_with_a_live_member(
     await asyncio.to_thread(_poll_until, consumer, assigned)
     book.completed = {live: {(name, 0): 7}, other: {(name, 0): 8}}
     with capture_logs() as logs:
-        async with at_work(committing(book, access(kafka.bootstrap)).run()):
+        async with at_work(committing(book, Access(kafka.bootstrap)).run()):
             await eventually(lambda: book.problem.get(live), "refused")
             assert "live members" in (book.problem[live] or "")
             await eventually(lambda: book.due == {live}, "the other is committed")
@@ -191,7 +198,7 @@ async def test_a_topic_is_deleted_and_made_anew(
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     await _delete(admin, gone)
     book.completed["some"] = {(gone, 0): 1, (gone, 1): 2, (stays, 0): 3}
-    committer = committing(book, access(kafka.bootstrap))
+    committer = committing(book, Access(kafka.bootstrap))
     with capture_logs() as logs:
         async with at_work(committer.run()):
             await eventually(lambda: book.problem.get("some"), "refused")
@@ -223,7 +230,7 @@ async def test_a_group_that_is_ahead_goes_back_after_a_reset_only(
     name = topic(2)
     set_offsets(kafka.bootstrap, "ahead", {(name, 0): 40})
     book.completed["ahead"] = {(name, 0): 20, (name, 1): 5}
-    async with at_work(committing(book, access(kafka.bootstrap)).run()):
+    async with at_work(committing(book, Access(kafka.bootstrap)).run()):
         await eventually(lambda: not book.due, "committed")
         assert book.told["ahead"] == [{(name, 0): 40}]
         assert book.taken == [("ahead", {(name, 1): 5})]
@@ -242,7 +249,7 @@ async def test_the_broker_is_killed_while_commits_are_due(
     with EmbeddedBroker(tmp_path) as broker, capture_logs() as logs:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
         admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
-        committer = committing(book, access(broker.bootstrap))
+        committer = committing(book, Access(broker.bootstrap))
         async with at_work(committer.run()):
             book.completed["group"] = {part: 1}
             await eventually(lambda: not book.due, "committed")
@@ -265,9 +272,10 @@ async def test_flush_commits_at_once_and_closes(
 ) -> None:
     name = topic()
     book.completed = {"one": {(name, 0): 1}, "two": {(name, 0): 2}}
-    committer = committing(book, access(kafka.bootstrap))
-    assert await committer.flush(FLUSH_S)
-    assert committer.connections == 0
+    way = Access(kafka.bootstrap)
+    assert await committing(book, way).flush(FLUSH_S)
+    assert len(way.clients) == 2
+    assert way.connections == 0
     for group, number in (("one", 1), ("two", 2)):
         assert offsets_of(kafka.bootstrap, group) == {(name, 0): number}
 
@@ -283,7 +291,7 @@ async def test_flush_beside_run_tries_at_once_what_waits(
     name = topic()
     book.completed["waits"] = {(name, 0): 1}
     async with detour(kafka.bootstrap, swallow=b"waits") as way:
-        committer = committing(book, access(way.address, answer_timeout_s=IMPATIENT_S))
+        committer = committing(book, Access(way.address, answer_timeout_s=IMPATIENT_S))
         async with at_work(committer.run()):
             await eventually(lambda: book.problem.get("waits"), "failed")
             way.swallow = None
@@ -296,7 +304,7 @@ async def test_flush_keeps_to_its_time(
 ) -> None:
     book.completed = {"stuck": {(topic(), 0): 1}}
     async with detour(kafka.bootstrap, swallow=b"stuck") as way:
-        assert not await committing(book, access(way.address)).flush(IMPATIENT_S)
+        assert not await committing(book, Access(way.address)).flush(IMPATIENT_S)
         await eventually(lambda: way.opened == 1 and way.open == 0, "closed")
     assert book.due == {"stuck"}
 
@@ -307,7 +315,7 @@ async def test_a_group_that_gets_no_answer_holds_up_no_other(
     name = topic()
     book.completed = {"stuck": {(name, 0): 1}, "free": {(name, 0): 2}}
     async with detour(kafka.bootstrap, swallow=b"stuck") as way:
-        async with at_work(committing(book, access(way.address)).run()):
+        async with at_work(committing(book, Access(way.address)).run()):
             await eventually(lambda: way.swallowed, "one is stuck")
             for offset in (3, 4, 5):
                 book.completed["free"][name, 0] = offset
@@ -332,7 +340,7 @@ async def test_a_group_that_gets_no_answer_holds_up_no_other(
 async def test_something_else_answers(book: Book, frame: bytes | None, words: str) -> None:
     book.completed["group"] = {("t", 0): 1}
     async with stranger(frame) as address:
-        committer = committing(book, access(address, answer_timeout_s=IMPATIENT_S))
+        committer = committing(book, Access(address, answer_timeout_s=IMPATIENT_S))
         async with at_work(committer.run()):
             message = await eventually(lambda: book.problem.get("group"), "failed")
     assert message.startswith(f"{HOST}:{address[1]}: ")
@@ -343,57 +351,6 @@ async def test_something_else_answers(book: Book, frame: bytes | None, words: st
 
 async def test_a_cluster_that_wants_a_login(kafka: EmbeddedBroker, book: Book) -> None:
     book.completed["group"] = {("t", 0): 1}
-    async with at_work(committing(book, access(kafka.sasl_bootstrap)).run()):
+    async with at_work(committing(book, Access(kafka.sasl_bootstrap)).run()):
         message = await eventually(lambda: book.problem.get("group"), "failed")
     assert "login" in message
-
-
-async def test_the_link_speaks_tls_and_checks_names(kafka: EmbeddedBroker) -> None:
-    authority = trustme.CA()
-    server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert(HOST).configure_cert(server_tls)
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-    async with detour(kafka.bootstrap, tls=server_tls) as way:
-        link = Link(access(way.address, trusting))
-        assert (await link.ask(MetadataRequest([]))).brokers[0][2] == kafka.port
-        await link.drop()
-        with pytest.raises(LinkError, match="certificate verify failed"):
-            await Link(access(way.address, ssl.create_default_context())).ask(MetadataRequest([]))
-
-
-async def test_the_next_bootstrap_server_is_asked(kafka: EmbeddedBroker) -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)
-    dead = server.sockets[0].getsockname()[:2]
-    way = ClusterAccess((dead, (HOST, kafka.port)), None, CLIENT_ID)
-    async with server:
-        link = Link(way)
-        for _ in range(2):
-            assert (await link.ask(MetadataRequest([]))).brokers
-        assert link.connections == 1
-        await link.drop()
-    assert link.connections == 0
-
-
-@pytest.mark.parametrize("count", [0, 1, MAX_PARTITIONS, 2 * MAX_PARTITIONS + 1])
-def test_requests_are_bounded(count: int) -> None:
-    partitions = {(f"t{number % 3}", number): number for number in range(count)}
-    parts = list(by_topic(partitions))
-    sizes = [sum(map(len, topics.values())) for topics in parts]
-    assert sum(sizes) == count
-    assert all(size == MAX_PARTITIONS for size in sizes[:-1])
-    rows = Counter(
-        ((topic, number), value)
-        for topics in parts
-        for topic, rows in topics.items()
-        for number, value in rows
-    )
-    assert rows == Counter(partitions.items())
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(1, "t-0"), (3, "t-0, t-1, t-2"), (4, "t-0, t-1, t-2 and 1 more")],
-)
-def test_few_partitions_are_named(count: int, text: str) -> None:
-    assert named({("t", number) for number in range(count)}) == text

@@ -16,9 +16,10 @@ from support.raw import RawClient, message
 from support.strangers import stranger
 from support.waiting import at_work, eventually
 
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.quota import DEFAULT, QuotaKind, Rule
-from proxy.relay.cluster import Cluster
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.relay.kafka_quotas import PLACE, KafkaQuotas, rules_of
 from proxy.wire.apis import METADATA
 
@@ -132,7 +133,8 @@ async def test_every_kind_of_answer(frame: bytes | None, reason: str | None) -> 
 
     async with stranger(frame) as address:
         patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
-        quotas = KafkaQuotas(Cluster((address,), None, patience_s), used.append, errors)
+        client = KafkaClient(Bootstrap([address]), patience_s)
+        quotas = KafkaQuotas(client, used.append, errors)
         quotas.follow(True)
         async with at_work(quotas.watch()):
             await eventually(lambda: used or failures(), "an answer", NOTICED_WITHIN_S)

@@ -1,13 +1,11 @@
 """The ends of followed logs are known, whatever happens to topics and brokers."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aiokafka.protocol.metadata import MetadataRequest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from structlog.testing import capture_logs
@@ -16,13 +14,14 @@ from support.proxy_process import HOST
 from support.waiting import at_work, eventually
 
 from metrics.clock import clock_ms
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
-from proxy.progress.book import ProgressBook
-from proxy.progress.link import ClusterAccess, Link, LinkError
 from proxy.progress.log_ends import LogEnds
-from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
 
 Partition = tuple[str, int]
 
@@ -54,9 +53,8 @@ class Book:
         self.starts[topic, partition] = offset
 
 
-def asking(book: Book, *addresses: tuple[str, int], answer_timeout_s: float = 5.0) -> LogEnds:
-    way = ClusterAccess(addresses, None, "kafka-quota-proxy", answer_timeout_s)
-    return LogEnds(book, way, lambda: time.monotonic() * 1000)
+def asking(book: Book, *addresses: tuple[str, int]) -> LogEnds:
+    return LogEnds(book, KafkaClient(Bootstrap(addresses)), lambda: time.monotonic() * 1000)
 
 
 @pytest.fixture
@@ -74,13 +72,14 @@ async def test_ends_and_starts(
     cut = TopicPartition(name, 0, 4)
     admin.delete_records([cut])[cut].result(30)
     book = Book((name, 0), (name, 1), (other, 0))
-    ends = asking(book, (HOST, kafka.port))
+    client = KafkaClient(Bootstrap([(HOST, kafka.port)]))
+    ends = LogEnds(book, client, clock_ms)
     async with at_work(ends.run()):
         await eventually(lambda: len(book.ends) == 3, "told")
         assert book.ends == {(name, 0): 15, (name, 1): 15, (other, 0): 0}
         assert book.starts == {(name, 0): 4, (name, 1): 0, (other, 0): 0}
-        assert ends.connections == 1
-    assert ends.connections == 0
+        assert client.connections == 1
+    assert client.connections == 0
 
 
 async def test_stale_ends_are_asked_for_between_and_nothing_else_is(
@@ -118,11 +117,11 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     name = topic()
     fill(name, 3, 20)
     query = QuerySettings(name="orders", client_id="orders")
-    book = ProgressBook(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
+    book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
     orders = book.query_of("orders")
     assert orders is not None
     orders.reader().fetch_asked(name, 0, None, 1, clock_ms())
-    ends = LogEnds(book, ClusterAccess(((HOST, kafka.port),), None, "quota-proxy"), clock_ms)
+    ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])), clock_ms)
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")
         fill(name, 5, 20)
@@ -174,7 +173,7 @@ async def test_a_cluster_that_does_not_answer_is_logged_once(
     address = server.sockets[0].getsockname()[:2]
     ends = asking(book, address)
     async with server:
-        with pytest.raises(LinkError, match="closed the connection"):
+        with pytest.raises(UpstreamError, match="closed the connection"):
             await ends.poll()
         with capture_logs() as logs:
             async with at_work(ends.run()):
@@ -217,18 +216,3 @@ def _one_topic_per_broker(cluster: EmbeddedCluster) -> dict[int, str]:
     for made in admin.create_topics(new).values():
         made.result(30)
     return names
-
-
-async def test_who_asks_together_is_answered_though_one_bootstrap_server_is_dead(
-    kafka: EmbeddedBroker,
-) -> None:
-    """Each tries all servers by itself: what another one meets does not count for it."""
-    with socket.create_server((HOST, 0)) as taken:
-        dead = taken.getsockname()[:2]
-    link = Link(ClusterAccess((dead, (HOST, kafka.port)), None, "kafka-quota-proxy"))
-    try:
-        request = MetadataRequest(topics=[])
-        answers = await asyncio.gather(*(link.ask(request) for _ in range(5)))
-    finally:
-        await link.drop()
-    assert all(answer.brokers for answer in answers)

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from proxy.devkit.ivy import pyspark_jars_dir
 from proxy.devkit.jars import kafka_jars
 from proxy.devkit.java import find_java
-from proxy.wire.sasl_names import bearer_name, scram_name
+from proxy.wire.sasl import bearer_name, scram_name
 
 EXAMPLES = 300
 JVM_END_TIMEOUT_S = 30

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from uuid import uuid4
 
 import pytest
@@ -10,12 +11,10 @@ from confluent_kafka.admin import AdminClient
 from support.proxy_process import HOST, until
 from support.strangers import stranger
 
+from proxy.cluster.kafka_client import ANSWER_TIMEOUT_S, Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.relay.cluster import Cluster
-from proxy.relay.topic_ids import resolve
-from proxy.relay.upstream import UpstreamError
 
-CONNECT_S = 5.0
 IMPATIENT_S = 0.1
 """For who never answers."""
 
@@ -28,11 +27,11 @@ def id_of(admin: AdminClient, topic: str) -> bytes:
 async def test_known_ids_get_their_names(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     names = {id_of(admin, name): name for name in (topic(2), topic())}
-    cluster = Cluster(((HOST, kafka.port),), None, CONNECT_S)
-    assert await resolve(cluster, list(names)) == names
-    assert await resolve(cluster, [*names, uuid4().bytes, bytes(16)]) == names
-    for unknown in ([], [bytes(16)], [uuid4().bytes]):
-        assert await resolve(cluster, unknown) == {}
+    with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
+        assert await client.topic_names(list(names)) == names
+        assert await client.topic_names([*names, uuid4().bytes, bytes(16)]) == names
+        for unknown in ([], [bytes(16)], [uuid4().bytes]):
+            assert await client.topic_names(unknown) == {}
 
 
 async def test_a_deleted_topic_is_left_out(
@@ -43,7 +42,8 @@ async def test_a_deleted_topic_is_left_out(
     topic_id = id_of(admin, name)
     admin.delete_topics([name])[name].result(30)
     until(lambda: name not in admin.list_topics(timeout=10).topics, "deleted")
-    assert await resolve(Cluster(((HOST, kafka.port),), None, CONNECT_S), [topic_id]) == {}
+    with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
+        assert await client.topic_names([topic_id]) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,8 @@ async def test_a_deleted_topic_is_left_out(
 )
 async def test_something_else_answers(frame: bytes | None, reason: str) -> None:
     async with stranger(frame) as address:
-        cluster = Cluster((address,), None, IMPATIENT_S if frame is None else CONNECT_S)
+        limit_s = IMPATIENT_S if frame is None else ANSWER_TIMEOUT_S
+        client = KafkaClient(Bootstrap([address]), limit_s)
         with pytest.raises(UpstreamError) as raised:
-            await resolve(cluster, [uuid4().bytes])
+            await client.topic_names([uuid4().bytes])
     assert raised.value.reason == reason

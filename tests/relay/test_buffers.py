@@ -8,9 +8,9 @@ import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
+from proxy.cluster.dial import MAX_UNSENT_BYTES
 from proxy.relay.buffers import (
     MAX_RECEIVE_BYTES,
-    MAX_UNSENT_BYTES,
     MIN_RECEIVE_BYTES,
     SHARED_RECEIVE_BYTES,
     receive_bytes,
@@ -45,9 +45,9 @@ def test_what_five_hundred_connections_take_in():
 async def test_both_sockets_of_a_connection_are_bounded():
     async with open_lab() as lab:
         await lab.pair(frames.metadata_request(1))
-        (connection,) = lab.relay._connections
-        await until(lambda: connection._upstream is not None)
-        for channel in (connection._client, connection._upstream):
+        (connection,) = lab.relay.connections
+        await until(lambda: connection.upstream is not None)
+        for channel in (connection.channel, connection.upstream):
             size = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
             assert size == KERNEL_FACTOR * min(MAX_RECEIVE_BYTES, LARGEST_RECEIVE_BYTES)
             unsent = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
@@ -62,8 +62,8 @@ async def test_the_rest_of_a_response_waits_at_the_broker(rules):
         broker = await lab.broker()
         await broker.frame()
         broker.writer.write(frames.fetch_response(1, BIG_BYTES))
-        (connection,) = lab.relay._connections
-        responses = connection._responses
+        (connection,) = lab.relay.connections
+        responses = connection.responses
         await until(lambda: responses.held or responses.sending_blocked)
         assert broker.writer.transport.get_write_buffer_size() > BIG_BYTES / 2
         broker.reset()

@@ -11,7 +11,7 @@ from relaylab import frames
 from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.quota.entities import QuotaKind
-from proxy.relay.connection import State
+from proxy.relay.lifecycle import State
 from proxy.relay.services import Limits, ThrottleMode
 
 BIG_BYTES = 16 << 20
@@ -30,8 +30,8 @@ async def half_a_head(lab: Lab):
 async def dialling(lab: Lab):
     client = await lab.client()
     await client.send(frames.metadata_request(1))
-    (connection,) = lab.relay._connections
-    await until(lambda: connection.state is not State.NEW)
+    (connection,) = lab.relay.connections
+    await until(lambda: connection.life.state is not State.NEW)
     return client, None
 
 
@@ -64,7 +64,7 @@ async def waiting(lab: Lab):
     """Its client owes what another connection was answered, so its Fetch is not sent on."""
     before, _ = await held(lab)
     before.reset()
-    await until(lambda: not lab.relay.connections)
+    await until(lambda: not lab.relay.connected)
     client, broker = await lab.pair(frames.request(frames.LIST_OFFSETS, 1, 1, client_id="slow"))
     await broker.send(frames.response(frames.LIST_OFFSETS, 1, 1))
     await client.frame()
@@ -114,8 +114,8 @@ async def client_not_reading(lab: Lab):
     client, broker = await lab.pair(frames.fetch_request(1))
     client.writer.transport.pause_reading()
     broker.writer.write(frames.fetch_response(1, 64 << 20))
-    (connection,) = lab.relay._connections
-    await until(lambda: connection._responses.sending_blocked)
+    (connection,) = lab.relay.connections
+    await until(lambda: connection.responses.sending_blocked)
     return client, broker
 
 
@@ -123,8 +123,8 @@ async def broker_not_reading(lab: Lab):
     client, broker = await unanswered(lab)
     broker.writer.transport.pause_reading()
     client.writer.write(frames.produce_request(2, acks=1, record_bytes=64 << 20))
-    (connection,) = lab.relay._connections
-    await until(lambda: connection._requests.sending_blocked)
+    (connection,) = lab.relay.connections
+    await until(lambda: connection.requests.sending_blocked)
     return client, broker
 
 
@@ -155,7 +155,7 @@ async def test_the_relay_closes(state, path):
     async with open_lab(**settings(**path)) as lab:
         client, broker = await state(lab)
         await lab.relay.close()
-        assert lab.relay.connections == lab.held == 0
+        assert lab.relay.connected == lab.held == 0
         await client.ended()
         if broker is not None:
             await broker.ended()
@@ -171,7 +171,7 @@ async def test_the_client_goes(state, end):
             client.writer.close()
         else:
             client.reset()
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
         assert lab.held == 0
         if broker is not None:
             await broker.ended()
@@ -199,7 +199,7 @@ async def test_the_broker_goes(state, is_error, end):
         else:
             broker.reset()
         await client.ended()
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
         assert lab.upstream_errors("closed") == is_error
 
 
@@ -210,7 +210,7 @@ async def test_what_the_broker_sent_before_it_closed_arrives_when_its_hold_is_ov
         await turns(20)
         lab.services.reapers.release_all()
         assert await client.ended() == frames.fetch_response(1, 10_000)
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
         assert lab.upstream_errors("closed") == 0
 
 
@@ -252,7 +252,7 @@ async def test_a_client_that_breaks_the_rules(sent, reason):
         client.writer.write(sent)
         await client.ended()
         assert lab.rejected(reason) == 1
-        assert lab.relay.connections == 1
+        assert lab.relay.connected == 1
         await other_broker.send(frames.metadata_response(1, {}))
         assert await other.frame() == frames.metadata_response(1, {})
 
@@ -322,10 +322,10 @@ async def test_a_client_that_never_reads_holds_the_broker_back():
         for number in range(1, 65):
             assert await broker.frame() == frames.fetch_request(number)
             broker.writer.write(frames.fetch_response(number, 1 << 20))
-        (connection,) = lab.relay._connections
-        await until(lambda: connection._responses.sending_blocked)
+        (connection,) = lab.relay.connections
+        await until(lambda: connection.responses.sending_blocked)
         await turns(50)
-        assert connection._responses.sending_blocked
+        assert connection.responses.sending_blocked
         assert broker.writer.transport.get_write_buffer_size() > 32 << 20
         broker.reset()
 
@@ -334,12 +334,12 @@ async def test_limits_of_connections():
     limits = Limits(max_connections=2, max_connections_per_ip=1)
     async with open_lab(limits=limits) as lab:
         first = await lab.client()
-        await until(lambda: lab.relay.connections == 1)
+        await until(lambda: lab.relay.connected == 1)
         second = await lab.client()
         assert await second.ended() == b""
         assert lab.rejected("too_many_connections_per_ip") == 1
         await first.close()
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
         third, broker = await lab.pair(frames.metadata_request(1))
         await broker.send(frames.metadata_response(1, {}))
         await third.frame()
@@ -350,12 +350,12 @@ async def test_no_tls_handshake(certificates):
         plain = await lab.silent_client()
         await asyncio.get_running_loop().sock_sendall(plain, b"GET / HTTP/1.1\r\n\r\n")
         await until(lambda: lab.rejected("tls_handshake"))
-        assert lab.relay.connections == 0
+        assert lab.relay.connected == 0
 
 
 async def test_the_relay_closes_during_a_tls_handshake(certificates):
     async with open_lab(client_tls=certificates) as lab:
         await lab.silent_client()
-        await until(lambda: lab.relay.connections)
+        await until(lambda: lab.relay.connected)
         await lab.relay.close()
-        assert lab.relay.connections == 0
+        assert lab.relay.connected == 0

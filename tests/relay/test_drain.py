@@ -16,7 +16,7 @@ async def test_answers_in_flight_go_out():
         client, broker = await lab.pair(frames.fetch_request(1))
         idle, _ = await lab.pair(frames.produce_request(1, acks=0))
         new = await lab.client()
-        await until(lambda: lab.relay.connections == 3)
+        await until(lambda: lab.relay.connected == 3)
         draining = asyncio.create_task(lab.relay.drain())
         assert await idle.ended() == await new.ended() == b""
         await client.send(frames.fetch_request(2))
@@ -102,5 +102,5 @@ async def test_what_does_not_drain_in_time_is_closed():
 async def test_a_client_in_its_tls_handshake(certificates):
     async with open_lab(client_tls=certificates) as lab:
         await lab.silent_client()
-        await until(lambda: lab.relay.connections)
+        await until(lambda: lab.relay.connected)
         await asyncio.wait_for(lab.relay.drain(), 5)

@@ -53,10 +53,10 @@ def test_at_any_split(path, certificates, records, nodes, cuts, from_end):
 
 
 def test_the_frames_of_this_test_are_what_the_codec_reads():
-    from proxy.wire.apis import APIS, FETCH, response_body_offset
+    from proxy.wire.apis import APIS, FETCH, plan_of
 
     sent, seen = frames.fetch17(1, [b"abc", bytes(300)], {4: ("broker.internal", 9092)})
-    start = response_body_offset(FETCH, 17)
+    start = plan_of(FETCH, 17).body_offset
     message = APIS[FETCH].response.decode(sent[start:], version=17)
     assert [len(part.records) for part in message.responses[0].partitions] == [3, 300]
     assert [(n.node_id, n.host, n.port) for n in message.node_endpoints] == [

@@ -24,13 +24,13 @@ PRODUCE = frames.produce_request(1, 1, LOGIN_BYTES)
 
 
 def check_idle(lab, now_s=math.inf, timeout_s=TIMEOUT_S) -> None:
-    for connection in tuple(lab.relay._connections):
+    for connection in tuple(lab.relay.connections):
         connection.check_idle(now_s, timeout_s)
 
 
 def owed_since_s(lab) -> float | None:
     """Of the first connection; None before there is one."""
-    return next((each._requests.owed_since_s for each in lab.relay._connections), None)
+    return next((each.requests.owed_since_s for each in lab.relay.connections), None)
 
 
 async def begun(lab) -> float:
@@ -44,15 +44,15 @@ async def begun(lab) -> float:
 async def test_nothing_happens_before_the_timeout():
     async with open_lab() as lab:
         await lab.client()
-        await until(lambda: lab.relay.connections)
+        await until(lambda: lab.relay.connected)
         check_idle(lab, asyncio.get_running_loop().time() + TIMEOUT_S / 2)
-        assert lab.relay.connections == 1
+        assert lab.relay.connected == 1
 
 
 async def test_a_client_that_sends_nothing():
     async with open_lab() as lab:
         client = await lab.client()
-        await until(lambda: lab.relay.connections)
+        await until(lambda: lab.relay.connected)
         check_idle(lab)
         await client.ended()
         assert lab.rejected("no_request") == 1
@@ -81,7 +81,7 @@ async def test_a_begun_request_must_go_on_sooner(request_, first_bytes):
         await client.send(request_[:first_bytes])
         begun_s = await begun(lab)
         check_idle(lab, begun_s + SLOW_FRAME_S - 0.1, PATIENT_S)
-        assert lab.relay.connections == 1
+        assert lab.relay.connected == 1
         check_idle(lab, begun_s + SLOW_FRAME_S, PATIENT_S)
         await client.ended()
         assert lab.rejected("slow_frame") == 1
@@ -96,9 +96,9 @@ async def test_more_of_a_request_buys_time_only_where_it_is_streamed(request_, i
         client = await lab.client()
         await client.send(request_[:60])
         begun_s = await begun(lab)
-        (connection,) = lab.relay._connections
+        (connection,) = lab.relay.connections
         await client.send(request_[60:120])
-        await until(lambda: connection._requests.last_active > begun_s)
+        await until(lambda: connection.requests.last_active > begun_s)
         assert (owed_since_s(lab) > begun_s) is is_streamed
 
 
@@ -123,7 +123,7 @@ async def test_what_is_only_announced_takes_no_memory():
                 await client.send(LOGIN[:60])
                 await lab.broker()
             await until(
-                lambda: all(connection._requests.under_way for connection in lab.relay._connections)
+                lambda: all(connection.requests.under_way for connection in lab.relay.connections)
             )
             used, _ = tracemalloc.get_traced_memory()
         finally:
@@ -172,9 +172,9 @@ async def test_a_client_that_does_not_read():
         await asyncio.get_running_loop().sock_sendall(sock, frames.fetch_request(1))
         broker = await lab.broker()
         broker.writer.write(frames.fetch_response(1, BIG_BYTES))
-        await until(lambda: lab.relay._connections)
-        (connection,) = lab.relay._connections
-        await until(lambda: connection._responses.sending_blocked)
+        await until(lambda: lab.relay.connections)
+        (connection,) = lab.relay.connections
+        await until(lambda: connection.responses.sending_blocked)
         check_idle(lab)
         assert lab.rejected("client_not_reading") == 1
         broker.reset()
@@ -198,7 +198,7 @@ async def test_a_client_that_we_hold_back_is_not_idle(mode):
         await broker.send(frames.fetch_response(1, 10_000))
         await until(lambda: lab.held)
         check_idle(lab)
-        assert lab.relay.connections == 1
+        assert lab.relay.connected == 1
 
 
 async def test_the_watch_closes_by_itself():

@@ -7,7 +7,8 @@ import pytest
 from relaylab import frames
 from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
-from proxy.quota import DEFAULT, QuotaKind, QuotaSettings, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.responses import LONGEST_MUTE_MS
 from proxy.relay.services import Limits, ThrottleMode
 
@@ -85,7 +86,7 @@ async def test_one_byte_at_a_time():
         await broker.send(*(answer[i : i + 1] for i in range(len(answer))))
         address = lab.relay.listeners[LISTENER].address_of(3)
         assert frames.metadata_brokers(await client.frame()) == {3: address}
-        assert lab.cluster.brokers == {3: ("real", 1)}
+        assert lab.brokers.addresses == {3: ("real", 1)}
 
 
 async def test_a_metadata_response_of_10_mb():
@@ -133,8 +134,8 @@ async def test_a_held_response_stays_in_the_kernel():
         sending = asyncio.create_task(broker.send(answer))
         await until(lambda: lab.held == 1)
         await turns(50)
-        (connection,) = lab.relay._connections
-        assert len(connection._responses._stash) <= 4096
+        (connection,) = lab.relay.connections
+        assert len(connection.responses.stash) <= 4096
         assert not sending.done()
         lab.services.reapers.release_all()
         assert await client.frame() == answer
@@ -218,7 +219,7 @@ async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_
         await client.send(frames.fetch_request(2, client_id="second"))
         await turns(50)
         assert not broker.reader._buffer
-        entities = [row.entity for row in lab.services.quotas.snapshot(0.0)]
+        entities = [row.entity for row in filter(None, lab.services.quotas.rows(lambda: 0.0))]
         assert entities == ["client-id=first"]
 
 

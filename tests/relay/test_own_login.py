@@ -10,9 +10,10 @@ from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 from relaylab.lab import until
 from structlog.testing import capture_logs
 
-from proxy.login import Credentials, Login
-from proxy.relay.cluster import Cluster
-from proxy.relay.upstream import UpstreamError
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.login import Credentials, Login
+from proxy.cluster.upstream import UpstreamError
+from proxy.relay.brokers import Brokers
 
 HOST = "127.0.0.1"
 PATIENT_S, IMPATIENT_S = 5.0, 0.1
@@ -38,8 +39,9 @@ class Broker:
         self.visits += 1
         for answer in self.answers:
             length = int.from_bytes(await reader.readexactly(4), "big")
-            await reader.readexactly(length)
-            writer.write(struct.pack(">ii", 4 + len(answer), 0) + answer)
+            request = await reader.readexactly(length)
+            correlation_id = request[4:8]  # behind key and version
+            writer.write(struct.pack(">i", 4 + len(answer)) + correlation_id + answer)
         if self.silent:
             while await reader.read(1024):
                 pass
@@ -63,8 +65,8 @@ def login(on_refused: Callable[[], None] = lambda: None) -> Login:
         ([OFFER, REFUSAL], PATIENT_S, "login_refused", 'user "proxy" by PLAIN refused: not'),
         ([OFFER], PATIENT_S, "closed", "closed the connection"),
         ([], PATIENT_S, "closed", ""),
-        ([GARBAGE], PATIENT_S, "bad_response", "no answer to a login"),
-        ([OFFER, GARBAGE], PATIENT_S, "bad_response", "no answer to a login"),
+        ([GARBAGE], PATIENT_S, "bad_response", "no SaslHandshakeResponse"),
+        ([OFFER, GARBAGE], PATIENT_S, "bad_response", "no SaslAuthenticateResponse"),
         ([OFFER], IMPATIENT_S, "timeout", "not logged in after 0.1 s"),
     ],
     ids=["refused", "hangs up", "hangs up at once", "garbage", "garbage later", "silent"],
@@ -75,7 +77,7 @@ async def test_a_login_that_fails(
     broker = Broker(*answers, silent=reason == "timeout")
     async with serving(broker) as address:
         with pytest.raises(UpstreamError) as caught:
-            await Cluster((address,), None, limit_s, login=login()).connect(None)
+            await Bootstrap([address], None, limit_s, login()).connect()
         assert caught.value.reason == reason
         assert f"{HOST}:{address[1]}: " in str(caught.value)
         assert message in str(caught.value)
@@ -87,30 +89,31 @@ async def test_a_refusal_is_said_also_when_other_servers_are_down(refuses_first:
     async with serving(Broker(OFFER, REFUSAL)) as address:
         servers = (address, DEAD) if refuses_first else (DEAD, address)
         with pytest.raises(UpstreamError) as caught:
-            await Cluster(servers, None, PATIENT_S, login=login()).connect(None)
+            await Bootstrap(servers, None, PATIENT_S, login()).connect()
         assert caught.value.reason == "login_refused"
 
 
 async def test_a_refusal_is_logged_once_and_the_broker_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.relay.cluster.RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("proxy.relay.brokers.RETRY_INTERVAL_S", 0.0)
     broker, probes, refusals = Broker(OFFER, REFUSAL), 0, []
 
-    class Probed(Cluster):
-        async def connect(self, node_id: int | None):
+    class Probed(Bootstrap):
+        async def connect(self, *args, **options):
             nonlocal probes
             probes += 1
-            return await super().connect(node_id)
+            return await super().connect(*args, **options)
 
     async with serving(broker) as address:
-        cluster = Probed((DEAD, address), None, PATIENT_S, login=login(lambda: refusals.append(1)))
+        own = login(lambda: refusals.append(1))
+        brokers = Brokers(Probed((DEAD, address), None, PATIENT_S, own))
         with capture_logs() as logs:
-            monitor = asyncio.create_task(cluster.monitor())
+            monitor = asyncio.create_task(brokers.monitor())
             await until(lambda: probes > 10)
             monitor.cancel()
             await asyncio.gather(monitor, return_exceptions=True)
-    assert not cluster.reachable
-    assert f"{HOST}:{address[1]}: " in (cluster.refusal or "")
+    assert not brokers.reachable
+    assert f"{HOST}:{address[1]}: " in (brokers.refusal or "")
     assert (broker.visits, len(refusals)) == (1, 1)
     assert [line["event"] for line in logs] == ["cluster not reachable"]

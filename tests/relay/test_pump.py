@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab.lab import Certificates, open_files
 
-from proxy.relay.channel import BLOCKED, Channel, ChannelLost, PlainChannel
+from proxy.cluster.dial import handshake
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost, TlsChannel
 from proxy.relay.pipes import PipePool
-from proxy.relay.pump import SPLICE_MIN_BYTES, Progress, Pump
-from proxy.relay.tls import handshake
+from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
 
 WAYS = ["splice", "copy", "no pipes", "tls source", "tls sink", "tls both"]
 MAX_STEPS = 100_000
@@ -70,7 +70,7 @@ def _connected(
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not is_tls:
-        return PlainChannel(far), PlainChannel(near, spliceable=spliceable)
+        return Channel(far), Channel(near, spliceable=spliceable)
 
     async def greet() -> tuple[Channel, Channel]:
         client = handshake(
@@ -78,7 +78,7 @@ def _connected(
         )
         server = handshake(near, certificates.server(), server_side=True)
         first, second = await asyncio.gather(client, server)
-        return first, second
+        return TlsChannel(first), TlsChannel(second)
 
     return asyncio.run(greet())
 
@@ -149,7 +149,7 @@ def fill_up(bench: Bench, body_bytes: int) -> tuple[bytes, memoryview]:
     for _ in range(MAX_STEPS):
         given = bench.give(left[:100_000])
         left = left[given:]
-        if bench.pump.run(ANY_BUDGET) is Progress.WANT_WRITE and not given:
+        if bench.pump.run(ANY_BUDGET) is Wait.WRITE and not given:
             return sent, left
     raise AssertionError("the sink takes everything")
 
@@ -157,13 +157,13 @@ def fill_up(bench: Bench, body_bytes: int) -> tuple[bytes, memoryview]:
 def test_a_sink_that_takes_no_more(bench):
     sent, left = fill_up(bench, 64 << 20)
     unread = bench.pump.unread
-    assert bench.pump.run(ANY_BUDGET) is Progress.WANT_WRITE
+    assert bench.pump.run(ANY_BUDGET) is Wait.WRITE
     assert bench.pump.unread == unread
     received = []
     for _ in range(MAX_STEPS):
         left = left[bench.give(left[:100_000]) :]
         received.append(bench.take(1 << 20))
-        if bench.pump.run(ANY_BUDGET) is Progress.DONE:
+        if bench.pump.run(ANY_BUDGET) is None:
             break
     while piece := bench.take(1 << 20):
         received.append(piece)
@@ -198,11 +198,11 @@ def test_the_source_ends_within_a_body(bench):
     for _ in range(MAX_STEPS):
         progress = bench.pump.run(ANY_BUDGET)
         received += bench.take(100_000)
-        if progress is Progress.END:
+        if progress is Wait.CLOSED:
             break
     while piece := bench.take(100_000):
         received += piece
-    assert progress is Progress.END
+    assert progress is Wait.CLOSED
     assert received == content(100_000)
 
 
@@ -214,7 +214,7 @@ def test_the_budget_lets_others_run(bench):
     for _ in range(MAX_STEPS):
         left = left[bench.give(left) :]
         progress = bench.pump.run(100_000)
-        stops += progress is Progress.BUDGET
+        stops += progress is Wait.TURN
         received += len(bench.take(1 << 20))
         if received == 1 << 20:
             break

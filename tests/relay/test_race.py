@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from relaylab.lab import turns
 
-from proxy.relay.race import AllFailed, first_of
+from proxy.cluster.dial import AllFailed, first_of
 
 LIMIT_S = 20.0
 
@@ -47,7 +47,7 @@ async def test_the_first_one_wins_and_nothing_else_is_started():
 
 
 async def test_after_a_failure_the_next_one_starts_at_once(monkeypatch):
-    monkeypatch.setattr("proxy.relay.race.ATTEMPT_DELAY_S", 600.0)
+    monkeypatch.setattr("proxy.cluster.dial.ATTEMPT_DELAY_S", 600.0)
     track = Track()
     assert await track.race(track.attempt("a", OSError()), track.attempt("b")) == "b"
 
@@ -68,7 +68,7 @@ async def test_all_fail(names):
 
 
 async def test_an_unexpected_error_ends_the_race(monkeypatch):
-    monkeypatch.setattr("proxy.relay.race.ATTEMPT_DELAY_S", 0.0)
+    monkeypatch.setattr("proxy.cluster.dial.ATTEMPT_DELAY_S", 0.0)
     track = Track()
     with pytest.raises(RuntimeError, match="broken"):
         await track.race(track.attempt("a", ends=False), track.attempt("b", RuntimeError("broken")))

@@ -6,8 +6,9 @@ from relaylab import frames
 from relaylab.lab import LISTENER, open_lab, silent_server, turns, until
 from structlog.testing import capture_logs
 
-from proxy.relay.cluster import Cluster
-from proxy.relay.upstream import UpstreamError
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.upstream import UpstreamError
+from proxy.relay.brokers import Brokers
 
 REFUSING = ("127.0.0.1", 1)
 
@@ -28,12 +29,12 @@ async def test_the_stand_in_is_closed_once_the_address_is_known_and_all_is_answe
         names = frames.metadata_brokers(await client.frame())
         assert names == {7: ("proxy", broker_port(lab, 7))}
         await turns(20)
-        assert lab.relay.connections == 1  # one answer is due
+        assert lab.relay.connected == 1  # one answer is due
         await stand_in.send(frames.metadata_response(2, {}))
         assert await client.ended() == frames.metadata_response(2, {})
-        assert not lab.relay._stand_ins
+        assert not lab.relay.stand_ins
         await client.close()
-        await until(lambda: not lab.relay.connections)
+        await until(lambda: not lab.relay.connected)
 
 
 async def test_another_clients_metadata_ends_it_too():
@@ -57,10 +58,10 @@ async def test_a_client_that_goes_is_forgotten():
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         await lab.broker()
-        assert list(lab.relay._stand_ins) == [7]
+        assert list(lab.relay.stand_ins) == [7]
         await client.close()
-        await until(lambda: not lab.relay.connections)
-        assert not lab.relay._stand_ins
+        await until(lambda: not lab.relay.connected)
+        assert not lab.relay.stand_ins
 
 
 async def test_a_known_broker_is_dialled_itself():
@@ -72,42 +73,42 @@ async def test_a_known_broker_is_dialled_itself():
             writer.close()
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            lab.cluster.learn(7, *server.sockets[0].getsockname()[:2])
+            lab.brokers.learn(7, *server.sockets[0].getsockname()[:2])
             client = await lab.client(broker_port(lab, 7))
             await client.send(frames.metadata_request(1))
             assert await other.get() == frames.metadata_request(1)
-            assert not lab.relay._stand_ins
+            assert not lab.relay.stand_ins
             await client.ended()
 
 
 async def test_a_broker_that_has_moved_is_found_through_a_stand_in():
     async with open_lab() as lab:
-        lab.cluster.learn(7, *REFUSING)
+        lab.brokers.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         stand_in = await lab.broker()
         await stand_in.frame()
         assert lab.upstream_errors("refused") == 1
-        address = lab.cluster.bootstrap_servers[0]
+        address = lab.brokers.bootstrap.servers[0]
         await stand_in.send(frames.metadata_response(1, {7: address}))
         await client.frame()
         assert await client.ended() == b""
         again = await lab.client(broker_port(lab, 7))
         await again.send(frames.metadata_request(2))
         await (await lab.broker()).frame()
-        assert not lab.relay._stand_ins
+        assert not lab.relay.stand_ins
         assert lab.upstream_errors("refused") == 1
 
 
 async def test_a_silent_address_keeps_only_the_first_client_waiting(monkeypatch):
-    monkeypatch.setattr("proxy.relay.cluster.DOUBT_AFTER_S", 0.01)
+    monkeypatch.setattr("proxy.relay.brokers.UNANSWERED_AFTER_S", 0.01)
     with silent_server() as silent:
         async with open_lab() as lab:
-            lab.cluster.connect_timeout_s = 600.0
-            lab.cluster.learn(7, *silent)
+            lab.brokers.bootstrap.connect_timeout_s = 600.0
+            lab.brokers.learn(7, *silent)
             first = await lab.client(broker_port(lab, 7))
             await first.send(frames.metadata_request(1))
-            await until(lambda: lab.cluster._doubtful)
+            await until(lambda: lab.brokers.unanswered)
             second = await lab.client(broker_port(lab, 7))
             await second.send(frames.metadata_request(2))
             assert await (await lab.broker()).frame() == frames.metadata_request(2)
@@ -115,8 +116,8 @@ async def test_a_silent_address_keeps_only_the_first_client_waiting(monkeypatch)
 
 async def test_a_whole_cluster_that_is_down():
     async with open_lab() as lab:
-        lab.relay._brokers = Cluster((("127.0.0.1", 2),), None, 10.0)
-        lab.relay._brokers.learn(7, *REFUSING)
+        lab.relay.brokers = Brokers(Bootstrap([("127.0.0.1", 2)], None, 10.0))
+        lab.relay.brokers.learn(7, *REFUSING)
         client = await lab.client(broker_port(lab, 7))
         await client.send(frames.metadata_request(1))
         with capture_logs() as logs:
@@ -137,14 +138,14 @@ async def test_the_client_goes_while_we_dial():
                 raise UpstreamError("timeout", "cancelled") from None
 
         cancelled = asyncio.Event()
-        lab.cluster = lab.relay._brokers = Dialler(never)
+        lab.relay.brokers = Dialler(never)
         client = await lab.client()
         await client.send(frames.metadata_request(1))
-        await until(lambda: lab.relay._connections)
+        await until(lambda: lab.relay.connections)
         await turns(20)
         await client.close()
         await asyncio.wait_for(cancelled.wait(), 10)
-        assert lab.relay.connections == 0
+        assert lab.relay.connected == 0
 
 
 async def test_an_unexpected_error_while_we_dial_ends_that_client_only():
@@ -153,7 +154,7 @@ async def test_an_unexpected_error_while_we_dial_ends_that_client_only():
         async def broken(node_id):
             raise RuntimeError("broken")
 
-        lab.relay._brokers = Dialler(broken)
+        lab.relay.brokers = Dialler(broken)
         client = await lab.client()
         await client.send(frames.metadata_request(1))
         assert await client.ended() == b""

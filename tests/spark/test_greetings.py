@@ -180,7 +180,7 @@ def test_an_odd_answer_is_no_fault(
     ],
 )
 def test_triggers(text: str, expected: object) -> None:
-    assert quota_listener._trigger(text) == expected
+    assert quota_listener.read_trigger(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_triggers(text: str, expected: object) -> None:
     ],
 )
 def test_under_way(is_active: bool, message: str, expected: bool | None) -> None:
-    assert quota_listener._is_under_way(is_active, message) is expected
+    assert quota_listener.is_under_way(is_active, message) is expected

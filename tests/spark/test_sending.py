@@ -170,7 +170,7 @@ def test_what_each_run_told_last_outlives_every_outage(
     listener.onQueryIdle(run.idle())
     listener.onQueryProgress(other.batch())
     listener.onQueryTerminated(other.terminated())
-    until(lambda: listener._failures > 10)
+    until(lambda: listener.failures > 10)
     assert listener.dropped == 0  # the first one stays, and the others behind it
     receiver.behaviour = take
     if how == "no connection":
@@ -311,7 +311,7 @@ def test_a_port_that_speaks_no_http(listen: Listen, run: Run) -> None:
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"\x00\x00\x00\x01not HTTP\r\n\r\n")
-            until(lambda: listener._failures > 0)
+            until(lambda: listener.failures > 0)
             listener.close(0)
     until(lambda: listener.dropped == 1)
     assert listener.sent == 0

@@ -19,36 +19,32 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.config import (
-    AdaptiveBound,
-    BadValueError,
-    Config,
-    ConfigError,
-    ConfigProblem,
-    HostPort,
-    PortRange,
-    format_duration,
-    format_size,
-    load_config,
-    parse_duration,
-    parse_size,
-)
-from proxy.config.endpoints import parse_bind, parse_broker_ports
-from proxy.config.fields import MAX_NUMBER, Section
-from proxy.config.units import (
+from proxy.config import Config, ConfigError, format_duration, load_config
+from proxy.config.durations import (
     DURATION_UNITS,
     MAX_DURATION_S,
-    MAX_SIZE_BYTES,
-    SIZE_UNITS,
     format_number,
+    parse_duration,
     parse_duration_or_zero,
 )
+from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
+from proxy.config.fields import Section
+from proxy.config.problems import ConfigProblem
+from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
     Source,
     StageSettings,
     find_conflicts,
+)
+from proxy.quota.values import (
+    MAX_NUMBER,
+    MAX_SIZE_BYTES,
+    SIZE_UNITS,
+    BadValueError,
+    format_size,
+    parse_size,
 )
 
 HERE = Path(__file__).parent
@@ -273,7 +269,7 @@ def test_a_password_that_goes_in_the_clear_is_noticed(
     assert cluster.shows_password is is_shown
 
 
-def _adaptive(config: Config) -> AdaptiveBound:
+def _adaptive(config: Config) -> AdaptiveSection:
     (rule,) = config.quotas.rules
     assert rule.adaptive is not None
     return rule.adaptive

@@ -3,7 +3,6 @@
 import pytest
 import yaml
 
-from proxy.app import quota_settings
 from proxy.config import load_config
 from proxy.pipelines.advice import find_advice
 from proxy.quota.rules import RuleTable
@@ -47,7 +46,7 @@ def found(tmp_path, rules, *, queries=(), one=None, **more):
     file = tmp_path / "proxy.yaml"
     file.write_text(yaml.safe_dump(document))
     config = load_config(file)
-    return list(find_advice(config, RuleTable(quota_settings(config).rules)))
+    return list(find_advice(config, RuleTable(config.quota_settings.rules)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.wire.apis import APIS, response_is_flexible
+from proxy.wire.apis import APIS, plan_of
 
 HOST_MARKER = "real-broker"
 UNKNOWN_TAGS = (77, 5000)
@@ -45,7 +45,7 @@ class Filler:
     def response(self, api_key: int, version: int) -> bytes:
         """A whole response frame."""
         header = pack(">i", self.random.randrange(2**31))
-        header += b"\0" if response_is_flexible(api_key, version) else b""
+        header += b"\0" if plan_of(api_key, version).is_flexible else b""
         body = header + self.body(APIS[api_key].response, version)
         return pack(">i", len(body)) + body
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.errors import MalformedFrame
-from proxy.wire.fetch import FetchAsk, FetchPosition, read_fetch_request
+from proxy.wire.fetch import FetchPosition, FetchRequestPartitions, read_fetch_request
+from proxy.wire.malformed import MalformedFrame
 
 REQUEST = APIS[FETCH].request
 VERSIONS = range(REQUEST.max_version + 1)
@@ -84,7 +84,7 @@ def decoded(version, body):
     """What the codec reads."""
     message = REQUEST.decode(body, version=version)
     has_sessions = version >= FIRST_SESSIONS
-    return FetchAsk(
+    return FetchRequestPartitions(
         message.session_id if has_sessions else 0,
         message.session_epoch if has_sessions else -1,
         tuple(
@@ -209,4 +209,4 @@ def test_unknown_versions(version):
 
 @pytest.mark.parametrize(("epoch", "is_full"), [(0, True), (-1, True), (1, False), (-2, False)])
 def test_which_requests_are_full(epoch, is_full):
-    assert FetchAsk(3, epoch, (), ()).is_full is is_full
+    assert FetchRequestPartitions(3, epoch, (), ()).is_full is is_full

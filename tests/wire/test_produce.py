@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, PRODUCE
-from proxy.wire.errors import MalformedFrame, MalformedResponse
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 from proxy.wire.produce import (
-    Appended,
-    Appending,
+    AppendedPartition,
+    ProducedPartition,
     read_produce_request,
     read_produce_response,
 )
@@ -127,7 +127,7 @@ def test_a_request_is_read_as_it_was_written(version, data):
     for buffer in (bytes, bytearray, memoryview):
         read = read_produce_request(version, buffer(request_body(version, sent)))
         assert read == tuple(
-            Appended(key_of(topic), index, count)
+            ProducedPartition(key_of(topic), index, count)
             for topic, partitions in wanted.items()
             for index, count in partitions.items()
         )
@@ -140,7 +140,7 @@ def test_a_response_is_read_as_it_was_written(version, data):
     wanted = data.draw(topics(version, st.tuples(st.integers(-1, 130), INT64)))
     read = read_produce_response(version, response_frame(version, wanted))
     assert read == tuple(
-        Appending(key_of(topic), index, *values)
+        AppendedPartition(key_of(topic), index, *values)
         for topic, partitions in wanted.items()
         for index, values in partitions.items()
     )
@@ -156,7 +156,7 @@ def test_what_are_no_record_batches_is_left_out(version, records):
     topic = UUID(int=7) if version >= FIRST_WITH_IDS else "t"
     sent = {topic: {0: batch(2), 1: records, 2: batch(5)}}
     read = read_produce_request(version, request_body(version, sent))
-    assert read == (Appended(key_of(topic), 0, 2), Appended(key_of(topic), 2, 5))
+    assert read == (ProducedPartition(key_of(topic), 0, 2), ProducedPartition(key_of(topic), 2, 5))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -169,7 +169,7 @@ def test_unknown_tags_and_nulls_are_walked_over(filler, version):
         frame = tagged.response(PRODUCE, version)
         oracle = API.response.decode(frame[4:], version=version, header=True)
         assert read_produce_response(version, frame) == tuple(
-            Appending(
+            AppendedPartition(
                 each.topic_id.bytes if version >= FIRST_WITH_IDS else each.name,
                 part.index,
                 part.error_code,
@@ -221,4 +221,4 @@ def test_what_is_cut_off_is_refused(version):
         with contextlib.suppress(MalformedResponse):
             read = read_produce_response(version, frame[:end])
             assert end >= len(frame) - 5, read
-            assert read == (Appending(key_of(topic), 1, 0, 5),)
+            assert read == (AppendedPartition(key_of(topic), 1, 0, 5),)

@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.wire.apis import (
-    ADDRESS_APIS,
     API_VERSIONS,
     APIS,
     DESCRIBE_CLUSTER,
@@ -17,7 +16,7 @@ from proxy.wire.apis import (
     METADATA,
     PRODUCE,
     max_safe_version,
-    response_body_offset,
+    plan_of,
 )
 from proxy.wire.rewrite import (
     MalformedResponse,
@@ -29,8 +28,8 @@ from proxy.wire.rewrite import (
 TOLD = ("proxy.example", 19100)
 REWRITTEN = [
     (key, version)
-    for key, first in ADDRESS_APIS.items()
-    for version in range(first, APIS[key].max_version + 1)
+    for key, api in APIS.items()
+    for version in range(api.first_with_addresses, api.max_version + 1)
 ]
 LEAVING_OUT = [case for case in REWRITTEN if case[0] != FIND_COORDINATOR]
 """Those that leave out a broker without address; FindCoordinator answers with an error."""
@@ -56,7 +55,7 @@ def tell_long_names_of_even_nodes(node, _host, _port):
 
 
 def decode(api_key, version, frame):
-    body = bytes(frame[response_body_offset(api_key, version) :])
+    body = bytes(frame[plan_of(api_key, version).body_offset :])
     return APIS[api_key].response.decode(body, version=version).to_dict()
 
 

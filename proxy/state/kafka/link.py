@@ -17,7 +17,7 @@ from kafka.errors import RetriableError, for_code
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from metrics.clock import MS_PER_SECOND
-from proxy.login import Login, closed_by_broker
+from proxy.cluster.login import Login
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -54,6 +54,10 @@ _CORRELATION_ID = 1
 """The same for all: there is one question at a time."""
 
 Value = TypeVar("Value")
+
+_WANTS_LOGIN = (
+    "; so does a listener that wants a login, which the proxy itself has not (cluster.sasl)"
+)
 
 
 class UnansweredError(Exception):
@@ -212,7 +216,7 @@ class Link:
             self._open[address].used_s = time.monotonic()
             return response
         self.forget()
-        raise UnansweredError(f"{host}:{port}: {reason}")
+        raise UnansweredError(reason if "login of user" in reason else f"{host}:{port}: {reason}")
 
     def _connection(self, address: Address, limit: Deadline) -> socket.socket:
         known = self._open.get(address)
@@ -230,9 +234,9 @@ class Link:
                 made = self._tls.wrap_socket(made, server_hostname=address[0])
             if self._login is not None:
                 exchange = self._login.exchange(address)
-                request = exchange.step()
+                request = next(exchange)
                 while request is not None:
-                    request = exchange.step(_ask(made, request, limit))
+                    request = exchange.send(_ask(made, request, limit))
         except BaseException:
             made.close()
             raise
@@ -291,5 +295,5 @@ def _wait_at_most(connection: socket.socket, limit: Deadline) -> None:
 
 def _reason(error: Exception, *, logged_in: bool) -> str:
     if isinstance(error, EOFError):
-        return closed_by_broker(logged_in=logged_in)
+        return "the broker closed the connection" + ("" if logged_in else _WANTS_LOGIN)
     return str(error) or type(error).__name__

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 
 from metrics.clock import MS_PER_SECOND
-from proxy.login import Login
+from proxy.cluster.login import Login
 from proxy.state.errors import StateError
 from proxy.state.memory import MemoryStore
 from proxy.state.store import Record, Store

@@ -15,7 +15,7 @@ from support.proxy_process import ProxyProcess
 from support.raw import TIMEOUT_S, RawClient, api_versions, fetch, message, produce
 
 from proxy.wire.apis import LIST_OFFSETS
-from proxy.wire.offsets import LATEST
+from proxy.wire.list_offsets import LATEST
 
 API_VERSIONS_VERSION = 3
 FETCH_VERSION = 12

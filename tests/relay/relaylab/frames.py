@@ -7,11 +7,10 @@ from proxy.wire.apis import (
     FETCH,
     METADATA,
     PRODUCE,
-    request_is_flexible,
-    response_is_flexible,
+    plan_of,
 )
-from proxy.wire.varint import write_uvarint
-from proxy.wire.walk import neutral_tail
+from proxy.wire.fetch_response import neutral_tail
+from proxy.wire.layout import write_uvarint
 
 LIST_OFFSETS = 2
 FIRST_VERSION_WITHOUT_NODE = 15
@@ -29,13 +28,13 @@ def request(
     api_key: int, version: int, correlation_id: int, body: bytes = b"", client_id: str = "test"
 ) -> bytes:
     name = client_id.encode()
-    tags = b"\0" if request_is_flexible(api_key, version) else b""
+    tags = b"\0" if plan_of(api_key, version).request_is_flexible else b""
     head = pack(">hhih", api_key, version, correlation_id, len(name)) + name + tags
     return framed(head + body)
 
 
 def response(api_key: int, version: int, correlation_id: int, body: bytes = b"") -> bytes:
-    tags = b"\0" if response_is_flexible(api_key, version) else b""
+    tags = b"\0" if plan_of(api_key, version).is_flexible else b""
     return framed(pack(">i", correlation_id) + tags + body)
 
 

@@ -13,16 +13,19 @@ import trustme
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
+from proxy.cluster.dial import upstream_context
+from proxy.cluster.kafka_client import Bootstrap
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import Rule
-from proxy.quota.settings import QuotaSettings
-from proxy.relay.cluster import Cluster
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.brokers import Brokers
+from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.pipes import PipePool
+from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
-from proxy.relay.tls import server_context, upstream_context
+from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.tls import server_context
 
 LIMIT_S = 20.0
 """No test waits longer than this for anything."""
@@ -146,7 +149,7 @@ class Lab:
 
     relay: Relay
     services: Services
-    cluster: Cluster
+    brokers: Brokers
     metrics: CollectorRegistry
     accepted: asyncio.Queue[End]
     client_tls: ssl.SSLContext | None
@@ -229,6 +232,7 @@ async def open_lab(
         reapers=Reapers(loop, instruments),
         instruments=instruments,
         pipes=PipePool(max_pipes),
+        clients=ClientRegistry(instruments.bytes_total),
         splice=splice,
         passes_unknown_apis=passes_unknown_apis,
     )
@@ -243,18 +247,17 @@ async def open_lab(
         accept, LOCALHOST, 0, ssl=upstream_tls.server() if upstream_tls else None
     )
     address = server.sockets[0].getsockname()[:2]
-    cluster = Cluster(
-        (address,), upstream_tls.client() if upstream_tls else None, 10.0, splice=splice
-    )
+    bootstrap = Bootstrap([address], upstream_tls.client() if upstream_tls else None, 10.0)
+    brokers = Brokers(bootstrap, splice=splice)
     tls = client_tls.server() if client_tls else None
     listener = ListenerSettings(LISTENER, LOCALHOST, 0, "proxy", broker_ports, tls=tls)
-    relay = Relay((listener,), cluster, services)
+    relay = Relay((listener,), brokers, services)
     relay.open()
     relay.accept()
     lab = Lab(
         relay,
         services,
-        cluster,
+        brokers,
         metrics,
         accepted,
         client_tls.client() if client_tls else None,
@@ -272,11 +275,11 @@ async def open_lab(
         server.close()
         await server.wait_closed()
         await turns()
-    assert relay.connections == 0
+    assert relay.connected == 0
     assert lab.count("connections", listener=LISTENER) == 0
     assert lab.held == 0
     assert services.pipes.open_pipes == 0
-    assert not services._users
+    assert not services.clients.connected
     services.reapers.close()
     assert open_files() <= files  # the garbage collector may close what was open before
 

@@ -9,17 +9,18 @@ from uuid import UUID
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.backpressure.control import Backpressure, QueryPressure
-from proxy.backpressure.planner import DriverLookups
-from proxy.progress.book import ProgressBook
-from proxy.progress.query import QueryProgress
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.rules import Adaptive, Rule
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
-from proxy.wire.offsets import EARLIEST, LATEST, OffsetsAsk, read_list_offsets_response
+from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 CLIENT = "etl-orders"
@@ -33,9 +34,9 @@ LABEL = "orders"
 EPOCH_S = 1_767_323_045.0
 
 
-def adaptive(**settings) -> Adaptive:
+def adaptive(**settings) -> AdaptiveBound:
     """Settings with the estimator whose rate is simply that of the latest batch."""
-    return Adaptive(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
+    return AdaptiveBound(**{"batch_interval_ms": INTERVAL_MS, "estimator": "pid", **settings})
 
 
 def rule(static=STATIC, number=0, **settings) -> Rule:
@@ -50,6 +51,8 @@ class World:
     def __init__(self, *rules: Rule, **settings):
         self.now_ms = 1_000_000.0
         self.state: dict[str, Record] = {}
+        self.record_changes = 0
+        """How often backpressure said that there is something to write."""
         self.begin_process(*(rules or (rule(**settings),)))
         self.numbers = count(1)
         self.batch_ids = count()
@@ -65,18 +68,23 @@ class World:
         made = QuotaSettings(rules=rules)
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.client = self.quotas.client(IDENTITY)
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.backpressure = Backpressure(
+            self.quotas, instruments.pid_bound_bytes, on_change=self.count_change
+        )
         settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.book = ProgressBook(settings, lambda _client: True, lambda _note: None)
-        refused = self.book.load(self.kept("progress/"))
+        self.registry = QueryRegistry(settings, lambda _client: True, lambda _note: None)
+        refused = self.registry.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
+
+    def count_change(self) -> None:
+        self.record_changes += 1
 
     def kept(self, namespace: str) -> list[Record]:
         return [self.state[key] for key in sorted(self.state) if key.startswith(namespace)]
 
     def keep(self) -> None:
         """Write what has changed, as an application does all the time."""
-        for records, deleted in (self.book.changes(), self.backpressure.changes()):
+        for records, deleted in (self.registry.changes(), self.backpressure.changes()):
             for key in deleted:
                 self.state.pop(key, None)
             self.state.update({record.key: record for record in records})
@@ -89,7 +97,7 @@ class World:
 
     @property
     def query(self) -> QueryProgress:
-        query = self.book.query_of(CLIENT)
+        query = self.registry.query_of(CLIENT)
         assert query is not None
         return query
 
@@ -98,8 +106,8 @@ class World:
         return str(UUID(int=self.run + 1))
 
     @property
-    def pressure(self) -> QueryPressure:
-        made = self.backpressure.pressure(IDENTITY, self.now_ms)
+    def query_backpressure(self) -> QueryBackpressure:
+        made = self.backpressure.of_identity(IDENTITY, self.now_ms)
         assert made is not None
         return made
 
@@ -128,8 +136,8 @@ class World:
         self.rules = rules
         self.quotas.update(QuotaSettings(rules=rules))
 
-    def lookups(self) -> DriverLookups:
-        return DriverLookups(self.query, self.pressure, self.now_ms)
+    def lookups(self) -> OffsetLookups:
+        return OffsetLookups(self.query, self.query_backpressure, self.now_ms)
 
     def send(
         self, event: str, *, age_ms: float = 0.0, error=None, batch=None, trigger=None
@@ -150,8 +158,8 @@ class World:
 
     def take(self, report: Report) -> None:
         """What the API does with a report."""
-        accepted = self.book.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
-        self.backpressure.reported(accepted, self.now_ms)
+        accepted = self.registry.reports.accept(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
+        self.backpressure.record_report(accepted, self.now_ms)
 
     def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
         """A new run."""
@@ -176,7 +184,7 @@ class World:
         otherwise.
         """
         if bytes_read:
-            self.pressure.read(bytes_read)
+            self.query_backpressure.record_bytes(bytes_read)
         ends = ends or {}
         before = {
             index: (starts or {}).get(index, self.reported_at.get((topic, index), 0))
@@ -221,9 +229,9 @@ def stamp(seconds: float) -> str:
 
 def ask(
     partitions, timestamp=LATEST, isolation=0, topic="t", correlation_id: int = 0
-) -> OffsetsAsk:
+) -> OffsetLookup:
     keys = [(topic, index) for index in partitions]
-    return OffsetsAsk(isolation, dict.fromkeys(keys, timestamp), correlation_id)
+    return OffsetLookup(isolation, dict.fromkeys(keys, timestamp), correlation_id)
 
 
 def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
@@ -247,7 +255,7 @@ def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
     return pack(">i", len(body)) + body
 
 
-def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) -> dict[int, int]:
+def told(world: World, lookups: OffsetLookups, latest: dict[int, int], **how) -> dict[int, int]:
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
     topic = how.get("topic", "t")
@@ -257,7 +265,7 @@ def told(world: World, lookups: DriverLookups, latest: dict[int, int], **how) ->
     return {key[1]: found.offset for key, found in read(frame).items()}
 
 
-def tell_earliest(world: World, lookups: DriverLookups, offsets: dict[int, int]) -> None:
+def tell_earliest(world: World, lookups: OffsetLookups, offsets: dict[int, int]) -> None:
     lookups.answered(ask(offsets, EARLIEST), VERSION, answer(offsets), world.now_ms)
 
 

@@ -110,7 +110,7 @@ class Run:
         self.batch(ends, **how)
 
     def limit(self, rate: float | None) -> None:
-        self.world.pressure.limit(rate, "by hand", self.world.now_ms)
+        self.world.query_backpressure.set_ceiling(rate, "by hand", self.world.now_ms)
 
     def does(self, what: Callable[[World], object]) -> None:
         what(self.world)

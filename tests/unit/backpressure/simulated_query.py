@@ -239,11 +239,11 @@ class Simulation:
         yield world.now_ms + ROUND_TRIP_MS
         records = min(self.load.fetch_bytes // RECORD_BYTES, self.latest(p) - self.fetched[p])
         size = records * RECORD_BYTES
-        pressure = world.pressure
-        pressure.read(size)
+        pressure = world.query_backpressure
+        pressure.record_bytes(size)
         charge = world.client.charge(CONSUMER, size, world.now_ms)
         if charge is not None:
-            pressure.held(world.now_ms, charge.due_ms)
+            pressure.record_hold(world.now_ms, charge.due_ms)
             self.held_ms += charge.due_ms - world.now_ms
             yield charge.due_ms
         yield world.now_ms + size / BYTES_PER_MS

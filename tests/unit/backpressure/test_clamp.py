@@ -21,10 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
-from proxy.backpressure.planner import MISSED_ANSWERS, DriverLookups
-from proxy.progress.report import Trigger
+from proxy.backpressure.driver_connections import MISSED_ANSWERS
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.progress.report import TriggerReport
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST, LATEST, READ_COMMITTED
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
 
 MAX_TIMESTAMP = -3
 # The earliest comes last: from it the next batch begins.
@@ -39,7 +40,7 @@ def partition(world: World):
 
 
 def ends_known(world: World) -> tuple[int, int]:
-    return partition(world).high_watermark, partition(world).log_start
+    return partition(world).log.high_watermark, partition(world).log.log_start_offset
 
 
 def clamp_why(world: World) -> str:
@@ -52,7 +53,7 @@ def clamp_of(world: World) -> tuple[int, str]:
 
 
 def hold(world: World) -> None:
-    world.pressure.held(world.now_ms, world.now_ms + 3900)
+    world.query_backpressure.record_hold(world.now_ms, world.now_ms + 3900)
 
 
 def adaptive_no_more(world: World) -> None:
@@ -61,11 +62,11 @@ def adaptive_no_more(world: World) -> None:
 
 
 def every_interval(world: World) -> None:
-    world.query.trigger = Trigger(kind="processing_time")
+    world.query.trigger = TriggerReport(kind="processing_time")
 
 
 def once(world: World) -> None:
-    world.query.trigger = Trigger(kind="available_now")
+    world.query.trigger = TriggerReport(kind="available_now")
 
 
 def other_checkpoint(world: World) -> None:
@@ -123,7 +124,7 @@ SCRIPTS = {
     "with read_committed the stable end is the truth, but no log end": running()
     .looks(1100, 1100, isolation=READ_COMMITTED)
     .looks(5000, END + PER_BATCH, isolation=READ_COMMITTED)
-    .sees(lambda world: partition(world).high_watermark, END),
+    .sees(lambda world: partition(world).log.high_watermark, END),
     "progress learns the real ends and starts": running()
     .looks(5000)
     .earliest(20)
@@ -150,7 +151,7 @@ SCRIPTS = {
     .does(hold)
     .after(4000)
     .batch(1100, ms=4000)
-    .sees(lambda world: world.pressure.rate, pytest.approx(1000))
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(1000))
     .looks(5000, 1100 + 50)
     .next_batch(1150, ms=50)
     .looks(5000, 1150 + 75),
@@ -183,7 +184,7 @@ SCRIPTS = {
     .next_batch(1000, rate=100)
     .next_batch(2000, rate=1e5)
     .after(10)
-    .sees(lambda world: world.pressure.rate, pytest.approx(1e305, rel=0.1))
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(1e305, rel=0.1))
     .looks(9_000_000, 9_000_000),
     "a very low rate still gets on": running(min_rate=0.01).limit(0.01).looks(5000, 1001),
     # minOffsetsPerTrigger: the driver plans no batch of fewer
@@ -205,7 +206,7 @@ SCRIPTS = {
     .looks(9000, END + 4 * PER_BATCH),
     "a batch of what it seemed to refuse shows that its report was late": REFUSED.looks(9000)
     .batch(END + PER_BATCH)
-    .sees(lambda world: world.pressure.clamp.least_offsets, 0),
+    .sees(lambda world: world.query_backpressure.clamp.least_offsets, 0),
     # When the truth is told
     "an executor is told the truth": running().another(
         fresh().fetches().looks(5000, 5000).waits(0)
@@ -370,7 +371,7 @@ SCRIPTS = {
     .after(10_000)
     .sends("idle")
     .looks(5000, END + 2 * PER_BATCH)
-    .sees(lambda world: partition(world).completed_to, END),
+    .sees(lambda world: partition(world).committed_to, END),
     "idle says nothing of what was told after it": running()
     .looks(5000)
     .after(100)
@@ -420,10 +421,10 @@ def test_errors_and_missing_offsets_are_left_alone():
 
 def test_without_an_adaptive_rule_progress_learns_the_ends_too():
     world = world_of()
-    lookups = DriverLookups(world.query, None, world.now_ms)
+    lookups = OffsetLookups(world.query, None, world.now_ms)
     assert lookups.wait_ms(ask([0]), world.now_ms) == 0
     assert told(world, lookups, {0: 5000}) == {0: 5000}
-    assert partition(world).high_watermark == 5000
+    assert partition(world).log.high_watermark == 5000
 
 
 STEPS = st.lists(
@@ -477,7 +478,7 @@ def test_whatever_happens_the_driver_is_never_told_less_than_before(steps, initi
         elif what == "wait":
             world.tick(number)
         elif what == "limit":
-            world.pressure.limit(number, "by hand", world.now_ms)
+            world.query_backpressure.set_ceiling(number, "by hand", world.now_ms)
         elif what == "rule":
             world.update(rule(min_rate=1.0, initial_rate=number))
         elif what == "crash":

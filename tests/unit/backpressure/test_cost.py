@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.batch_cost import FIRST_NOISE, LEAST_NOISE, MOST_NOISE, BatchCost, CostState
 from proxy.backpressure.cost import LONGEST, WORTHWHILE, CostEstimator
-from proxy.backpressure.estimator import Observed
+from proxy.backpressure.estimator import FinishedBatch
 
 MIN_RATE = 1.0
 MOST = 1e6
@@ -41,7 +41,7 @@ class Query:
             records = min(size, self.allowed)
             self.records.append(records)
             self.estimator.compute(
-                Observed(
+                FinishedBatch(
                     time_ms=0.0,
                     records=records,
                     processing_ms=self.time_ms(records) * times + pause_ms,
@@ -164,7 +164,7 @@ def test_a_new_run_begins_with_what_the_last_one_knew():
 
 def test_the_lowest_rate_is_given_at_least():
     estimator = made(min_rate=300.0)
-    slow = Observed(time_ms=0.0, records=10.0, processing_ms=1e6, left=1e6, most=MOST)
+    slow = FinishedBatch(time_ms=0.0, records=10.0, processing_ms=1e6, left=1e6, most=MOST)
     assert estimator.compute(slow) == pytest.approx(300.0)
     assert estimator.compute(slow) >= 300.0
 
@@ -172,34 +172,34 @@ def test_the_lowest_rate_is_given_at_least():
 def test_another_interval_makes_other_batches_of_what_is_known():
     query = Query(0.1).runs(SMALL, LARGE, *BACKLOG)
     query.interval_ms = 5 * INTERVAL_MS
-    query.estimator.follow(adaptive(min_rate=MIN_RATE, batch_interval_ms=query.interval_ms))
+    query.estimator.update(adaptive(min_rate=MIN_RATE, batch_interval_ms=query.interval_ms))
     query.runs(1e9, 1e9, 1e9)
     assert query.next_intervals == pytest.approx(5, rel=0.1)
 
 
 def test_a_later_process_goes_on():
     query = Query(0.5).runs(SMALL, LARGE, *BACKLOG)
-    kept = query.estimator.kept()
+    kept = query.estimator.state()
     assert kept.fixed_ms == pytest.approx(0.5 * INTERVAL_MS, rel=0.1)
     assert kept.each_ms == pytest.approx(EACH_MS, rel=0.1)
     other = Query(0.5)
-    other.estimator.restore(kept)
-    assert other.estimator.kept() == pytest.approx(kept)
+    other.estimator.resume(kept)
+    assert other.estimator.state() == pytest.approx(kept)
     other.runs(LARGE)
     assert other.next_intervals == pytest.approx(LONGEST, rel=0.2)
 
 
 def test_the_interval_may_be_known_later_than_the_costs():
     """As after a restart, when it is learnt from the reports."""
-    kept = Query(0.1).runs(SMALL, LARGE, *BACKLOG).estimator.kept()
+    kept = Query(0.1).runs(SMALL, LARGE, *BACKLOG).estimator.state()
     query = Query(0.1)
     query.estimator = made(batch_interval_ms=None)
-    query.estimator.restore(kept)
+    query.estimator.resume(kept)
     query.estimator.begin_run()
     assert query.estimator.rate is None
-    query.estimator.follow(adaptive(min_rate=MIN_RATE))
+    query.estimator.update(adaptive(min_rate=MIN_RATE))
     assert query.next_intervals == pytest.approx(0.1 * WORTHWHILE, rel=0.15)
-    query.estimator.follow(adaptive(min_rate=MIN_RATE, batch_interval_ms=None))
+    query.estimator.update(adaptive(min_rate=MIN_RATE, batch_interval_ms=None))
     assert query.estimator.rate is None
 
 
@@ -230,7 +230,7 @@ def test_exact_batches_are_learnt_exactly(fixed_ms, each_ms, sizes):
 ANY = st.floats() | st.sampled_from([5e-324, 1e308, -0.0, 1e-9, 1.0])
 BATCHES = st.lists(
     st.builds(
-        Observed,
+        FinishedBatch,
         time_ms=ANY,
         records=ANY | st.floats(1, 1e6),
         processing_ms=ANY | st.floats(1, 1e6),
@@ -251,7 +251,7 @@ def test_no_input_whatever_makes_a_rate_that_is_no_number(batches, restarts):
             estimator.begin_run()
         rate = estimator.compute(batch)
         assert rate is None or (math.isfinite(rate) and rate >= MIN_RATE)
-        kept = estimator.kept()
+        kept = estimator.state()
         if kept is not None:
             assert all(map(math.isfinite, kept))
             assert min(kept.fixed_ms, kept.each_ms, kept.fixed_doubt_ms, kept.each_doubt_ms) >= 0
@@ -276,7 +276,7 @@ STATES = st.builds(
 @given(state=STATES, batches=BATCHES)
 def test_nor_does_anything_that_was_kept(state, batches):
     estimator = made()
-    estimator.restore(state)
+    estimator.resume(state)
     estimator.begin_run()
     for batch in batches:
         rate = estimator.compute(batch)

@@ -7,7 +7,7 @@ from backpressure_parts import adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.estimator import Observed
+from proxy.backpressure.estimator import FinishedBatch
 from proxy.backpressure.pid import PidEstimator
 
 
@@ -40,8 +40,8 @@ def estimator(**settings) -> PidEstimator:
     return PidEstimator(adaptive(**settings))
 
 
-def seen(time, elements, processing_delay, scheduling_delay) -> Observed:
-    return Observed(
+def seen(time, elements, processing_delay, scheduling_delay) -> FinishedBatch:
+    return FinishedBatch(
         time_ms=time,
         records=elements,
         processing_ms=processing_delay,

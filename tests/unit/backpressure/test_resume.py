@@ -17,12 +17,12 @@ from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.backpressure.backpressure import FORGET_MS
 from proxy.backpressure.bound import RETURN_FACTOR
 from proxy.backpressure.clamp import REPORT_WAIT_MS
-from proxy.backpressure.control import FORGET_MS
-from proxy.backpressure.trust import LIFE_WAIT_MS, RESUME_WAIT_MS
+from proxy.backpressure.driver_connections import LIFE_WAIT_MS, RESUME_WAIT_MS
 from proxy.quota.rules import Rule
-from proxy.wire.offsets import EARLIEST
+from proxy.wire.list_offsets import EARLIEST
 
 PAUSE_MS = 100
 """From the start of the proxy until the driver has connected."""
@@ -251,9 +251,9 @@ SCRIPTS = {
     "nobody knows how long a batch took amid which the proxy was away": HELD.crashes(8000)
     .after(100)
     .batch(PLANNED, ms=8100)
-    .sees(lambda world: world.pressure.rate, pytest.approx(RATE))
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(RATE))
     .next_batch(PLANNED + 100, ms=2000)
-    .sees(lambda world: world.pressure.rate, pytest.approx(RATE / 2)),
+    .sees(lambda world: world.query_backpressure.rate, pytest.approx(RATE / 2)),
 }
 
 
@@ -272,9 +272,9 @@ def bounded() -> World:
     """A query that reads 100 bytes for a record, RATE records/s."""
     world = world_of()
     world.start()
-    assert world.pressure is not None
+    assert world.query_backpressure is not None
     world.rated(RATE, {0: END})
-    assert world.pressure.bound == pytest.approx(100 * RATE)
+    assert world.query_backpressure.bound == pytest.approx(100 * RATE)
     return world
 
 
@@ -297,7 +297,7 @@ def test_the_bound_is_in_force_before_anybody_connects_and_goes_as_if_there_was_
 def test_settings_that_changed_meanwhile_apply():
     world = bounded()
     world.crash(0, rule(min_rate=500.0))
-    assert world.pressure.rate == 500.0
+    assert world.query_backpressure.rate == 500.0
 
 
 def test_a_client_that_does_not_come_back_is_forgotten():
@@ -323,7 +323,7 @@ def test_a_record_goes_with_its_rule(rules, left):
     assert len(refused) == 1 - left
     assert all("no adaptive rule applies" in each for each in refused)
     assert records(world) == left
-    assert (world.backpressure.pressure(IDENTITY, world.now_ms) is not None) == bool(left)
+    assert (world.backpressure.of_identity(IDENTITY, world.now_ms) is not None) == bool(left)
 
 
 def test_a_rule_that_goes_at_run_time_takes_the_record_with_it():
@@ -337,14 +337,13 @@ def test_a_rule_that_goes_at_run_time_takes_the_record_with_it():
 def test_somebody_is_told_when_there_is_something_to_write():
     world = bounded()
     world.keep()
-    calls: list[float] = []
-    world.backpressure.on_change = lambda: calls.append(world.now_ms)
+    before = world.record_changes
     driver = world.lookups()
     for latest, count in [(5000, 1), (5000, 1), (5001, 2)]:
         told(world, driver, {0: latest})
-        assert len(calls) == count
+        assert world.record_changes - before == count
     world.send("idle")
-    assert len(calls) == 3
+    assert world.record_changes - before == 3
 
 
 def test_what_could_not_be_written_is_written_with_the_next():
@@ -384,7 +383,7 @@ def test_a_restart_changes_no_batch(before, after, away_ms):
                 world.pass_ms(took_ms)
                 world.batch(done, ms=took_ms)
                 world.pass_ms(1)
-                seen.append(world.pressure.rate)
+                seen.append(world.query_backpressure.rate)
 
         batches([(400, 2000, 0), (400, 2000, 0), *before])
         if is_restarted:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from wired_world import SECOND_MS, World
 
-from proxy.backpressure.shares import shares
+from proxy.backpressure.apportion import apportion
 
 CLOCK_MS = 100.0
 """The shortest interval of this world."""
@@ -132,10 +132,10 @@ class Job:
             made = dict.fromkeys(lags, 0)
         else:
             fitting = max(1, round(ceiling * self.plant.interval_ms / SECOND_MS))
-            made = shares(fitting, lags)
+            made = apportion(fitting, lags)
         for key, end in latest.items():
             self.told[key] = min(end, max(self.done[key] + made[key], self.told[key]))
-            pressed.clamp.told.remember(key, end, self.told[key], connection, world.now_ms)
+            pressed.clamp.advertised.record(key, end, self.told[key], connection, world.now_ms)
             world.see(self.name, key[0], end, key[1])
         if self.told != self.done:
             self.batches.append(sum(self.told.values()) - sum(self.done.values()))
@@ -158,7 +158,7 @@ class Job:
                 self.plant.world.pipelines.appended(
                     self.name, log.topic, part, start, end, self.plant.world.now_ms
                 )
-        self.plant.world.pressed(self.name).read(rows * RECORD_BYTES)
+        self.plant.world.pressed(self.name).record_bytes(rows * RECORD_BYTES)
         self.done = ends
         batch = {
             "batch_id": self._number,
@@ -251,7 +251,7 @@ class Plant:
     def _ask_log_ends(self) -> None:
         for log in self.logs.values():
             for part, end in log.ends.items():
-                self.world.book.log_end(log.topic, part, end, self.world.now_ms)
+                self.world.registry.log_end(log.topic, part, end, self.world.now_ms)
 
 
 def _of(ends: dict[tuple[str, int], int], topic: str) -> dict[str, int]:

@@ -82,7 +82,7 @@ def test_who_is_no_stage_and_where_no_stage_writes(tmp_path):
 def test_a_query_is_found_by_a_name_that_comes_after_its_client(tmp_path):
     world = World(tmp_path, pipeline(first={"queries": ["query-one"]}))
     world.connect("id-of-one")
-    world.book.follow("id-of-one")
+    world.registry.follow("id-of-one")
     before = world.pipelines.generation
     assert not world.pipelines.follows("id-of-one")
     world.report("query-one", "started", client_id="id-of-one")
@@ -147,7 +147,7 @@ def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
     world.pipelines.sent("other", 10**9, 1)
 
     def bounds():
-        rows = world.quotas.snapshot(world.now_ms)
+        rows = list(filter(None, world.quotas.rows(lambda: world.now_ms)))
         return [row.bound for row in rows if row.kind is PRODUCER]
 
     for identity in identities:

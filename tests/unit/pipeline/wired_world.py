@@ -10,14 +10,14 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.app import quota_settings
-from proxy.backpressure.control import Backpressure
+from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
 from proxy.pipelines import Pipelines
-from proxy.progress.book import ProgressBook
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries import progress_settings
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
+from proxy.queries.queries import progress_settings
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
 
 START_MS = 1_000_000.0
@@ -101,7 +101,7 @@ class World:
     def restart(self):
         """Begin again as another process that has all of the state."""
         self.keep()
-        self.progress |= {record.key: record for record in self.book.changes()[0]}
+        self.progress |= {record.key: record for record in self.registry.changes()[0]}
         pressed = [
             pressed.record()
             for client_id in self.backpressure.clients
@@ -113,15 +113,17 @@ class World:
         """Begin, or begin again as another process that has the state of pipelines, and more."""
         self.prometheus = CollectorRegistry()
         instruments = Instruments(self.prometheus, max_label_sets=100)
-        made = quota_settings(self.config)
+        made = self.config.quota_settings
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
-        self.book = ProgressBook(progress_settings(self.config), lambda _: True, lambda _: None)
-        assert self.book.load(progress) == []
+        self.registry = QueryRegistry(
+            progress_settings(self.config), lambda _: True, lambda _: None
+        )
+        assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = Pipelines(
             self.config,
-            self.book,
+            self.registry,
             self.backpressure,
             self.quotas,
             instruments,
@@ -135,13 +137,13 @@ class World:
     def connect(self, client_id, user=None):
         identity = ClientIdentity("default", user, client_id)
         self.quotas.client(identity)
-        if self.backpressure.pressure(identity, self.now_ms) is not None:
-            self.book.follow(client_id)
+        if self.backpressure.of_identity(identity, self.now_ms) is not None:
+            self.registry.follow(client_id)
         return identity
 
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
-        self.quotas.update(quota_settings(self.config))
+        self.quotas.update(self.config.quota_settings)
         self.pipelines.update(self.config)
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
@@ -159,8 +161,8 @@ class World:
         report = parse_report(json.dumps(document).encode())
         asked = self.pipelines.unsure(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
-        accepted = self.book.report(report, self.now_ms, START_S)
-        self.backpressure.reported(accepted, self.now_ms)
+        accepted = self.registry.reports.accept(report, self.now_ms, START_S)
+        self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):
@@ -190,8 +192,8 @@ class World:
 
     def see(self, client_id, topic, end, partition=0):
         """Let a client of a query be told the end of a log."""
-        self.book.follow(client_id)
-        self.book.query_of(client_id).log_end(topic, partition, end, self.now_ms)
+        self.registry.follow(client_id)
+        self.registry.query_of(client_id).log_end(topic, partition, end, self.now_ms)
 
     def tick(self, ms=0.0):
         self.now_ms += ms

@@ -22,5 +22,5 @@ def driver(world: World) -> Driver:
     driver = world.driver()
     driver.send("started")
     driver.batch(0, 10)
-    world.notes.clear()
+    world.events.clear()
     return driver

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from proxy.progress.book import ProgressBook
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.wire.fetch import FetchedPartition
 
 NOON_S = 1_700_000_000.0
@@ -62,7 +62,7 @@ class Driver:
             **more,
         }
         report = parse_report(json.dumps(document).encode())
-        return self.world.book.report(report, self.world.now_ms, self.world.now_s)
+        return self.world.registry.reports.accept(report, self.world.now_ms, self.world.now_s)
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""
@@ -115,14 +115,14 @@ class World:
 
     def __init__(self, settings=None, known=("orders",)):
         self.now_ms = 1_000_000.0
-        self.notes = []
+        self.events = []
         self.known = set(known)
         self.settings = settings or configured("orders")
         self.reopen()
 
     def reopen(self):
         """Let another process take the place of the proxy, without its state."""
-        self.book = ProgressBook(self.settings, self.known.__contains__, self.notes.append)
+        self.registry = QueryRegistry(self.settings, self.known.__contains__, self.events.append)
 
     @property
     def now_s(self):
@@ -133,23 +133,23 @@ class World:
 
     def wait(self, ms):
         self.now_ms += ms
-        self.book.sweep(self.now_ms)
+        self.registry.sweep(self.now_ms)
 
     def query(self, client_id="orders"):
-        return self.book.query_of(client_id)
+        return self.registry.query_of(client_id)
 
     def part(self, topic="t", partition=0, client_id="orders"):
         return self.query(client_id).partitions[topic, partition]
 
     def kinds(self):
-        return [str(note.kind) for note in self.notes]
+        return [str(note.kind) for note in self.events]
 
     def skipped(self, topic="t", partition=0):
         part = self.part(topic, partition)
-        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skips.skips]
+        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
-        return self.book.documents(self.now_ms, self.now_s)
+        return self.registry.documents(self.now_ms, self.now_s)
 
     def document(self, name="orders"):
         (found,) = (each for each in self.documents() if each["name"] == name)

@@ -4,8 +4,7 @@ import json
 
 from progress_world import FOREIGN, Client, uuid
 
-from proxy.progress.query import LIVE_MS, MAX_NOTES
-from proxy.progress.settings import STUCK_AFTER_MS
+from proxy.progress.query import LIVE_MS, MAX_EVENTS, STUCK_AFTER_MS
 
 
 def test_a_stuck_partition_is_noted_and_the_document_says_since_when(world, driver):
@@ -89,10 +88,10 @@ def test_the_document_of_a_query(world):
 
 
 def test_the_document_has_the_latest_notes_first(world, driver):
-    for number in range(MAX_NOTES + 10):
+    for number in range(MAX_EVENTS + 10):
         driver.batch(20 + number * 10, 20 + number * 10)
     notes = world.document()["notes"]
-    assert len(notes) == MAX_NOTES
+    assert len(notes) == MAX_EVENTS
     assert notes[0]["text"].endswith("offsets 600 to before 610: unexplained")
     assert notes[0]["at"] == world.now_s
 
@@ -100,10 +99,10 @@ def test_the_document_has_the_latest_notes_first(world, driver):
 def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     world.known.add("late")
     world.driver(name="late", query_id=FOREIGN, sender=uuid("s2")).batch(None, 5)
-    assert world.book.partitions() == {("t", 0)}
-    world.book.log_end("t", 0, 50, world.now_ms)
-    world.book.log_start("t", 0, 3, world.now_ms)
-    world.book.log_end("nobody", 0, 50, world.now_ms)
+    assert world.registry.partitions() == {("t", 0)}
+    world.registry.log_end("t", 0, 50, world.now_ms)
+    world.registry.log_start("t", 0, 3, world.now_ms)
+    world.registry.log_end("nobody", 0, 50, world.now_ms)
     for client_id in ("orders", "late"):
         part = world.part(client_id=client_id)
-        assert (part.high_watermark, part.log_start) == (50, 3)
+        assert (part.log.high_watermark, part.log.log_start_offset) == (50, 3)

@@ -20,7 +20,7 @@ def test_a_sign_of_life_is_no_event(world, driver):
     del before["trigger"]
     assert after == before
     assert driver.batch(10, 20).lost_reports == 0
-    assert world.book.report_results == {"accepted": 3, "lost": 0}
+    assert world.registry.reports.results == {"accepted": 3, "lost": 0}
 
 
 def test_it_keeps_a_query_live(world, driver):
@@ -50,8 +50,8 @@ def test_what_was_asked_for_may_be_of_the_run_that_is_found_alive(world):
     driver = world.driver()
     driver.send("running")
     driver.batch(None, 90)
-    assert world.part().completed_to == 90
-    assert world.part().asked_from == 70
+    assert world.part().committed_to == 90
+    assert world.part().fetched_from == 70
 
 
 def test_a_trigger_belongs_to_its_run(world, driver):

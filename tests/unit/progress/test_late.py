@@ -22,13 +22,13 @@ def test_the_last_events_of_a_run_come_after_the_start_of_the_next(world, driver
     query = world.query()
     assert (query.run_id, query.run_batches, query.last_batch_id) == (NEW, 0, None)
     assert not query.ended
-    assert (world.part().completed_to, world.part().lag_records()) == (50, 950)
+    assert (world.part().committed_to, world.part().lag_records()) == (50, 950)
     assert world.part().run_id == OLD
-    assert world.book.commits() == {"orders-progress": {("t", 0): 50}}
+    assert world.registry.commits() == {"orders-progress": {("t", 0): 50}}
     assert (list(world.part().failed), world.kinds()) == ([], [])
     driver.run_id = NEW
     driver.batch(50, 60, batch_id=2)
-    assert (world.part().completed_to, query.run_batches) == (60, 1)
+    assert (world.part().committed_to, query.run_batches) == (60, 1)
     assert world.kinds() == []
 
 
@@ -55,7 +55,7 @@ def test_nothing_goes_back(world, start, end, expected):
         driver.refused(start, end) if start > end else driver.batch(start, end)
     else:
         driver.batch(start, end)
-    assert world.part().completed_to == (expected or 10)
+    assert world.part().committed_to == (expected or 10)
     assert world.skipped() == []
     assert "reset" not in world.kinds()
 
@@ -66,7 +66,7 @@ def test_what_the_present_run_has_done_stands(world, driver):
     driver.batch(10, 30)
     driver.run_id = OLD
     driver.batch(10, 90, batch_id=5)
-    assert (world.part().completed_to, world.part().run_id) == (30, NEW)
+    assert (world.part().committed_to, world.part().run_id) == (30, NEW)
 
 
 @pytest.mark.parametrize("event", ["started", "running"])
@@ -81,7 +81,7 @@ def test_a_run_that_was_never_heard_of_is_the_older_one_too(event):
     driver.send("terminated")
     query = world.query()
     assert (query.run_id, query.ended, query.idle) == (NEW, False, False)
-    assert world.part().completed_to == 50
+    assert world.part().committed_to == 50
 
 
 def test_another_driver_tells_of_a_new_run_whichever_event_comes_first(world, driver):
@@ -92,10 +92,10 @@ def test_another_driver_tells_of_a_new_run_whichever_event_comes_first(world, dr
 
 
 def test_what_a_late_batch_completed_is_kept(world, driver):
-    world.book.changes()
+    world.registry.changes()
     begin_again(driver)
     driver.batch(10, 50)
-    (record,), _ = world.book.changes()
+    (record,), _ = world.registry.changes()
     world.reopen()
-    assert world.book.load([record]) == []
-    assert world.part().completed_to == 50
+    assert world.registry.load([record]) == []
+    assert world.part().committed_to == 50

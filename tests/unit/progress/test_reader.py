@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import LARGE, Client, World
 
-from proxy.progress.reader import MAX_FLOWS
+from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
-from proxy.wire.fetch import FetchAsk, FetchedPartition, FetchPosition
+from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
 
 OUT_OF_RANGE = 1
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -29,7 +29,7 @@ def test_what_was_delivered_is_known_from_the_next_position(world, client):
     client.read(25)
     assert delivered(world) == [(10, 25)]
     client.read(40)
-    assert (delivered(world), world.part().delivered_to) == ([(10, 40)], 40)
+    assert (delivered(world), world.part().position) == ([(10, 40)], 40)
 
 
 def test_or_from_the_end_of_the_answer_and_not_counted_twice(world, client):
@@ -43,13 +43,13 @@ def test_a_position_that_moves_without_records_was_only_sought(world, client):
     client.read(10, count=0)
     client.read(500)
     assert delivered(world) == []
-    assert world.part().asked_from == 10
+    assert world.part().fetched_from == 10
 
 
 def test_asking_again_from_the_same_place_delivers_nothing(world, client):
     for _ in range(3):
         client.read(10, count=0)
-    assert (delivered(world), world.part().asked_from) == ([], 10)
+    assert (delivered(world), world.part().fetched_from) == ([], 10)
 
 
 def test_a_lower_position_is_a_refetch_of_what_is_then_delivered(world, client):
@@ -72,7 +72,7 @@ def test_executors_that_share_a_partition_do_not_mix(world, client):
     other.read(130)
     assert delivered(world) == [(0, 20), (100, 130)]
     assert world.part().refetched_records == 0
-    assert world.part().delivered_to == 20
+    assert world.part().position == 20
 
 
 def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):
@@ -86,7 +86,15 @@ def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):
 def test_following_may_begin_amid_a_session(world, client):
     client.asked = None
     client.answer(hw=77, start=3)
-    assert (world.part().high_watermark, world.part().log_start, delivered(world)) == (77, 3, [])
+    assert (
+        world.part().log.high_watermark,
+        world.part().log.log_start_offset,
+        delivered(world),
+    ) == (
+        77,
+        3,
+        [],
+    )
     client.read(10)
     client.read(20)
     assert delivered(world) == [(10, 20)]
@@ -153,13 +161,13 @@ def test_a_range_is_counted_once_whichever_way_it_is_noticed(world, client):
     client.read(10, error=OUT_OF_RANGE, count=0)
     client.read(60, start=60)
     assert world.skipped() == [(10, 60, "out_of_range")]
-    assert world.part().skips.records == 50
+    assert world.part().skipped.records == 50
 
 
 @pytest.mark.parametrize("error", [3, 6, 100])
 def test_other_errors_say_nothing(world, client, error):
     client.read(10, error=error, hw=-1, start=-1, count=0)
-    assert (world.part().high_watermark, world.skipped()) == (None, [])
+    assert (world.part().log.high_watermark, world.skipped()) == (None, [])
 
 
 def test_what_is_delivered_first_is_not_lost_to_retention(world, client):
@@ -174,10 +182,10 @@ def test_a_topic_made_anew_starts_over(world):
     old.read(10, end=50)
     new.read(0, hw=20, end=5)
     part = world.part()
-    assert (part.topic_id, delivered(world), part.high_watermark) == (NEW_ID, [(0, 5)], 20)
+    assert (part.log.topic_id, delivered(world), part.log.high_watermark) == (NEW_ID, [(0, 5)], 20)
     old.read(50, end=90, hw=1000)
     old.read(95)
-    assert (delivered(world), part.high_watermark) == ([(0, 5)], 20)
+    assert (delivered(world), part.log.high_watermark) == ([(0, 5)], 20)
     assert world.kinds() == ["recreated"]
 
 
@@ -193,7 +201,7 @@ def test_another_id_counts_only_once_the_broker_answers_to_it(world):
     old, new = Client(world, topic_id=OLD_ID), Client(world, topic_id=NEW_ID)
     old.read(10, end=50)
     new.read(0, error=100, count=0)
-    assert (world.part().topic_id, world.kinds()) == (OLD_ID, [])
+    assert (world.part().log.topic_id, world.kinds()) == (OLD_ID, [])
 
 
 def test_without_topic_ids_there_is_one_topic(world):
@@ -227,10 +235,10 @@ def test_offsets_that_no_client_asks_for_do_no_harm(world, client):
 
 def test_partitions_that_were_let_go_of_do_not_pile_up(world):
     client = Client(world)
-    for number in range(MAX_FLOWS + 10):
+    for number in range(MAX_CURSORS + 10):
         client.ask(0, partition=number)
         world.query().let_go(world.part(partition=number), "gone", 0.0)
-    assert len(client.follower._flows) <= MAX_FLOWS
+    assert len(client.follower.cursors) <= MAX_CURSORS
 
 
 class Naive:
@@ -294,7 +302,7 @@ def test_it_follows_what_the_tracker_of_a_connection_tells(world):
     tracker = FetchTracker(names, world.query().reader(3))
 
     def exchange(session_id, epoch, positions, answered):
-        ask = FetchAsk(
+        ask = FetchRequestPartitions(
             session_id, epoch, tuple(FetchPosition(OLD_ID, *each) for each in positions), ()
         )
         tracker.asked(ask, world.now_ms)

@@ -15,11 +15,11 @@ from proxy.progress.report import (
     MAX_PARTITIONS,
     MAX_REPORT_BYTES,
     STATUS,
+    BatchRange,
     Refusal,
     ReportRefused,
     parse_report,
 )
-from proxy.progress.spans import Span, spans_of
 
 SENDER, QUERY, RUN = "a" * 32, "00000000-0000-0000-0000-00000000000b", "c" * 32
 
@@ -295,32 +295,44 @@ def source(end, start=None):
 
 
 @pytest.mark.parametrize(
-    ("sources", "spans"),
+    ("sources", "ranges"),
     [
         pytest.param([], {}, id="none"),
-        pytest.param([source({"t": {"0": 9}})], {("t", 0): Span(None, 9)}, id="first batch"),
+        pytest.param([source({"t": {"0": 9}})], {("t", 0): BatchRange(None, 9)}, id="first batch"),
         pytest.param(
             [source({"t": {"0": 9, "1": 4}}, {"t": {"0": 5}})],
-            {("t", 0): Span(5, 9), ("t", 1): Span(None, 4)},
+            {("t", 0): BatchRange(5, 9), ("t", 1): BatchRange(None, 4)},
             id="a partition was added",
         ),
         pytest.param(
             [source({"t": {"0": 9}}, {"t": {"0": 5}}), source({"u": {"0": 2}}, {"u": {"0": 1}})],
-            {("t", 0): Span(5, 9), ("u", 0): Span(1, 2)},
+            {("t", 0): BatchRange(5, 9), ("u", 0): BatchRange(1, 2)},
             id="two topics",
         ),
         pytest.param(
             [source({"t": {"0": 9}}, {"t": {"0": 5}}), source({"t": {"0": 7}}, {"t": {"0": 6}})],
-            {("t", 0): Span(5, 7)},
+            {("t", 0): BatchRange(5, 7)},
             id="one topic read twice: what both have",
         ),
         pytest.param(
             [source({"t": {"0": 9}}, {"t": {"0": 5}}), source({"t": {"0": 7}})],
-            {("t", 0): Span(None, 7)},
+            {("t", 0): BatchRange(None, 7)},
             id="one topic read twice, once from the beginning",
         ),
     ],
 )
-def test_what_a_batch_completed(sources, spans):
+def test_what_a_batch_completed(sources, ranges):
     report = parse(changed("batch/sources", sources))
-    assert spans_of(report.batch.sources) == spans
+    assert report.batch.ranges == ranges
+
+
+def test_the_ranges_of_batches_in_a_row_join_whichever_source_is_ahead():
+    slow, fast = [0, 10, 30, 60], [0, 25, 40, 60]
+    ranges = []
+    for number in range(3):
+        sources = [
+            source({"t": {"0": read[number + 1]}}, {"t": {"0": read[number]}})
+            for read in (slow, fast)
+        ]
+        ranges.append(parse(changed("batch/sources", sources)).batch.ranges["t", 0])
+    assert ranges == [BatchRange(0, 10), BatchRange(10, 30), BatchRange(30, 60)]

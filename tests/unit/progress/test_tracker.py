@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchTracker, _Asked
-from proxy.wire.fetch import FetchAsk, FetchedPartition, FetchPosition
+from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
+from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
 
 NO_ERROR = 0
 SESSION_NOT_FOUND = 70
@@ -34,7 +34,7 @@ class Follower:
 
 
 def ask(session_id, epoch, positions, forgotten=()):
-    return FetchAsk(
+    return FetchRequestPartitions(
         session_id,
         epoch,
         tuple(FetchPosition(*key, offset) for key, offset in positions.items()),
@@ -59,7 +59,7 @@ class Line:
     @property
     def kept(self):
         """How many partitions of the present session are known."""
-        session = self.tracker._session
+        session = self.tracker.session
         return len(session.positions) if session is not None else 0
 
     def ask(self, request):
@@ -210,7 +210,9 @@ def test_of_a_partition_named_twice_the_last_offset_counts():
     line = Line()
     line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
     second = line.ask(ask(9, 1, {}))
-    third = line.ask(FetchAsk(9, 2, (FetchPosition(*P0, 7), FetchPosition(*P0, 8)), ()))
+    third = line.ask(
+        FetchRequestPartitions(9, 2, (FetchPosition(*P0, 7), FetchPosition(*P0, 8)), ())
+    )
     assert line.answer(second, (NO_ERROR, 9), P0) == [5]
     assert line.answer(third, (NO_ERROR, 9), P0) == [8]
 
@@ -260,7 +262,7 @@ def test_the_session_is_bounded():
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        return sum(isinstance(each, _Asked) for each in gc.get_objects())
+        return sum(isinstance(each, FetchInFlight) for each in gc.get_objects())
 
     before = alive()
     line = Line()
@@ -319,7 +321,7 @@ def test_an_id_given_up_is_counted_and_the_session_goes_on():
 class Request:
     """What the model keeps of a request: a copy of all that was asked for as of then."""
 
-    ask: FetchAsk
+    ask: FetchRequestPartitions
     session: list  # [id, positions], shared by the requests of one session
     as_of: dict
     answered_ms: float = -1
@@ -333,7 +335,7 @@ class Model:
         self.seen = []
 
     def ask(self, request, now_ms):
-        if request.epoch in (0, -1):
+        if request.session_epoch in (0, -1):
             if self.session is not None and self.session[0] == request.session_id:
                 self.session = None
             session = [None, {}]
@@ -344,18 +346,18 @@ class Model:
         for topic, partition, offset in request.positions:
             session[1][topic, partition] = offset
             self.seen.append(("asked", topic, partition, offset, now_ms))
-        if request.epoch not in (0, -1):
+        if request.session_epoch not in (0, -1):
             for key in request.forgotten:
                 session[1].pop(key, None)
         return Request(request, session, dict(session[1]))
 
     def answer(self, request, error_code, session_id, now_ms):
         request.answered_ms = now_ms
-        if request.ask.epoch not in (0, -1):
+        if request.ask.session_epoch not in (0, -1):
             gone = error_code != NO_ERROR or session_id != request.ask.session_id
             if gone and self.session is request.session:
                 self.session = None
-        elif request.ask.epoch == 0 and error_code == NO_ERROR and session_id != 0:
+        elif request.ask.session_epoch == 0 and error_code == NO_ERROR and session_id != 0:
             request.session[0] = session_id
             self.session = request.session
 

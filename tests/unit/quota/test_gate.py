@@ -90,7 +90,7 @@ def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
     assert world.woken == [("a", 100.0)]
-    expected.met(0)
+    expected.answered(0)
     assert not world.waits(waiter, 1.0)
 
 
@@ -117,7 +117,7 @@ def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
     assert not world.waits(a, 0.0)
     expected = world.gate.expect(None, 0.0)
     assert world.waits(b, 0.0)
-    expected.met(16_000)
+    expected.answered(16_000)
     assert not world.waits(b, 1.0)
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metrics import MetricConfig, Rate
-from proxy.quota.control import MAX_CARRY_MS, throttle_time_ms
-from proxy.quota.pacer import LARGE_DEBT_MS, REPAYING_SHARE, Pacer
+from proxy.quota.pacer import LARGE_DEBT_MS, MAX_CARRY_MS, REPAYING_SHARE, Pacer, throttle_time_ms
 
 MB = 1_000_000.0
 BURST_MS = 500.0

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota import DEFAULT, OTHER, ClientIdentity, QuotaKind, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import OTHER, Rule, RuleTable
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -294,19 +295,25 @@ def test_the_last_open_rule_overflows_into_other_and_the_rest_keep_their_keys():
     [
         pytest.param(
             {"client_id": "a", "client_id_prefix": "b", "bounds": {CONSUMER: 1.0}},
-            "rule 7 (q.yaml:3) names both a client-id and a client-id-prefix",
+            "rule 7 (q.yaml:3) has both client-id and client-id-prefix: keep one of the two",
             id="id and prefix",
         ),
         pytest.param(
             {"bounds": {CONSUMER: 1.0}},
-            "rule 7 (q.yaml:3) names no user, client-id, client-id-prefix or listener",
+            "rule 7 (q.yaml:3) fits no client: it has no key: add one of user, client-id, "
+            "client-id-prefix, listener; client-id: <default> fits every client",
             id="no key",
         ),
-        pytest.param({"user": "a", "bounds": {}}, "rule 7 (q.yaml:3) has no bound", id="no bound"),
+        pytest.param(
+            {"user": "a", "bounds": {}},
+            "rule 7 (q.yaml:3) sets no quota: add one of consumer_byte_rate, producer_byte_rate, "
+            "request_percentage",
+            id="no bound",
+        ),
         *(
             pytest.param(
                 {"user": "a", "bounds": {CONSUMER: bound}},
-                f"rule 7 (q.yaml:3): consumer_byte_rate must be above 0, not {bound}",
+                f"rule 7 (q.yaml:3): consumer_byte_rate is {bound}: give a finite number above 0",
                 id=f"bound {bound}",
             )
             for bound in (0.0, -1.0, float("inf"), float("nan"))

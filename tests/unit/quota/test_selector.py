@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota import DEFAULT, parse_selector, selector
-from proxy.quota.selector import KEYS
+from proxy.quota.entities import DEFAULT
+from proxy.quota.selector import KEYS, parse_selector, selector
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_every_selector_is_read_back(keys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no client: give at least one of listener, user, client-id, client-id-prefix"),
+        ("", "fits no client: it has no key"),
         ("alice", "'alice' is not KEY=VALUE"),
         ("user=alice,", "'' is not KEY=VALUE"),
         ("user=CN=alice", "'user=CN=alice' is not KEY=VALUE: quote , = and % in a value"),
-        ("user=", "user has no value"),
-        ("=alice", "'' is not known here: the keys are listener, user, client-id,"),
-        ("topic=x", "'topic' is not known here"),
-        ("User=x", "'User' is not known here"),
+        ("user=", "user: is empty text"),
+        ("=alice", '"" is not known here'),
+        ("topic=x", '"topic" is not known here'),
+        ("User=x", '"User" is not known here'),
         ("user=a,user=b", "names user twice"),
         ("user=100%", "user: '100%' is not quoted as in URLs"),
         ("user=%ff", "user: '%ff' is not quoted as in URLs"),
-        ("client-id=a,client-id-prefix=a", "names both a client-id and a client-id-prefix"),
-        ("client-id-prefix=<default>", "<default> is no prefix: give client-id=<default>"),
+        ("client-id=a,client-id-prefix=a", "has both client-id and client-id-prefix"),
+        ("client-id-prefix=<default>", "client-id-prefix: <default> is no prefix"),
         ("user=\udcff", "user is not valid text"),
     ],
 )

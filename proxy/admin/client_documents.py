@@ -1,0 +1,258 @@
+"""Describes bounded clients: rate, bound, holds, and which rule it is and why."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from metrics.clock import MS_PER_SECOND
+from proxy.admin.history import Largest, share
+from proxy.admin.query_documents import QueryDocuments
+from proxy.admin.slices import Slices
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import QuotaRow
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+from proxy.quota.rules import Rule
+from proxy.quota.selector import selector
+
+FRESH_MS = 500.0
+"""How long measured rows are shown again: with 10,000 sensors they take some 0.1 s of computing
+time to make, and many may be looking."""
+
+Document = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """The rows that a request chose, and how many there are in all."""
+
+    rows: list[QuotaRow]
+    total: int
+    throttled: int
+    held: int
+    """Sensors of which a response waits."""
+
+
+class ClientDocuments:
+    """Bounded clients as documents for JSON.
+
+    Args:
+        quotas: whose sensors are shown.
+        rules: says where their rules come from.
+        queries: says what is behind an adaptive bound.
+        slices: in which all of them are walked over.
+        clock_ms: the monotonic time that `quotas` is fed with.
+
+    """
+
+    def __init__(
+        self,
+        quotas: QuotaManager,
+        rules: RuleRegistry,
+        queries: QueryDocuments,
+        slices: Slices,
+        clock_ms: Callable[[], float],
+    ) -> None:
+        self._quotas = quotas
+        self._rules = rules
+        self._queries = queries
+        self._slices = slices
+        self._clock_ms = clock_ms
+        self._measuring = asyncio.Lock()
+        # By text and limit, with the time from which on it is not shown any more.
+        self._found: dict[tuple[str, int], tuple[float, FoundRows]] = {}
+
+    async def closest_to_bound(self, text: str, limit: int) -> FoundRows:
+        """Return the rows of the throttled clients, then of those closest to their bound.
+
+        They come from a walk over all sensors that ended at most `FRESH_MS` ago.
+
+        Args:
+            text: lower case; only rows that have it in their entity, or in the user or client id of
+                a connected client. Empty: every row.
+            limit: at most so many; 0 or more.
+
+        """
+        async with self._measuring:
+            now_ms = self._clock_ms()
+            self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
+            known = self._found.get((text, limit))
+            if known is None:
+                found = await self._walk(text, limit)
+                known = self._found[text, limit] = self._clock_ms() + FRESH_MS, found
+            return known[1]
+
+    async def of_entity(self, entity: str) -> list[QuotaRow]:
+        """Return a row for each sensor of an entity."""
+        rows = self._quotas.rows(self._clock_ms)
+        found = (row if row is not None and row.entity == entity else None for row in rows)
+        return [row for row in await self._slices.collect(found) if row is not None]
+
+    async def _walk(self, text: str, limit: int) -> FoundRows:
+        # The other rows are not kept: that many at once would bring on Python's full collections.
+        found: Largest[QuotaRow] = Largest(limit)
+        total = throttled = held = 0
+
+        def count() -> Iterator[None]:
+            nonlocal total, throttled, held
+            for row in self._quotas.rows(self._clock_ms):
+                if row is not None:
+                    total += 1
+                    throttled += row.throttled
+                    held += row.hold_until_ms is not None
+                    if _mentions(row, text):
+                        found.add((row.throttled, share(row)), row)
+                yield
+
+        await self._slices.collect(count())
+        return FoundRows(found.descending(), total, throttled, held)
+
+    async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
+        """Return the document of each row."""
+        in_force = self._in_force()
+        return await self._slices.collect(
+            {**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows
+        )
+
+    def explain(self, row: QuotaRow) -> list[Document]:
+        """Return for each connected client the rules that were looked at, and what came of it."""
+        in_force = self._in_force()
+        return [
+            {**_client(client), "quotas": self._considered(client, in_force)}
+            for client in row.clients
+        ]
+
+    async def unbounded(self, text: str, limit: int) -> Document:
+        """Return how many connected clients no rule bounds, and which; arguments as above."""
+        clients = self._quotas.unbounded()
+        found: list[ClientIdentity] = []
+
+        def choose() -> Iterator[None]:
+            for client in clients:
+                if len(found) == limit:
+                    return
+                if _names(client, text):
+                    found.append(client)
+                yield
+
+        await self._slices.collect(choose())
+        return {"unbounded": len(clients), "unbounded_clients": _clients(found)}
+
+    def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:
+        considered = self._quotas.explain(client)
+        return [
+            {
+                "quota": str(kind),
+                "rules": [
+                    {
+                        **_rule(each.rule, in_force),
+                        "bound": each.rule.bounds[kind],
+                        "chosen": each.chosen,
+                        "reason": each.reason,
+                    }
+                    for each in considered
+                    if each.kind is kind
+                ],
+            }
+            for kind in QuotaKind
+        ]
+
+    def _adaptive(self, row: QuotaRow) -> Document:
+        if row.static_bound is None:
+            return {"static_bound": None, "adaptive": None}
+        known = self._queries.adaptive().get(row.entity, {})
+        return {
+            "static_bound": row.static_bound,
+            "adaptive": {
+                "rate_records": known.get("rate"),
+                "bound": row.bound,
+                "reason": row.reason,
+                "bound_age_s": known.get("bound_age_s"),
+            },
+        }
+
+    def _in_force(self) -> dict[str, RuleEntry]:
+        return {
+            selector(entry.rule.keys): entry for entry in self._rules.entries() if entry.in_force
+        }
+
+
+def iso(at_s: float | None) -> str | None:
+    """Write a time since the epoch as ISO 8601 in UTC, to the second."""
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
+
+
+def rule_entry(entry: RuleEntry) -> Document:
+    """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
+    rule = entry.rule
+    return {
+        "selector": selector(rule.keys),
+        "keys": rule.keys,
+        "scope": rule.scope,
+        "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
+        "source": str(entry.source),
+        "title": rule.title,
+        "place": rule.place,
+        "by": entry.by,
+        "at": iso(entry.at_s),
+        "in_force": entry.in_force,
+    }
+
+
+def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Document:
+    ends_ms = row.hold_until_ms if row.hold_until_ms is not None else now_ms
+    return {
+        "entity": row.entity,
+        "quota": str(row.kind),
+        "unit": row.kind.unit.name,
+        "rate": round(row.rate, 1),
+        "bound": row.bound,
+        "window_s": round(row.window_ms / MS_PER_SECOND, 3),
+        "throttled": row.throttled,
+        "holds": row.holds,
+        "held_s": round(row.held_ms / MS_PER_SECOND, 3),
+        "hold_ends_in_s": (
+            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if _is_held(row, now_ms) else None
+        ),
+        "waiting": row.waiting,
+        "rule": _rule(row.rule, in_force),
+        "client_count": row.client_count,
+        "clients": _clients(row.clients),
+    }
+
+
+def _clients(clients: Sequence[ClientIdentity]) -> list[Document]:
+    return [_client(client) for client in clients]
+
+
+def _client(client: ClientIdentity) -> Document:
+    return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
+
+
+def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
+    """Name a rule; a sensor may still be under one that has gone, which has no source then."""
+    name = selector(rule.keys)
+    entry = in_force.get(name)
+    return {
+        "selector": name,
+        "title": rule.title,
+        "place": rule.place,
+        "source": str(entry.source) if entry else None,
+        "by": entry.by if entry else None,
+        "at": iso(entry.at_s) if entry else None,
+    }
+
+
+def _is_held(row: QuotaRow, now_ms: float) -> bool:
+    """Return whether a response of this sensor waits now."""
+    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
+
+
+def _mentions(row: QuotaRow, text: str) -> bool:
+    return text in row.entity.lower() or any(_names(client, text) for client in row.clients)
+
+
+def _names(client: ClientIdentity, text: str) -> bool:
+    """Return whether a lower-case text is in the client id or the user."""
+    return text in (client.client_id or "").lower() or text in (client.user or "").lower()

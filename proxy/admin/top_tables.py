@@ -1,0 +1,373 @@
+"""Draws the status document as tables for the terminal: a column is one row of a table here."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from proxy.admin.pipeline_documents import REDUCED, is_held
+from proxy.quota.entities import QuotaKind
+
+Document = Mapping[str, Any]
+"""A part of what `GET /v1/status` gives."""
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARK_COLUMNS = 24
+
+ORDERS: dict[str, str] = {"h": "held", "n": "name", "r": "rate"}
+"""By which key the table is sorted in which way."""
+
+CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
+VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
+"""By which key which table is shown."""
+
+NAMED_CLIENTS = 10
+"""How many of the clients without a bound are named."""
+
+FAILED = "failed"
+UNKNOWN = "-"
+ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
+
+_RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
+_STEP = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What is shown of each row."""
+
+    title: str
+    cell: Callable[[Document], str]
+    from_width: int = 0
+    """The narrowest terminal, in characters, that shows it."""
+    ratio: int | None = None
+    """Share of the room that is left; None takes what it needs."""
+    justify: Literal["left", "right"] = "left"
+
+
+def _number(title: str, cell: Callable[[Document], float | None], from_width: int = 0) -> Column:
+    return Column(title, lambda row: figure(cell(row)), from_width, justify="right")
+
+
+def screen(
+    status: Document,
+    order: str,
+    width: int,
+    rows: int | None = None,
+    views: Iterable[str] = (CLIENTS,),
+) -> RenderableType:
+    """Draw the whole view.
+
+    Args:
+        status: what `GET /v1/status` gave.
+        order: a value of `ORDERS`.
+        width: of the terminal, in characters; a narrow one shows fewer columns.
+        rows: how many lines of a table fit; None for all.
+        views: which tables: values of `VIEWS`.
+
+    """
+    rows = None if rows is None else max(rows, 0)
+    draw = {CLIENTS: _clients, QUERIES: _queries, PIPELINES: _pipelines}
+    tables = (part for view in views for part in ("", *draw[view](status, order, width, rows)))
+    return Group(_head(status), *tables)
+
+
+def in_order(clients: Sequence[Document], order: str) -> list[Document]:
+    """Sort the clients by `held` (longest in the last minute), `name` or `rate` (of the bound)."""
+    by_name = sorted(clients, key=lambda client: (client["entity"], client["quota"]))
+    if order == "held":
+        by_name.sort(key=lambda client: -float(client["held_s"]))
+    elif order == "rate":
+        by_name.sort(key=lambda client: -float(client["rate"] / client["bound"]))
+    return by_name
+
+
+def order_of(view: str, order: str) -> str:
+    """Return how a table is sorted: other than clients only by name, or the urgent ones first."""
+    return order if view == CLIENTS or order == "name" else "urgency"
+
+
+def rate_text(value: float, unit: str) -> str:
+    """Write a rate or a bound for people, in steps of 1024."""
+    if unit == "percent":
+        return f"{value:.1f} %"
+    for name in _RATE_UNITS[:-1]:
+        if value < _STEP:
+            return f"{value:.4g} {name}"
+        value /= _STEP
+    return f"{value:.4g} {_RATE_UNITS[-1]}"
+
+
+def figure(value: float | None) -> str:
+    """Write a whole number for people; `-` for what is not known."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def printable(text: str) -> str:
+    """Escape what could steer the terminal, or is not seen: client ids hold what a client sends."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f} s"
+
+
+def _table(columns: Sequence[Column], rows: Iterable[tuple[Document, str]], width: int) -> Table:
+    """Draw rows, each with a style."""
+    table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
+    columns = [column for column in columns if width >= column.from_width]
+    for column in columns:
+        table.add_column(
+            column.title,
+            ratio=column.ratio,
+            justify=column.justify,
+            no_wrap=column.ratio is None,
+            overflow="fold",
+        )
+    for row, style in rows:
+        # Text, not str: a client id must not be read as rich's markup.
+        table.add_row(*(Text(printable(column.cell(row))) for column in columns), style=style)
+    return table
+
+
+def _head(status: Document) -> Text:
+    ready = status["ready"]
+    state = "ready" if ready else f"NOT READY: {status['not_ready_reason']}"
+    connections = sum(listener["connections"] for listener in status["listeners"])
+    waiting = ", ".join(f"{api} {size}" for api, size in status["delay_queues"].items())
+    alarmed = sum(bool(_alarms(query)) for query in status["queries"])
+    held = sum(
+        is_held(node)
+        for pipeline in status["pipelines"]
+        for node in (*pipeline["sources"], *pipeline["stages"])
+    )
+    return Text.assemble(
+        ("Kafka Quota Proxy ", "bold"),
+        (printable(state), "green" if ready else ALARM),
+        f"  up {status['uptime_s']:.0f} s  connections {connections}  waiting {waiting}"
+        f"  throttled {status['throttled']}",
+        f"  queries {status['followed']}" if status["followed"] else "",
+        (f" ({alarmed} in trouble)" if alarmed else "", ALARM),
+        f"  pipelines {status['pipelines_total']}" if status["pipelines_total"] else "",
+        (f" ({held} held)" if held else "", WARNING),
+        f"  {status['at']}",
+    )
+
+
+# Clients
+
+
+def _clients(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
+    shown = in_order(status["clients"], order)[:rows]
+    lines = ((client, WARNING if client["throttled"] else CALM) for client in shown)
+    below = Text(f"{len(shown)} of {status['bounded']} clients under a quota", "dim")
+    if status["unbounded"]:
+        below.append(f"; {status['unbounded']} without a bound: {_names(status)}", WARNING)
+    if rows is not None:
+        below.no_wrap, below.overflow = True, "crop"
+    return _table(CLIENT_COLUMNS, lines, width), below
+
+
+def _names(status: Document) -> str:
+    """Name some of the clients that no rule bounds."""
+    clients = status["unbounded_clients"][:NAMED_CLIENTS]
+    names = [printable(client["client_id"] or "(no client id)") for client in clients]
+    return ", ".join(names) + (", ..." if len(names) < status["unbounded"] else "")
+
+
+def _rate(client: Document, key: str) -> str:
+    return rate_text(client[key], client["unit"])
+
+
+def _holds(client: Document) -> str:
+    return f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else UNKNOWN
+
+
+def _ends_in(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else f"{seconds:.2f} s"
+
+
+def _sparks(history: Document | None, bound: float) -> str:
+    """Draw the samples as bars; several samples to a bar show the highest of them."""
+    rates = [] if history is None else history["rates"]
+    per_bar = -(-len(rates) // SPARK_COLUMNS) or 1
+    bars = [max(rates[start : start + per_bar]) for start in range(0, len(rates), per_bar)]
+    top = max((*bars, bound))
+    return "".join(SPARKS[round(bar / top * (len(SPARKS) - 1))] for bar in bars)
+
+
+CLIENT_COLUMNS = (
+    Column("client", lambda client: str(client["entity"]), ratio=3),
+    Column("quota", lambda client: QuotaKind(client["quota"]).label),
+    Column("rate", lambda client: rate_text(client["rate"], client["unit"]), justify="right"),
+    Column(
+        "bound", lambda client: rate_text(client["bound"], client["unit"]), 100, justify="right"
+    ),
+    Column("of it", lambda client: f"{client['rate'] / client['bound']:.0%}", justify="right"),
+    Column("last 10 min", lambda client: _sparks(client["history"], client["bound"]), 150),
+    Column("held in 1 min", _holds, justify="right"),
+    Column("ends in", lambda client: _ends_in(client["hold_ends_in_s"]), justify="right"),
+    Column("rule", lambda client: client["rule"]["place"] or client["rule"]["title"], 120, 2),
+)
+
+
+# Structured Streaming queries
+
+
+def _queries(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
+    shown = _by_name(status["queries"], QUERIES, order)[:rows]
+    lines = ((query, ALARM if _alarms(query) else CALM) for query in shown)
+    below = f"{len(shown)} of {status['followed']} Spark queries"
+    return _table(QUERY_COLUMNS, lines, width), Text(below, "dim")
+
+
+def _by_name(documents: Sequence[Document], view: str, order: str) -> list[Document]:
+    if order_of(view, order) == "name":
+        return sorted(documents, key=lambda document: str(document["name"]))
+    return list(documents)
+
+
+def _of(document: Document | None, key: str) -> Any:
+    return document and document[key]
+
+
+def _alarms(query: Document) -> list[str]:
+    """Return what needs somebody: a failure, partitions that are stuck, commits that fail."""
+    commit = query["commit"]
+    return [
+        *(["failed"] if query["state"] == FAILED else []),
+        *([f"{query['stuck_partitions']} stuck"] if query["stuck_partitions"] else []),
+        *(["not committed"] if commit and not commit["ok"] else []),
+    ]
+
+
+def _query_state(query: Document) -> str:
+    state, skipped, advice = query["state"], query["skipped_records"], query["advice"]
+    parts = [] if state == FAILED else [state]
+    parts += _alarms(query)
+    parts += [f"{skipped:,} skipped"] if skipped else []
+    parts += [f"{len(advice)} to mend"] if advice else []
+    return ", ".join(parts)
+
+
+def _lag(query: Document) -> str:
+    if query["lag_records"] is None:
+        return UNKNOWN
+    return f"{query['lag_records']:,} {_seconds(query['lag_s'])}"
+
+
+def _commit(commit: Document | None) -> str:
+    if commit is None:
+        return UNKNOWN
+    if not commit["ok"]:
+        return "FAILS"
+    return "ok" if commit["ago_s"] is not None else "none yet"
+
+
+QUERY_COLUMNS = (
+    Column("query", lambda query: str(query["name"]), ratio=3),
+    Column("state", _query_state, ratio=3),
+    Column("lag", _lag, justify="right"),
+    _number("in flight", lambda query: query["in_flight_records"], 120),
+    Column("batch", lambda query: _seconds(_of(query["batch"], "duration_s")), justify="right"),
+    _number("rows", lambda query: _of(query["batch"], "rows"), 120),
+    _number("records/s", lambda query: _of(query["adaptive"], "rate")),
+    Column("why", lambda query: _of(query["adaptive"], "reason") or UNKNOWN, 150, 5),
+    Column("commit", lambda query: _commit(query["commit"]), 70),
+)
+
+
+# Pipelines: a row for each, and then for each of its nodes
+
+
+def _pipelines(
+    status: Document, order: str, width: int, rows: int | None
+) -> tuple[RenderableType, ...]:
+    pipelines = _by_name(status["pipelines"], PIPELINES, order)
+    lines = [line for pipeline in pipelines for line in _pipeline_rows(pipeline)]
+    shown = lines[:rows]
+    left = len(lines) - len(shown)
+    below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s" + (
+        f"; {left} lines do not fit" if left else ""
+    )
+    return _table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
+
+
+def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
+    yield (
+        {
+            "title": pipeline["name"],
+            "shown_state": _pipeline_state(pipeline),
+            "why": _pipeline_why(pipeline),
+        },
+        WARNING if pipeline["pending"]["full"] else HEAD,
+    )
+    for source in pipeline["sources"]:
+        state = f"source, {_held(source)}" if source["state"] == REDUCED else "source"
+        yield _node_row({**source, "received_rate": source["measured_rate"]}, state)
+    for stage in pipeline["stages"]:
+        state = _held(stage) if is_held(stage) else "not held"
+        yield _node_row(stage, state if stage["alive"] else f"{state}, silent")
+
+
+def _node_row(node: Document, state: str) -> tuple[Document, str]:
+    waits = node.get("waits")
+    why = (waits["reason"] if waits else is_held(node) and node["reason"]) or UNKNOWN
+    row = {**node, "title": f"  {node['name']}", "shown_state": state, "why": why, "is_node": True}
+    return row, WARNING if is_held(node) else CALM
+
+
+def _node_figure(row: Document, key: str) -> str:
+    return figure(row.get(key)) if "is_node" in row else ""
+
+
+def _held(node: Document) -> str:
+    if node.get("waits"):
+        return f"waits for {node['waits']['for']}"
+    return f"held by {', '.join(node['held_by'])}" if node["held_by"] else "being released"
+
+
+def _pipeline_state(pipeline: Document) -> str:
+    pending = pipeline["pending"]
+    most = "" if pending["max_batches"] is None else f" of {pending['max_batches']:,}"
+    states = [
+        f"{pending['batches']:,}{most} pending",
+        *(["FULL"] if pending["full"] else []),
+        *(
+            f"{pipeline[key]:,} {text}"
+            for key, text in (("failed", "failed"), ("timed_out", "timed out"))
+            if pipeline[key]
+        ),
+    ]
+    return ", ".join(states)
+
+
+def _pipeline_why(pipeline: Document) -> str:
+    oldest = pipeline["oldest"]
+    why = f"{pipeline['completed']:,} completed"
+    if oldest is not None:
+        age = f"{oldest['age_s']:,.0f} s"
+        why += f"; batch {oldest['batch']} waits at {oldest['waits_at']}, {age} old"
+    return why
+
+
+PIPELINE_COLUMNS = (
+    Column("pipeline", lambda row: str(row["title"]), ratio=3),
+    Column("state", lambda row: str(row["shown_state"]), ratio=4),
+    Column("rate", lambda row: _node_figure(row, "rate"), justify="right"),
+    Column("normal", lambda row: _node_figure(row, "normal_rate"), 100, justify="right"),
+    Column("received", lambda row: _node_figure(row, "received_rate"), 120, justify="right"),
+    Column("processed", lambda row: _node_figure(row, "processing_rate"), 70, justify="right"),
+    Column("lag", lambda row: _node_figure(row, "lag"), justify="right"),
+    Column("why", lambda row: str(row["why"]), 130, 6),
+)
+"""Rates in records/s."""

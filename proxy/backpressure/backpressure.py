@@ -1,0 +1,166 @@
+"""All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+
+from prometheus_client import Gauge
+
+from metrics import BoundedLabels
+from proxy.progress.query_clients import FORGET_AFTER_MS
+from proxy.progress.report_handler import AcceptedReport
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import Match
+from proxy.state import Journal, Record
+
+from .backpressure_record import FORMAT, BackpressureRecord, read_record
+from .query_backpressure import KIND, QueryBackpressure
+
+MAX_QUERIES = 10_000
+"""Further queries keep the bounds of their rules."""
+
+FORGET_MS = FORGET_AFTER_MS
+"""After its last report and the last connection of its client a query is kept as long as its
+progress."""
+
+
+class Backpressure:
+    """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
+
+    Args:
+        quotas: says which rule applies to a client, and puts the bounds in force.
+        gauges: the metric pid_bound_bytes, labelled by query.
+        on_change: is called when `changes` has something to write.
+
+    """
+
+    def __init__(
+        self,
+        quotas: QuotaManager,
+        gauges: BoundedLabels[Gauge],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._quotas = quotas
+        self._gauges = gauges
+        self._by_client: dict[str, dict[str, QueryBackpressure]] = {}
+        self._count = 0
+        self._generation = quotas.generation
+        self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
+        self._on_change = on_change
+
+    def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
+        """Return that of a client, made when it is new; None when its rule is not adaptive."""
+        self._follow_rules(now_ms)
+        match, client_id = self._match(identity), identity.client_id
+        if match is None or client_id is None:
+            return None
+        queries = self._by_client.get(client_id, {})
+        if match.entity not in queries:
+            if self._count >= MAX_QUERIES:
+                return None
+            self._by_client[client_id] = queries
+            self._count += 1
+            queries[match.entity] = QueryBackpressure(
+                identity,
+                match.entity,
+                match.rule,
+                self._quotas,
+                self._gauges,
+                now_ms,
+                on_change=self._changed,
+            )
+        return queries[match.entity]
+
+    def of_client(self, client_id: str) -> list[QueryBackpressure]:
+        """Return what is adaptive for a client: one, unless rules tell its users apart."""
+        return list(self._by_client.get(client_id, {}).values())
+
+    def record_report(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Record a report that was accepted."""
+        self._follow_rules(now_ms)
+        for query in self.of_client(accepted.query.client_id):
+            query.record_report(accepted, now_ms)
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due."""
+        self._follow_rules(now_ms)
+        for query in list(self._all()):
+            query.tick(now_ms)
+            if now_ms - query.used_ms > FORGET_MS:
+                self._drop(query, now_ms)
+
+    @property
+    def clients(self) -> list[str]:
+        """Client ids of all that is adaptive."""
+        return list(self._by_client)
+
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call.
+
+        A query has a record from the first report of a run until it is forgotten.
+        """
+        return self._journal.take()
+
+    def changes_failed(self) -> None:
+        """Return with the next `changes` what the last one did as well: it was not written."""
+        self._journal.give_back()
+
+    def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
+        """Resume what an earlier process kept; return which records were not, and why.
+
+        Call it once, before anything else. Damaged ones stay in the state, untouched; those of
+        clients that no adaptive rule applies to any more are deleted.
+        """
+        refused: list[str] = []
+        for record in records:
+            try:
+                self._resume(read_record(record), now_ms)
+            except ValueError as error:
+                refused.append(f"pressure record {record.key!r} is left out: {error}")
+        return refused
+
+    def _resume(self, record: BackpressureRecord, now_ms: float) -> None:
+        identity = ClientIdentity(record.listener, record.user, record.client_id)
+        match = self._match(identity)
+        if match is None or match.entity != record.entity:
+            self._journal.mark_deleted(FORMAT.key(record.client_id, record.entity))
+            raise ValueError("no adaptive rule applies to the client any more; it is deleted")
+        query = self.of_identity(identity, now_ms)
+        if query is None:
+            raise ValueError("there are too many queries")
+        query.resume(record, now_ms)
+
+    def _match(self, identity: ClientIdentity) -> Match | None:
+        """Return which adaptive rule applies to a client; None when none does."""
+        match = self._quotas.table.match(KIND, identity)
+        return match if match is not None and match.rule.adaptive is not None else None
+
+    def _changed(self, query: QueryBackpressure) -> None:
+        self._journal.mark_changed(query)
+        self._on_change()
+
+    def _all(self) -> Iterator[QueryBackpressure]:
+        for queries in self._by_client.values():
+            yield from queries.values()
+
+    def _follow_rules(self, now_ms: float) -> None:
+        """Set the rules that apply after a change of them; drop the queries that none does."""
+        if self._generation == self._quotas.generation:
+            return
+        self._generation = self._quotas.generation
+        for query in list(self._all()):
+            match = self._match(query.identity)
+            if match is None or match.entity != query.entity:
+                self._drop(query, now_ms)
+            else:
+                query.set_rule(match.rule, now_ms)
+
+    def _drop(self, query: QueryBackpressure, now_ms: float) -> None:
+        query.detach(now_ms)
+        self._journal.mark_removed(query)
+        self._on_change()
+        client_id = query.identity.client_id or ""
+        del self._by_client[client_id][query.entity]
+        if not self._by_client[client_id]:
+            del self._by_client[client_id]
+        self._count -= 1

@@ -1,0 +1,107 @@
+"""What is kept in the state of each query whose rule is adaptive: one record."""
+
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from proxy.progress.report import MAX_INT32, MAX_INT64, Partition, Topic, Uuid
+from proxy.state import Json, Record, RecordFormat
+from proxy.wire.topic_partition import TopicPartition
+
+from .batch_cost import LEAST_NOISE, MOST_NOISE
+
+MAX_CHARS = 65_536
+"""Of a client id, a user, a label; Kafka has no longer strings to speak of."""
+
+MAX_NUMBER = 1e15
+"""No rate, count or time in a record is larger."""
+
+Row = TypeVar("Row")
+Text = Annotated[str, StringConstraints(max_length=MAX_CHARS)]
+Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]
+Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+
+
+def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
+    # What is counted is whole: nothing of it is 0, and a little of it at least 1.
+    amount, records, _ = row
+    if amount > 0 and (amount < 1 or records <= 0):
+        raise ValueError(f"{amount:g} does not go with {records:g} records")
+    return row
+
+
+Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_ratio)]
+"""See estimator_inputs.RatioState."""
+
+Correlation = Annotated[float, Field(ge=-1, le=1)]
+Widest = Annotated[float, Field(ge=1, le=MAX_NUMBER)]
+Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
+
+
+class BackpressureRecord(BaseModel):
+    """What a record says."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    listener: Text
+    user: Text | None
+    client_id: Text
+    entity: Text
+    label: Text
+    run_id: Uuid
+    has_ended: bool = False
+    """Whether that run is over: then only what was measured of it is resumed."""
+    interval_ms: Positive | None = None
+    """Of the query's trigger, where it was learnt."""
+    rate: Positive | None
+    """Records per second."""
+    last_rate: Positive | None = None
+    """The same, of the latest run that had one."""
+    instances: list[Annotated[int, Field(ge=0, le=MAX_INT32)]] = []
+    """See ClientInstances."""
+    least_offsets: Offset = 0
+    """See Clamp."""
+    reach: Positive | None
+    """See ThrottledRate; records per second."""
+    waiting_ms: Amount
+    """See SchedulingDelay."""
+    estimator: tuple[Number, Positive, Number] | None
+    """See pid.PidState; None with the other estimator."""
+    cost: tuple[Amount, Amount, Amount, Amount, Correlation, Widest, Noise] | None = None
+    """See batch_cost.CostState; older records have none."""
+    bytes_per_record: Ratio
+    offsets_per_record: Ratio
+    told: dict[Topic, dict[Partition, tuple[Offset, Offset, Offset]]]
+    """The advertised ends; see advertised_ends.EndState."""
+    starts: dict[Topic, dict[Partition, Offset]]
+    """The log starts that drivers were given."""
+
+
+FORMAT = RecordFormat("pressure", 1, BackpressureRecord)
+"""Keys are `pressure/CLIENT_ID/ENTITY`."""
+
+
+def by_partition(nested: Mapping[str, Mapping[int, Row]]) -> dict[TopicPartition, Row]:
+    """Return by topic and partition what JSON has nested."""
+    return {
+        (topic, partition): row for topic, rows in nested.items() for partition, row in rows.items()
+    }
+
+
+def by_topic(rows: Mapping[TopicPartition, Json]) -> dict[str, dict[str, Json]]:
+    """Return what is known of partitions as JSON has it."""
+    nested: dict[str, dict[str, Json]] = {}
+    for (topic, partition), row in rows.items():
+        nested.setdefault(topic, {})[str(partition)] = row
+    return nested
+
+
+def read_record(record: Record) -> BackpressureRecord:
+    """Read a record. Raises ValueError with what is wrong with it."""
+    read = FORMAT.read(record)
+    if record.key != FORMAT.key(read.client_id, read.entity):
+        raise ValueError(f"it is about {read.client_id!r}, {read.entity!r}, which is not its key")
+    return read

@@ -1,0 +1,204 @@
+"""Which connections of a query's client are those of the present run's driver.
+
+What is advertised to a driver binds the next batch of its run. So a connection has to be known for
+the driver's: an executor, or the driver of another run, gets the real log ends.
+"""
+
+import math
+from collections import deque
+
+RESUME_WAIT_MS = 6_000.0
+"""How long after the start of this process an answer waits for a sign of life of a run that an
+earlier process knew: an old listener tries again after 5 s at the latest."""
+
+LIFE_WAIT_MS = 3_000.0
+"""The longest time between two signs of life of a run, with some room: listeners send a heartbeat
+every 2 s when there is nothing else to report."""
+
+MISSED_ANSWERS = 3
+"""A partition that a driver did not look up in so many answers is read no more."""
+
+MAX_INSTANCES = 8
+"""Of one query: it has one for each of its sources."""
+
+MAX_STEP = 1000
+"""By how much correlation ids may have gone on meanwhile. While the broker is away and the proxy is
+there, a client sends a request on each connection that it makes, one in a second or so."""
+
+MAX_BACK = 8
+"""By how much one may be below the last: several brokers are asked at the same time."""
+
+MIN_KNOWN = 16
+"""Lower ones mean nothing: the first look-up of Spark's admin client is its request number 6, each
+further one 4 more."""
+
+
+class ClientInstances:
+    """The Kafka client instances with which a query's driver looks up offsets.
+
+    A client counts its requests from 0 over all its connections (NetworkClient.nextCorrelationId of
+    Kafka's Java client), and each carries its number as the correlation id. So a request on a new
+    connection whose number goes on a little behind the last one is of the same instance: a driver
+    that connects again after an outage, not another one that was just started.
+    """
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.latest: list[int] = []
+        """The highest correlation id of each."""
+
+    def record(self, correlation_id: int) -> None:
+        """Record the number of a request that is the driver's for certain."""
+        for index, latest in enumerate(self.latest):
+            if _is_near(latest, correlation_id):
+                self.latest[index] = max(latest, correlation_id)
+                return
+        self.latest = [*self.latest[1 - MAX_INSTANCES :], correlation_id]
+
+    def has(self, correlation_id: int) -> bool:
+        """Return whether a request with that number, on a new connection, is of one of them."""
+        return correlation_id >= MIN_KNOWN and any(
+            _is_near(latest, correlation_id) for latest in self.latest
+        )
+
+
+def _is_near(latest: int, correlation_id: int) -> bool:
+    return -MAX_BACK <= correlation_id - latest <= MAX_STEP
+
+
+class LookupConnection:
+    """What is known of one connection of the client. `opened_ms` is monotonic."""
+
+    __slots__ = ("_answers_ms", "is_executor", "opened_ms", "wait_failed", "waits_since_ms")
+
+    def __init__(self, opened_ms: float) -> None:
+        self.opened_ms = opened_ms
+        self.is_executor = False
+        """Whether it fetches."""
+        self.waits_since_ms: float | None = None
+        """Since when an answer has waited for a report; None: none waits."""
+        self.wait_failed = False
+        """Whether one waited in vain, and no report came since."""
+        self._answers_ms: deque[float] = deque(maxlen=MISSED_ANSWERS)
+
+    @property
+    def oldest_answer_ms(self) -> float:
+        """When the first of the last MISSED_ANSWERS was given; long ago if there were fewer."""
+        is_full = len(self._answers_ms) == MISSED_ANSWERS
+        return self._answers_ms[0] if is_full else -math.inf
+
+    def record_answer(self, now_ms: float) -> None:
+        """Record that a look-up of log ends was answered."""
+        self._answers_ms.append(now_ms)
+
+
+class DriverConnections:
+    """The connections of one query's client, and which of them are its present driver's.
+
+    A connection is the driver's when it does not fetch, and
+
+    - it was open when the run gave a sign of life, a report or a heartbeat; or
+    - it was opened while such a one was open; or
+    - its requests go on where those of such a one ended, see ClientInstances; or
+    - the run was resumed from an earlier process and has given a sign of life since, as long as no
+      connection is proved to be the driver's otherwise.
+    """
+
+    __slots__ = (
+        *("_connections", "_trusts_all", "alive_ms", "awaits_run", "event_ms"),
+        *("instances", "is_resumed", "resumed_alive_ms", "resumed_ms"),
+    )
+
+    def __init__(self) -> None:
+        self._connections: dict[LookupConnection, bool] = {}
+        """With whether each is the driver's whatever signs of life there are."""
+        self.instances = ClientInstances()
+        self._trusts_all = False
+        self.alive_ms = -math.inf
+        """When the run gave its latest sign of life: when the driver saw an event, or a heartbeat
+        came."""
+        self.event_ms = -math.inf
+        """When the driver saw the latest event of this run that was reported."""
+        self.resumed_ms = -math.inf
+        """When the run of an earlier process was resumed; long ago if there was none."""
+        self.awaits_run = False
+        """Whether a run was resumed, and neither it nor its driver gave a sign of life since."""
+        self.is_resumed = False
+        """Whether the present run is the one that was resumed."""
+        self.resumed_alive_ms = -math.inf
+        """When the first sign of life came of the run that was resumed."""
+
+    def __len__(self) -> int:
+        """Return how many connections are open."""
+        return len(self._connections)
+
+    def resume(self, correlation_ids: list[int], now_ms: float) -> None:
+        """Resume a run of an earlier process, which ended with all its connections."""
+        self.instances.latest = correlation_ids[-MAX_INSTANCES:]
+        self.resumed_ms = now_ms
+        self.awaits_run = True
+
+    def begin_run(self) -> None:
+        """Forget the run before: only what was proved of connections stays."""
+        self.instances.latest.clear()
+        self.alive_ms = self.event_ms = self.resumed_ms = -math.inf
+        self.awaits_run = self.is_resumed = self._trusts_all = False
+
+    def record_report(self, event_ms: float, now_ms: float) -> None:
+        """Record a report on an event of the run, which the driver saw at `event_ms`."""
+        self.event_ms = max(self.event_ms, event_ms)
+        self.record_alive(event_ms, now_ms)
+        for connection in self._connections:
+            connection.wait_failed = False
+
+    def record_alive(self, at_ms: float, now_ms: float) -> None:
+        """Record a sign of life of the run, which it gave at `at_ms`."""
+        self.alive_ms = max(self.alive_ms, at_ms)
+        if self.awaits_run:
+            self.awaits_run = False
+            self.is_resumed = self._trusts_all = True
+        if self.is_resumed and self.resumed_alive_ms < self.resumed_ms:
+            self.resumed_alive_ms = now_ms
+        if self._trusts_all:
+            self._trusts_all = not any(map(self._is_proved, self._connections))
+
+    def add(self, connection: LookupConnection) -> None:
+        """Add a connection that was opened."""
+        self._connections[connection] = any(map(self._is_proved, self._connections))
+
+    def remove(self, connection: LookupConnection) -> None:
+        """Remove a connection."""
+        self._connections.pop(connection, None)
+
+    def record_lookup(self, connection: LookupConnection, correlation_id: int) -> None:
+        """Record a look-up of log ends on a connection, before it is answered."""
+        if connection.is_executor:
+            return
+        if not self.is_driver(connection) and self.instances.has(correlation_id):
+            self._connections[connection] = True
+            if self.awaits_run:  # the driver of the run that was resumed is back
+                self.awaits_run = False
+                self.is_resumed = True
+        if self.is_driver(connection):
+            self.instances.record(correlation_id)
+
+    def is_driver(self, connection: LookupConnection) -> bool:
+        """Return whether a connection is the present driver's, for certain."""
+        return not connection.is_executor and (self._trusts_all or self._is_proved(connection))
+
+    def proved_by_ms(self, connection: LookupConnection) -> float:
+        """Return until when a connection may yet be found to be the driver's.
+
+        Long ago where no sign of life is to be expected.
+        """
+        if self.awaits_run:
+            return self.resumed_ms + RESUME_WAIT_MS
+        if self.alive_ms > connection.opened_ms - LIFE_WAIT_MS:
+            return connection.opened_ms + LIFE_WAIT_MS
+        return -math.inf
+
+    def _is_proved(self, connection: LookupConnection) -> bool:
+        if connection.is_executor:
+            return False
+        return self._connections.get(connection, False) or connection.opened_ms < self.alive_ms

@@ -1,0 +1,186 @@
+"""What the batches of a query show: how many records it can take, and what a record costs."""
+
+import math
+from typing import NamedTuple
+
+from metrics.clock import MS_PER_SECOND
+from proxy.progress.report import BatchReport
+from proxy.quota.rules import AdaptiveBound
+from proxy.state import Json
+
+from .advertised_ends import AdvertisedEnds
+from .backpressure_record import BackpressureRecord
+from .batch_cost import CostState
+from .cost import CostEstimator
+from .estimator import FinishedBatch
+from .estimator_inputs import (
+    BatchInput,
+    HeldTime,
+    InputRate,
+    RecordRatio,
+    SchedulingDelay,
+    ThrottledRate,
+)
+from .pid import PidEstimator
+
+MIN_PROCESSING_MS = 1.0
+"""Of a batch that was held all the time."""
+
+
+class BatchResult(NamedTuple):
+    """What came of a batch."""
+
+    rate: float | None
+    """Records per second for those to come; None: nothing new."""
+    summary: str
+    """Of the batch, for people."""
+
+
+class BatchMeasurements:
+    """What is measured of one query, over all its runs, by the settings of its rule."""
+
+    def __init__(self, settings: AdaptiveBound) -> None:
+        self._settings = settings
+        self._reading_held = HeldTime()
+        self.held = HeldTime()
+        """When its Fetch responses were held, and when the driver's look-ups waited."""
+        self.bytes_per_record = RecordRatio()
+        self.offsets_per_record = RecordRatio()
+        self._bytes: float | None = None
+        """Read since the last batch. None before the first: its reading was not seen from the
+        beginning."""
+        self._resumed_ms = -math.inf
+        """When it was resumed from an earlier process; long ago if it was not."""
+        self.processing_rate: float | None = None
+        """Records per second in its latest batch, the proxy's own holds left out."""
+        self._estimator = _estimator(settings)
+        self._input_rate = InputRate()
+        self.scheduling_delay = SchedulingDelay()
+        self.throttled_rate = ThrottledRate()
+
+    @property
+    def rate(self) -> float | None:
+        """Records per second that batches planned now should have, by the runs before too."""
+        return self._estimator.rate
+
+    def begin_run(self) -> None:
+        """Forget how fast the run before was, as far as the estimator does."""
+        self._estimator.begin_run()
+        self.scheduling_delay = SchedulingDelay()
+        self.throttled_rate = ThrottledRate()
+
+    def update(self, settings: AdaptiveBound) -> None:
+        """Measure by other settings from now on."""
+        before, self._settings = self._settings, settings
+        if settings.estimator == before.estimator:
+            self._estimator.update(settings)
+        else:
+            self._estimator = _estimator(settings)
+
+    def record_bytes(self, count: int) -> None:
+        """Record a Fetch response of so many bytes."""
+        if self._bytes is not None:
+            self._bytes += count
+
+    def record_hold(self, start_ms: float, due_ms: float) -> None:
+        """Record from when to when a Fetch response is held."""
+        self._reading_held.add(start_ms, due_ms)
+        self.held.add(start_ms, due_ms)
+
+    def add(
+        self,
+        batch: BatchReport,
+        read: BatchInput,
+        end_ms: float,
+        advertised: AdvertisedEnds,
+        *,
+        static: float,
+    ) -> BatchResult | None:
+        """Add a batch; return None when the rate does not follow from it.
+
+        Args:
+            batch: of which the driver has reported.
+            read: what it took from its sources.
+            end_ms: when it was done.
+            advertised: to the driver, with the log ends as they were seen last.
+            static: what the rule lets it read, in bytes per second.
+
+        """
+        execution_ms = float(batch.execution_ms or 0)
+        start_ms = end_ms - execution_ms
+        if start_ms < self._resumed_ms:
+            # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
+            self._bytes = 0.0
+            return None
+        held_ms = self.held.within(start_ms, end_ms)
+        reading_held_ms = self._reading_held.within(start_ms, end_ms)
+        self.held.forget(start_ms)
+        self._reading_held.forget(start_ms)
+        # Others are processed while one response is held, so this may say too little, and the rate
+        # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
+        processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
+        interval_ms = self._settings.batch_interval_ms
+        waited_ms = 0.0
+        if interval_ms is not None:
+            waited_ms = self.scheduling_delay.add(processing_ms, interval_ms)
+            log_ends = {key: end.log_end for key, end in advertised.items()}
+            seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
+            self._input_rate.add(log_ends, seen_ms, interval_ms)
+        if read.records > 0:
+            if self._bytes is not None:
+                self.bytes_per_record.add(self._bytes, read.records)
+            self._bytes = 0.0
+            if read.offsets is not None:
+                self.offsets_per_record.add(read.offsets, read.records)
+        if execution_ms <= 0 or read.records <= 0:
+            return None
+        self.throttled_rate.add(read.records, execution_ms, reading_held_ms)
+        self.processing_rate = read.records / processing_ms * MS_PER_SECOND
+        rate = None
+        if interval_ms is not None:
+            left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
+            size = self.bytes_per_record.steady
+            per_offset = 1 / (self.offsets_per_record.value or 1.0)
+            rate = self._estimator.compute(
+                FinishedBatch(
+                    time_ms=batch.timestamp_ms + execution_ms,
+                    records=read.records,
+                    processing_ms=processing_ms,
+                    waited_ms=waited_ms,
+                    left=None if left is None else left * per_offset,
+                    arrivals=None if arrivals is None else arrivals * per_offset,
+                    most=math.inf if size is None else static / size,
+                )
+            )
+        summary = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
+        if held_ms > 0:
+            summary += f" (held {held_ms:,.0f} ms left out)"
+        return BatchResult(rate, summary)
+
+    def state(self) -> dict[str, Json]:
+        """Return what a BackpressureRecord has of it."""
+        estimator = self._estimator
+        return {
+            "reach": self.throttled_rate.rate,
+            "waiting_ms": self.scheduling_delay.ms,
+            "estimator": estimator.state() if isinstance(estimator, PidEstimator) else None,
+            "cost": estimator.state() if isinstance(estimator, CostEstimator) else None,
+            "bytes_per_record": self.bytes_per_record.state,
+            "offsets_per_record": self.offsets_per_record.state,
+        }
+
+    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
+        """Go on from what an earlier process measured."""
+        self._resumed_ms = now_ms
+        self.throttled_rate.rate = record.reach
+        self.scheduling_delay.ms = record.waiting_ms
+        if isinstance(self._estimator, PidEstimator) and record.estimator is not None:
+            self._estimator.resume(record.estimator)
+        elif isinstance(self._estimator, CostEstimator) and record.cost is not None:
+            self._estimator.resume(CostState(*record.cost))
+        self.bytes_per_record.resume(record.bytes_per_record)
+        self.offsets_per_record.resume(record.offsets_per_record)
+
+
+def _estimator(settings: AdaptiveBound) -> CostEstimator | PidEstimator:
+    return PidEstimator(settings) if settings.estimator == "pid" else CostEstimator(settings)

@@ -1,0 +1,111 @@
+"""The offset look-ups on a connection: they wait for a report, and get earlier log ends."""
+
+import math
+
+from proxy.progress.query import QueryProgress
+from proxy.wire.list_offsets import (
+    EARLIEST,
+    LATEST,
+    READ_UNCOMMITTED,
+    OffsetLookup,
+    change_offsets,
+    read_list_offsets_response,
+)
+from proxy.wire.topic_partition import TopicPartition
+
+from .clamp import Clamp
+from .driver_connections import LookupConnection
+from .query_backpressure import QueryBackpressure
+
+
+class OffsetLookups(LookupConnection):
+    """The ListOffsets look-ups on one connection of a followed client.
+
+    Executors look up offsets too; they are known by their fetching and get the real ones.
+
+    Args:
+        query: records the log ends.
+        pressure: on the client's query; None when its rule is not adaptive.
+        opened_ms: the monotonic time.
+
+    """
+
+    __slots__ = ("_clamp", "_query")
+
+    def __init__(
+        self, query: QueryProgress, pressure: QueryBackpressure | None, opened_ms: float
+    ) -> None:
+        super().__init__(opened_ms)
+        self._query = query
+        self._clamp: Clamp | None = None
+        self.follow(pressure)
+
+    def follow(self, pressure: QueryBackpressure | None) -> None:
+        """Clamp by the rule that applies from now on; None: it is not adaptive."""
+        clamp = pressure.clamp if pressure is not None else None
+        if clamp is self._clamp:
+            return
+        if self._clamp is not None:
+            self._clamp.connections.remove(self)
+        self._clamp = clamp
+        self.waits_since_ms = None
+        if clamp is not None:
+            clamp.connections.add(self)
+
+    def fetched(self) -> None:
+        """Record that the connection fetches: it is an executor's, from now on."""
+        self.is_executor = True
+
+    def closed(self) -> None:
+        """Remove the connection; may be called twice."""
+        self.follow(None)
+
+    def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
+        """Return how long the answer should still wait for a report; 0: not at all.
+
+        Call it again after a while, until it is 0; then call `answered`.
+        """
+        clamp = self._recorded(ask)
+        if clamp is None or self.wait_failed:
+            return 0.0
+        since_ms = now_ms if self.waits_since_ms is None else self.waits_since_ms
+        until_ms = clamp.wait_until_ms(self._query, self, ask, since_ms, now_ms)
+        if until_ms == -math.inf:
+            return 0.0
+        self.waits_since_ms = since_ms
+        # One wait in vain is enough until the reports are back.
+        self.wait_failed = until_ms <= now_ms
+        return max(0.0, until_ms - now_ms)
+
+    def answered(self, ask: OffsetLookup, version: int, frame: bytes, now_ms: float) -> bytes:
+        """Return the response as the driver may see it; record what it says.
+
+        `frame` is whole, length included. Partitions with an error or without an offset, and other
+        timestamps than LATEST, stay as they are. Raises MalformedResponse.
+        """
+        clamp = self._recorded(ask)
+        log_ends: dict[TopicPartition, int] = {}
+        for key, answer in read_list_offsets_response(version, frame).items():
+            if answer.error_code or answer.offset < 0:
+                continue
+            timestamp = ask.timestamps.get(key)
+            if timestamp == EARLIEST:
+                self._query.log_start(*key, answer.offset, now_ms)
+                if clamp is not None:
+                    clamp.record_start(self._query, key, answer.offset, now_ms)
+            elif timestamp == LATEST:
+                log_ends[key] = answer.offset
+                if ask.isolation_level == READ_UNCOMMITTED:  # else it is the last stable offset
+                    self._query.log_end(*key, answer.offset, now_ms)
+        if clamp is None or not log_ends:
+            return frame
+        advertised = clamp.advertise(self._query, self, log_ends, now_ms)
+        self.record_answer(now_ms)
+        return change_offsets(version, frame, advertised)
+
+    def _recorded(self, ask: OffsetLookup) -> Clamp | None:
+        """Record a look-up; return what clamps it, None for an executor's or without a rule."""
+        if self._clamp is None or self.is_executor:
+            return None
+        self._clamp.connections.record_lookup(self, ask.correlation_id)
+        return self._clamp

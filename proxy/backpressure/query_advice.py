@@ -1,0 +1,125 @@
+"""What keeps a query's batches from being shaped as its rule says, in words and with the mend."""
+
+from collections.abc import Callable, Iterator
+
+from metrics.clock import MS_PER_SECOND
+from proxy.progress.events import EventKind
+from proxy.progress.query import QueryProgress
+from proxy.progress.report import TriggerKind
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import Rule, RuleTable
+
+READ_BATCHES = 2
+"""A run that reported so many batches to this process planned the last one through it: the proxy
+may have been away during the first."""
+
+SHAPED_NOT = {
+    TriggerKind.CONTINUOUS: "a continuous trigger has no batches",
+    TriggerKind.AVAILABLE_NOW: "the trigger availableNow reads all there was at its start",
+    TriggerKind.ONCE: "the trigger once reads all there is in one batch",
+}
+"""Why no batch is shaped, by the kind of trigger."""
+
+
+def advise(
+    query: QueryProgress,
+    table: RuleTable,
+    identity: ClientIdentity | None,
+    *,
+    is_followed: bool,
+    knows_client: Callable[[str], bool],
+    now_ms: float,
+) -> None:
+    """Let the query's advice be what is true now. Costs a walk over all rules.
+
+    Args:
+        query: whose present run was just reported on.
+        table: the rules in force.
+        identity: its client, when an adaptive rule applies to it; None when none does, or the
+            client has not connected.
+        is_followed: whether the configuration names the query beside its rules.
+        knows_client: says whether a client id has connected lately.
+        now_ms: the monotonic time.
+
+    """
+    rules = list(_rules_of(table, query.client_id))
+    match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
+    applying = rules if match is None else [match.rule]
+    adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
+    names = _unread(query, knows_client)
+    if names is None and not is_followed and not any(map(_names_client, rules)):
+        names = _unnamed(query, table)
+    query.advise(EventKind.NAMES, names, now_ms)
+    interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
+    query.advise(EventKind.INTERVAL, interval, now_ms)
+    query.advise(EventKind.TRIGGER, _trigger(query) if adaptive is not None else None, now_ms)
+
+
+def _rules_of(table: RuleTable, client_id: str) -> Iterator[Rule]:
+    """Yield the rules that may bound a client, whoever its user is and wherever it comes in."""
+    for rule in table.rules:
+        prefix = rule.client_id_prefix
+        if rule.client_id in (client_id, DEFAULT) or (
+            prefix is not None and client_id.startswith(prefix)
+        ):
+            yield rule
+
+
+def _names_client(rule: Rule) -> bool:
+    return rule.client_id != DEFAULT or rule.adaptive is not None
+
+
+def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | None:
+    """Return what to do about a query that has read, but not with the client id it is known by."""
+    client_id, name, batch = query.client_id, query.reported_name, query.last_batch
+    has_read = query.run_batches >= READ_BATCHES and batch is not None and batch.rows > 0
+    if not has_read or knows_client(client_id):
+        return None
+    text = f"the query reads, but no client {client_id!r} has connected to this proxy: "
+    if name is not None and name != client_id and knows_client(name):
+        return text + (
+            f"a client {name!r} has, so take the query out of QuotaListener(clients=...), or set "
+            f"kafka.client.id to {client_id!r}"
+        )
+    return text + (
+        f"set kafka.client.id to {client_id!r} and kafka.bootstrap.servers to this proxy, as "
+        "client_options does, or say in QuotaListener(clients=...) which client id it has"
+    )
+
+
+def _unnamed(query: QueryProgress, table: RuleTable) -> str:
+    client_id, name = query.client_id, query.reported_name
+    text = f"no rule and no query of the configuration names client-id {client_id!r}: "
+    if name is not None and name != client_id:
+        found = next(filter(_names_client, _rules_of(table, name)), None)
+        if found is not None:
+            return text + (
+                f"{found.title} is for {name!r}, the query's name; let the rule, kafka.client.id "
+                "and QuotaListener(clients=...) say the same client id"
+            )
+    return text + (
+        "add a rule for it, or let kafka.client.id and QuotaListener(clients=...) say the client "
+        "id that a rule has"
+    )
+
+
+def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
+    real_ms = query.trigger_interval_ms
+    is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
+    if not is_timed or not real_ms or interval_ms is None or interval_ms == real_ms:
+        return None
+    rule_s, real_s = interval_ms / MS_PER_SECOND, real_ms / MS_PER_SECOND
+    return (
+        f"batch_interval is {rule_s:g} s, but the query's trigger fires every {real_s:g} s: write "
+        f"batch_interval: {real_s:g}s, or give the query processingTime='{rule_s:g} seconds'"
+    )
+
+
+def _trigger(query: QueryProgress) -> str | None:
+    if query.trigger_kind not in SHAPED_NOT:
+        return None
+    why = SHAPED_NOT[query.trigger_kind]
+    return (
+        f"{why}, so the adaptive rule shapes nothing and its own bound holds; give the query a "
+        "processingTime trigger"
+    )

@@ -1,0 +1,392 @@
+"""One query: from the reports on its batches to the bound of its reading and the next batch."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+from prometheus_client import Gauge
+
+from metrics import BoundedLabels
+from metrics.clock import MS_PER_SECOND
+from proxy.progress.query import QueryProgress
+from proxy.progress.report import BatchReport
+from proxy.progress.report_handler import AcceptedReport
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.state import Json, Record
+
+from .backpressure_record import FORMAT, BackpressureRecord, by_topic
+from .bound import Bound, BoundReturn
+from .clamp import Clamp
+from .estimator_inputs import batch_input
+from .measurements import BatchMeasurements
+from .trigger_interval import TriggerInterval
+
+KIND = QuotaKind.CONSUMER_BYTE_RATE
+
+
+class QueryBackpressure:
+    """A query whose rule is adaptive; made by `Backpressure`.
+
+    Args:
+        identity: the client that it reads with.
+        entity: whose reading is bounded; see `Rule.entity`.
+        rule: an adaptive one.
+        quotas: where the bound is put in force.
+        gauges: shows it, by the query's label.
+        now_ms: the monotonic time.
+        on_change: is called when its record is out of date.
+
+    """
+
+    def __init__(
+        self,
+        identity: ClientIdentity,
+        entity: str,
+        rule: Rule,
+        quotas: QuotaManager,
+        gauges: BoundedLabels[Gauge],
+        now_ms: float,
+        *,
+        on_change: Callable[["QueryBackpressure"], None],
+    ) -> None:
+        self.identity = identity
+        self.entity = entity
+        self.key = FORMAT.key(identity.client_id, entity)
+        """Of its record."""
+        self.used_ms = now_ms
+        """When it was last known that the query is there."""
+        self._quotas = quotas
+        self._gauges = gauges
+        self._on_change = on_change
+        self._settings = _adaptive(rule)
+        self._static = rule.bounds[KIND]
+        self._interval = TriggerInterval()
+        self._measurements = BatchMeasurements(self._settings)
+        self._measured_by = self._settings, self._settings.batch_interval_ms
+        self.clamp = Clamp(
+            self._settings, self._interval, self._measurements.held.add, self._after_answer
+        )
+        self._run_id: str | None = None
+        self._has_ended = False
+        self._label: str | None = None
+        self._report_ms: float | None = None
+        self._alive_ms: float | None = None
+        """From then on the bound is held without a report."""
+        self._rate: float | None = None
+        self._last_rate: float | None = None
+        """What the latest run that had one could take; before this run has one of its own."""
+        self._why = "no batch was reported yet"
+        self.ceiling: float | None = None
+        """What `set_ceiling` allows, in records per second; None: what its batches can take."""
+        self._ceiling_why = ""
+        self._return: BoundReturn | None = None
+        self._bound = self._in_force = Bound(None, self._why)
+        self._bound_ms = now_ms
+        """Since when."""
+        self._is_shaped = False
+        """Whether its batches are shaped where they are planned: then reading is not held."""
+        quotas.adapt(KIND, entity, None, self._why, now_ms)
+        self._enforce(now_ms)
+
+    @property
+    def rate(self) -> float | None:
+        """What its batches can take, in records per second; None when not known."""
+        if self._rate is None or self._settings.max_rate is None:
+            return self._rate
+        return min(self._rate, self._settings.max_rate)
+
+    @property
+    def processing_rate(self) -> float | None:
+        """Records per second in its latest batch, the proxy's own holds left out."""
+        return self._measurements.processing_rate
+
+    @property
+    def batch_interval_ms(self) -> float | None:
+        """The query's trigger interval; None when not known."""
+        return self._settings.batch_interval_ms or self._interval.learnt_ms
+
+    @property
+    def bound(self) -> float:
+        """The bound in force, in bytes per second."""
+        adapted = self._bound.bytes_per_s
+        return self._static if adapted is None else adapted
+
+    @property
+    def bytes_per_record(self) -> float | None:
+        """What a record costs to read; None when not known."""
+        return self._measurements.bytes_per_record.value
+
+    def record_bytes(self, count: int) -> None:
+        """Record a Fetch response of so many bytes."""
+        self._measurements.record_bytes(count)
+
+    def record_hold(self, start_ms: float, due_ms: float) -> None:
+        """Record from when to when a Fetch response to the query is held."""
+        self._measurements.record_hold(start_ms, due_ms)
+
+    def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
+        """Set how many records per second the query may have at most; None: what it can take.
+
+        For flow control between queries: it may be below the rule's min_rate, and 0 lets no batch
+        begin. Raises ValueError when it is negative or no number.
+        """
+        if ceiling is not None and not ceiling >= 0:
+            raise ValueError(f"the ceiling of {self.entity} must be 0 or more, not {ceiling!r}")
+        self.ceiling, self._ceiling_why = ceiling, why
+        self._enforce(now_ms)
+
+    def record_report(self, accepted: AcceptedReport, now_ms: float) -> None:
+        """Record a report that was accepted, and adapt the bound to it."""
+        report, query, batch = accepted.report, accepted.query, accepted.report.batch
+        is_heartbeat = report.event == "running"
+        if report.run_id != query.run_id or (is_heartbeat and query.ended):
+            return  # what comes late from a run before this one, or that is over
+        self.used_ms = now_ms
+        if query.name != self._label:
+            self._forget_gauge()
+            self._label = query.name
+        if report.run_id != self._run_id:
+            self._begin_run(query, report.run_id, now_ms)
+        self._alive_ms = now_ms
+        if batch is not None:
+            self._interval.add(batch)
+        self._update_measurements(self._interval.of(query, self._settings.batch_interval_ms))
+        if is_heartbeat:
+            self.clamp.connections.record_alive(now_ms, now_ms)
+            self._enforce(now_ms)
+            return
+        event_ms = now_ms - report.age_ms
+        self._report_ms = now_ms
+        self.clamp.connections.record_report(event_ms, now_ms)
+        if self._rate is not None:
+            self._return = None
+        if batch is not None:
+            self._record_batch(batch, report.age_ms, event_ms)
+        elif report.event == "idle":
+            self._measurements.scheduling_delay.ms = 0.0
+            self.clamp.record_idle(query, event_ms)
+        elif report.event == "terminated":
+            self._has_ended = True
+            self._forget_rate("the query failed" if report.error else "the query ended", now_ms)
+        self._enforce(now_ms)
+        self._on_change(self)
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due; call it every second or so."""
+        if self.clamp.connections:
+            self.used_ms = now_ms
+        if self._alive_ms is None:
+            return
+        if now_ms - self._alive_ms > self._settings.hold_ms:
+            hold_s = self._settings.hold_ms / MS_PER_SECOND
+            self._begin_return(f"no report for more than {hold_s:g} s", now_ms)
+        if self._return is not None:
+            self._enforce(now_ms)
+
+    def set_rule(self, rule: Rule, now_ms: float) -> None:
+        """Set another rule, which is adaptive too."""
+        self._settings = self.clamp.settings = settings = _adaptive(rule)
+        self._static = rule.bounds[KIND]
+        self._update_measurements(self.batch_interval_ms)
+        if self._rate is not None:
+            self._rate = max(self._rate, settings.min_rate)
+        self._enforce(now_ms)
+
+    def detach(self, now_ms: float) -> None:
+        """Put the rule's own bound back, and clamp nothing from now on."""
+        self.clamp.detached = True
+        self._forget_gauge()
+        self._quotas.adapt(KIND, self.entity, None, None, now_ms)
+
+    def document(self, now_ms: float) -> dict[str, Json]:
+        """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
+        reported_ms = self._report_ms
+        return {
+            "entity": self.entity,
+            "client_id": self.identity.client_id,
+            "query": self._label,
+            "state": self._state(),
+            "rate": self.rate,
+            "ceiling": self.ceiling,
+            "bound": self.bound,
+            "static_bound": self._static,
+            "bound_age_s": (now_ms - self._bound_ms) / MS_PER_SECOND,
+            "bytes_per_record": self.bytes_per_record,
+            "offsets_per_record": self.clamp.offsets_per_record,
+            "batch_interval_ms": self.batch_interval_ms,
+            "waiting_ms": self._measurements.scheduling_delay.ms,
+            "reason": self._bound.reason,
+            "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
+            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.advertised.withheld},
+        }
+
+    def record(self) -> Record | None:
+        """Return what is to be kept of it; None when no run of its query is known.
+
+        It is made for all partitions that the query reads.
+        """
+        if self._run_id is None or self.clamp.detached:
+            return None
+        # As BackpressureRecord has it, but made without it: there may be thousands of partitions.
+        value: Json = {
+            "listener": self.identity.listener,
+            "user": self.identity.user,
+            "client_id": self.identity.client_id,
+            "entity": self.entity,
+            "label": self._label,
+            "run_id": self._run_id,
+            "has_ended": self._has_ended,
+            "interval_ms": self._interval.learnt_ms,
+            "rate": self._rate,
+            "last_rate": self._last_rate,
+            "instances": self.clamp.connections.instances.latest,
+            "least_offsets": self.clamp.least_offsets,
+            **self._measurements.state(),
+            "told": by_topic(self.clamp.advertised.state()),
+            "starts": by_topic(self.clamp.advertised.starts),
+        }
+        return Record.of(self.key, value, FORMAT.version)
+
+    def resume(self, record: BackpressureRecord, now_ms: float) -> None:
+        """Go on from what an earlier process kept, as if its last report had come just now."""
+        self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
+        self._last_rate = record.last_rate
+        self._interval.learnt_ms = record.interval_ms
+        self._update_measurements(self.batch_interval_ms)
+        self._measurements.resume(record, now_ms)
+        if not record.has_ended:
+            self._alive_ms = now_ms
+            if record.rate is not None:
+                self._rate = max(record.rate, self._settings.min_rate)
+                self._why = f"{self._rate:,.0f} records/s since before the restart"
+            self.clamp.resume(record, now_ms)
+        self._enforce(now_ms)
+
+    def _update_measurements(self, interval_ms: float | None) -> None:
+        """Measure by the rule's settings and this trigger interval, where they are others."""
+        if interval_ms is not None and self._measured_by != (self._settings, interval_ms):
+            self._measured_by = self._settings, interval_ms
+            self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
+
+    def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
+        """Enforce what follows from an answer to a driver's look-up."""
+        if self._run_id is None and query.last_report_ms is not None and not query.ended:
+            # The run was known before the client connected.
+            self._run_id, self._label = query.run_id, query.name
+        if self.clamp.state.on != self._is_shaped:
+            self._enforce(now_ms)
+        if is_new and self._run_id is not None and not self._has_ended:
+            self._on_change(self)
+
+    def _state(self) -> str:
+        if self._return is not None:
+            return "static" if self._bound.bytes_per_s is None else "returning"
+        return "static" if self._rate is None and self.ceiling is None else "adaptive"
+
+    def _begin_run(self, query: QueryProgress, run_id: str, now_ms: float) -> None:
+        if self._run_id is not None:
+            self.clamp.begin_run(query)
+        self._run_id, self._has_ended = run_id, False
+        self._interval.begin_run()
+        self._measurements.begin_run()
+        self._forget_rate("a new run began", now_ms)
+
+    def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
+        """Record a batch that was done at `end_ms`, so long ago."""
+        read = batch_input(batch)
+        self.clamp.record_batch(read.offsets, age_ms)
+        if self.batch_interval_ms is None:
+            return
+        result = self._measurements.add(
+            batch, read, end_ms, self.clamp.advertised, static=self._static
+        )
+        if result is None:
+            return
+        if result.rate is not None:
+            self._rate = self._last_rate = result.rate
+            self._return = None
+            self._why = f"{result.summary} -> {result.rate:,.0f} records/s"
+        elif self._rate is None:
+            self._why = f"{result.summary}: the first of this run, no rate yet"
+
+    def _forget_rate(self, why: str, now_ms: float) -> None:
+        self._begin_return(why, now_ms)
+        self._rate, self._why = None, why
+
+    def _begin_return(self, why: str, now_ms: float) -> None:
+        """Begin the way back to the rule's own bound, unless it is in force or has begun."""
+        adapted = self._bound.bytes_per_s
+        if self._return is None and adapted is not None:
+            self._return = BoundReturn(adapted, why, now_ms)
+
+    def _enforce(self, now_ms: float) -> None:
+        """Put in force what follows from all that is known."""
+        rate = self.rate if self._rate is not None else self._first_rate()
+        if rate is not None:
+            rate = self._measurements.throttled_rate.limit(rate, self._settings.min_rate)
+            if self._settings.estimator == "pid":
+                # The other estimator knows what can be read in the time of a batch.
+                rate = min(rate, self._readable or rate)
+        known = [known for known in (rate, self.ceiling) if known is not None]
+        self.clamp.rate = min(known, default=None)
+        self.clamp.offsets_per_record = self._measurements.offsets_per_record.value or 1.0
+        self._is_shaped = self.clamp.state.on
+        bound = self._wanted(now_ms)
+        if bound != self._bound:
+            self._bound, self._bound_ms = bound, now_ms
+        # A batch that was planned to fit is read as fast as its rule allows: each hold would only
+        # make it longer.
+        in_force = replace(bound, bytes_per_s=None) if self._is_shaped else bound
+        if in_force != self._in_force:
+            self._in_force = in_force
+            self._quotas.adapt(KIND, self.entity, in_force.bytes_per_s, in_force.reason, now_ms)
+        if self._label is not None:
+            self._gauges.of(self._label).set(self.bound)
+
+    def _first_rate(self) -> float | None:
+        """Return the rate for the batches of a run before it has one; None: no bound is known.
+
+        The rule's `initial_rate`, else what is known of the runs before, else what the rule lets be
+        read.
+        """
+        settings = self._settings
+        rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
+        if rate is None:
+            return None
+        return min(max(rate, settings.min_rate), settings.max_rate or rate)
+
+    @property
+    def _readable(self) -> float | None:
+        """Records per second that the rule lets be read; None when their size is not known."""
+        size = self._measurements.bytes_per_record.steady
+        return self._static / size if size is not None else None
+
+    def _wanted(self, now_ms: float) -> Bound:
+        size = self.bytes_per_record
+        bound = Bound(None, self._why)
+        if self._return is not None:
+            bound = self._return.bound(self._static, now_ms)
+        elif self.rate is not None and size is not None:
+            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes")
+            if self.rate != self._rate:
+                bound = replace(bound, reason=f"{bound.reason}, at most {self.rate:,.0f}")
+        elif self.rate is not None:
+            bound = Bound(None, f"{self._why}; the size of a record is not known yet")
+        if self.ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
+            lower = self.ceiling * size
+            if bound.bytes_per_s is None or lower < bound.bytes_per_s:
+                bound = Bound(lower, self._ceiling_why)
+        if bound.bytes_per_s is not None and bound.bytes_per_s >= self._static:
+            bound = Bound(None, f"{bound.reason}; the rule's own bound is lower")
+        return bound
+
+    def _forget_gauge(self) -> None:
+        if self._label is not None:
+            self._gauges.forget(query=self._label)
+
+
+def _adaptive(rule: Rule) -> AdaptiveBound:
+    if rule.adaptive is None:
+        raise ValueError(f"{rule.title} is not adaptive")
+    return rule.adaptive

@@ -1,0 +1,172 @@
+"""One connection to a broker: requests of the proxy's own go out, their responses come back."""
+
+import asyncio
+import socket
+import ssl
+from functools import partial
+from struct import Struct
+from typing import Any
+
+from .dial import when_ready
+from .login import Login
+from .upstream import CLOSED, Address, UpstreamError
+
+CLIENT_ID = "kafka-quota-proxy"
+"""As which the brokers know the proxy itself."""
+
+IDLE_S = 60.0
+"""A connection on which nothing was asked for so long is closed; brokers would do so later."""
+
+MAX_RESPONSE_BYTES = 64 << 20
+"""A longer one is none of Kafka's: we ask for far less."""
+
+_LENGTH = Struct(">i")
+_CORRELATION_ID = Struct(">i")
+
+_WANTS_LOGIN = (
+    "; so does a listener that wants a login, which the proxy itself has not (cluster.sasl)"
+)
+
+
+class BrokerConnection:
+    """A connection on which one request after the other is asked.
+
+    Args:
+        sock: non-blocking, connected, with TLS done if there is any; nothing was said on it.
+        broker: the address that was dialled.
+
+    """
+
+    def __init__(self, sock: socket.socket, broker: Address) -> None:
+        self.sock = sock
+        self.broker = broker
+        self.has_login = False
+        """Whether the proxy logs in here."""
+        self._asked = 0
+        self._idle: asyncio.TimerHandle | None = None
+        """Closes the connection; None before the first answer."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next request may go out here. An end that the broker made is seen."""
+        if self.sock.fileno() < 0:
+            return False
+        if self._idle is None:
+            return True
+        if self._idle.when() <= asyncio.get_running_loop().time():  # where the loop stood still
+            return False
+        try:
+            # Of the base class: a TLS socket refuses to look ahead. Nothing is due to be read.
+            socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether a request was answered here, after the login if there was one."""
+        return self._idle is not None
+
+    def close(self) -> None:
+        """Close the connection; a second time does nothing."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self.sock.close()
+
+    async def log_in(self, login: Login, limit_s: float) -> None:
+        """Log the proxy in, before anything else is asked, in at most so many seconds.
+
+        Raises UpstreamError as `ask`, and login_refused; the connection is closed then.
+        """
+        self.has_login = True
+        exchange = login.exchange(self.broker)
+        answer: Any = None
+        try:
+            async with asyncio.timeout(limit_s):
+                # SCRAM computes for some milliseconds, or longer where the broker wants that.
+                while (request := await asyncio.to_thread(exchange.send, answer)) is not None:
+                    answer = await self._ask(request)
+        except TimeoutError:
+            self.close()
+            raise self._failure("timeout", f"not logged in after {limit_s:g} s") from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def ask(self, request: Any, limit_s: float) -> Any:
+        """Send a request and return its decoded response.
+
+        Whatever goes wrong, or cancels the caller, closes the connection.
+
+        Args:
+            request: of kafka-python's, made with its version, without header.
+            limit_s: in seconds.
+
+        Raises:
+            UpstreamError: timeout, closed or bad_response.
+
+        """
+        try:
+            async with asyncio.timeout(limit_s):
+                response = await self._ask(request)
+        except TimeoutError:
+            self.close()
+            raise self._failure("timeout", f"no answer in {limit_s:g} s") from None
+        except BaseException:
+            self.close()
+            raise
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
+        return response
+
+    async def _ask(self, request: Any) -> Any:
+        if self._idle is not None:
+            self._idle.cancel()
+        correlation_id = self._asked
+        self._asked += 1
+        request.with_header(correlation_id=correlation_id, client_id=CLIENT_ID)
+        frame = memoryview(request.encode(framed=True, header=True))
+        try:
+            while frame:
+                send = partial(self.sock.send, frame)
+                frame = frame[await when_ready(self.sock, send, write=True) :]
+            (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
+            if not _CORRELATION_ID.size <= length <= MAX_RESPONSE_BYTES:
+                text = "what answers is not Kafka, or wants TLS (cluster.tls)"
+                raise self._failure("bad_response", f"a response of {length} bytes: {text}")
+            response = await self._receive(length)
+        except TimeoutError:
+            raise
+        except (EOFError, ConnectionError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            text = "the broker closed the connection" + ("" if self.has_login else _WANTS_LOGIN)
+            raise self._failure(CLOSED, text) from None
+        except OSError as error:
+            raise self._failure(CLOSED, str(error)) from None
+        return self._decoded(request, correlation_id, response)
+
+    async def _receive(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            receive = partial(self.sock.recv_into, view)
+            received_bytes = await when_ready(self.sock, receive, write=False)
+            if not received_bytes:
+                raise EOFError
+            view = view[received_bytes:]
+        return data
+
+    def _decoded(self, request: Any, correlation_id: int, response: bytearray) -> Any:
+        (received_id,) = _CORRELATION_ID.unpack_from(response)
+        if received_id != correlation_id:
+            text = f"correlation ids do not match: {correlation_id} sent, {received_id} received"
+            raise self._failure("bad_response", text)
+        kind = request.header.get_response_class()
+        try:
+            return kind.decode(response, header=True)
+        except Exception as error:  # who knows what answers at that address
+            text = f"no {kind.name}: {str(error) or type(error).__name__}"
+            raise self._failure("bad_response", text) from error
+
+    def _failure(self, reason: str, text: str) -> UpstreamError:
+        return UpstreamError(reason, f"{self.broker[0]}:{self.broker[1]}: {text}")

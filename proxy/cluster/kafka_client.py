@@ -1,0 +1,285 @@
+"""Finds the broker to ask, and asks it: bootstrap servers, leaders, coordinators, topic names."""
+
+import asyncio
+import ssl
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+from .broker_connection import BrokerConnection
+from .dial import reach, secure
+from .login import Login
+from .partitions import Partition
+from .upstream import CLOSED, LOGIN_REFUSED, Address, UpstreamError
+
+ANSWER_TIMEOUT_S = 5.0
+"""To connect, and for each answer."""
+
+RETRY_INTERVAL_S = 0.1
+
+GROUP_COORDINATOR = 0
+TRANSACTION_COORDINATOR = 1
+
+METADATA_VERSION = 4
+"""The first by which topics are not made by being asked for. Since Kafka 0.11."""
+
+TOPIC_ID_VERSION = 12
+"""The first in which topics may be asked for by id. Brokers that take ids in Fetch know it."""
+
+FIND_COORDINATOR_VERSION = 1
+"""The first that knows of transactions. Since Kafka 0.11."""
+
+_NO_TOPIC_ID = bytes(16)
+
+Coordinated: TypeAlias = tuple[int, str]
+"""GROUP_COORDINATOR or TRANSACTION_COORDINATOR, and the name of the group or the transactions."""
+
+Value = TypeVar("Value")
+
+
+class Bootstrap:
+    """The way into a cluster, for all who ask it in one event loop.
+
+    Args:
+        servers: at least one.
+        tls: to all brokers; None: plain.
+        connect_timeout_s: for each of connection, TLS handshake and login; may be set anew.
+        login: on each connection of the proxy's own; None: without.
+
+    """
+
+    def __init__(
+        self,
+        servers: Iterable[Address],
+        tls: ssl.SSLContext | None = None,
+        connect_timeout_s: float = ANSWER_TIMEOUT_S,
+        login: Login | None = None,
+    ) -> None:
+        self.servers = list(dict.fromkeys(servers))
+        """First who answered last, at the end who failed last."""
+        self.tls = tls
+        self.connect_timeout_s = connect_timeout_s
+        self.login = login
+
+    async def connect(
+        self,
+        servers: Sequence[Address] = (),
+        *,
+        limit_s: float | None = None,
+        log_in: bool = True,
+    ) -> BrokerConnection:
+        """Connect to the first of these that answers and, where we log in, lets us in.
+
+        Only opening the connection is a race: more handshakes and logins than needed are a burden,
+        most of all on a broker that is slow for having too many.
+
+        Args:
+            servers: none: the bootstrap servers.
+            limit_s: in the place of `connect_timeout_s`.
+            log_in: False for a connection on which a client logs in for itself.
+
+        Raises:
+            UpstreamError: where one of several does not let us in, that is the error: the others
+                may only be down.
+
+        """
+        limit_s = self.connect_timeout_s if limit_s is None else limit_s
+        login = self.login if log_in else None
+        errors: list[UpstreamError] = []
+        left: list[Address] = []
+        for server in servers or self.servers:
+            try:
+                if login is not None:
+                    login.check(server)
+                left.append(server)
+            except UpstreamError as error:
+                errors.append(error)
+        while left:
+            try:
+                server, sock = await reach(left, limit_s)
+            except UpstreamError as error:
+                errors.append(error)
+                break
+            try:
+                sock = await secure(sock, server, self.tls, limit_s)
+                connection = BrokerConnection(sock, server)
+                if login is not None:
+                    await connection.log_in(login, limit_s)
+            except UpstreamError as error:
+                errors.append(error)
+                left.remove(server)
+                self.failed(server)
+            else:
+                self._rank(server, 0)
+                return connection
+        raise next((error for error in errors if error.reason == LOGIN_REFUSED), errors[-1])
+
+    def failed(self, server: Address) -> None:
+        """Try this server last from now on, if it is a bootstrap server: it does not serve."""
+        self._rank(server, len(self.servers))
+
+    def _rank(self, server: Address, place: int) -> None:
+        if server in self.servers:
+            self.servers.remove(server)
+            self.servers.insert(place, server)
+
+
+class KafkaClient:
+    """Asks brokers over connections of its own, one to each, opened when they are needed.
+
+    Who asks a broker that is being asked waits for that answer first. A connection that the broker
+    closed meanwhile is opened anew.
+
+    Args:
+        bootstrap: the way into the cluster.
+        limit_s: to connect, and for each answer; None: `connect_timeout_s` of the bootstrap.
+
+    """
+
+    def __init__(self, bootstrap: Bootstrap, limit_s: float | None = ANSWER_TIMEOUT_S) -> None:
+        self._bootstrap = bootstrap
+        self._limit_s = limit_s
+        self._open: dict[Address, BrokerConnection] = {}
+        self._asking: defaultdict[Address | None, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._found: dict[Partition | Coordinated, Address] = {}
+        self._failure = UpstreamError("timeout", "")
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return sum(connection.is_open for connection in self._open.values())
+
+    async def ask(self, request: Any, broker: Address | None = None) -> Any:
+        """Send a request of kafka-python's, made with its version, and return the response.
+
+        `broker`: None: one that a connection is open to, or else any bootstrap server.
+        Raises UpstreamError.
+        """
+        if broker is not None:
+            return await self._ask_at(broker, request)
+        left = list(self._bootstrap.servers)  # each caller tries all, whatever others do meanwhile
+        while True:
+            async with self._asking[None]:  # who asks meanwhile shares the connection
+                broker = next((each for each, made in self._open.items() if made.is_open), None)
+                if broker is None:
+                    made = await self._bootstrap.connect(left, limit_s=self._limit_s)
+                    broker = made.broker
+                    self._open[broker] = made
+            try:
+                return await self._ask_at(broker, request)
+            except UpstreamError:
+                self._bootstrap.failed(broker)
+                left = [each for each in left if each != broker]
+                if not left:
+                    raise
+
+    def close(self) -> None:
+        """Close all connections; the next request opens others."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    async def metadata(self, topics: Iterable[str] = ()) -> Any:
+        """Return what the cluster says of itself and of these topics; asking makes none."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        request = MetadataRequest[METADATA_VERSION](topics=wanted, allow_auto_topic_creation=False)
+        return await self.ask(request)
+
+    async def leaders(self, partitions: Collection[Partition]) -> dict[Partition, Address]:
+        """Return the leaders of these partitions; those that have none, or are not there, left out.
+
+        Raises UpstreamError when one is to be looked for and nobody answers.
+        """
+        if unknown := set(partitions) - self._found.keys():
+            response = await self.metadata(sorted({topic for topic, _ in unknown}))
+            brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+            for topic in response.topics:
+                for part in topic.partitions:
+                    if part.leader_id in brokers:
+                        self._found[topic.name, part.partition_index] = brokers[part.leader_id]
+        return self.known_leaders(partitions)
+
+    def known_leaders(self, partitions: Iterable[Partition]) -> dict[Partition, Address]:
+        """Return the leaders of those of these partitions for which one was found before."""
+        return {each: self._found[each] for each in partitions if each in self._found}
+
+    async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
+        """Return the broker that looks after a group, or after transactions.
+
+        `check` gets an error code that is not 0, and raises what it means.
+        Raises UpstreamError.
+        """
+        if key not in self._found:
+            request = FindCoordinatorRequest[FIND_COORDINATOR_VERSION](key=key[1], key_type=key[0])
+            response = await self.ask(request)
+            check(response.error_code)
+            self._found[key] = response.host, response.port
+        return self._found[key]
+
+    def forget(self, *keys: Partition | Coordinated) -> None:
+        """Look anew for these leaders and coordinators when they are needed."""
+        for key in keys:
+            self._found.pop(key, None)
+
+    async def topic_names(self, ids: Collection[bytes]) -> dict[bytes, str]:
+        """Return the names of topics by id, 16 bytes each; ids that are not known are left out.
+
+        A topic that was just deleted or made may be among those left out. Raises UpstreamError.
+        """
+        wanted = [
+            MetadataRequest.MetadataRequestTopic(topic_id=UUID(bytes=each), name=None)
+            for each in set(ids) - {_NO_TOPIC_ID}
+        ]
+        if not wanted:
+            return {}
+        request = MetadataRequest[TOPIC_ID_VERSION](topics=wanted, allow_auto_topic_creation=False)
+        topics = (await self.ask(request)).topics
+        return {topic.topic_id.bytes: topic.name for topic in topics if not topic.error_code}
+
+    async def retry(self, attempt: Callable[[], Awaitable[Value]]) -> Value:
+        """Call until there is an answer, in the time that `within` gives."""
+        while True:
+            try:
+                return await attempt()
+            except UpstreamError as error:
+                self._failure = error
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    @asynccontextmanager
+    async def within(self, limit_s: float) -> AsyncIterator[None]:
+        """Bound the time of what is done inside, in seconds, with all its attempts.
+
+        Raises UpstreamError when it is over: the latest that was met. Not for two tasks at a time.
+        """
+        servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
+        self._failure = UpstreamError("timeout", f"{servers}: no answer in {limit_s:g} s")
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise self._failure from None
+
+    async def _ask_at(self, broker: Address, request: Any) -> Any:
+        limit_s = self._bootstrap.connect_timeout_s if self._limit_s is None else self._limit_s
+        try:
+            async with self._asking[broker]:
+                connection = self._open.get(broker)
+                if connection is None or not connection.is_open:
+                    if connection is not None:
+                        connection.close()
+                    connection = await self._bootstrap.connect((broker,), limit_s=limit_s)
+                    self._open[broker] = connection
+                may_be_over = connection.has_login and connection.was_answered
+                try:
+                    return await connection.ask(request, limit_s)
+                except UpstreamError as error:
+                    if not may_be_over or error.reason != CLOSED:
+                        raise
+        except BaseException:
+            self._found = {key: found for key, found in self._found.items() if found != broker}
+            raise
+        # With the next request brokers end a login that is old enough (connections.max.reauth.ms).
+        return await self._ask_at(broker, request)

@@ -1,0 +1,142 @@
+"""How the proxy itself logs in to brokers: with what, in which words, and what a refusal means.
+
+No I/O is done here: whoever has a connection sends the requests and hands in the responses. What
+SASL says inside of them (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aiokafka.conn import SaslPlainAuthenticator, ScramAuthenticator
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from .upstream import LOGIN_REFUSED, Address, UpstreamError, name_of
+
+PLAIN = "PLAIN"
+
+RETRY_INTERVAL_S = 10.0
+"""A broker that refused is not asked again for so long: some lock out who fails often."""
+
+HANDSHAKE_VERSION = 1
+"""After it, logins go in messages of Kafka's, which can say what is wrong. Since Kafka 1.0."""
+
+AUTHENTICATE_VERSION = 0
+
+UNSUPPORTED_MECHANISM = 33
+NO_LOGIN_HERE = 34
+"""ILLEGAL_SASL_STATE: in answer to a first request, a listener that is none of SASL's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who the proxy is to the brokers."""
+
+    mechanism: str
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    username: str
+    password: str = field(repr=False)
+
+
+class Login:
+    """Who the proxy is, and who refused it; for all of its own connections, in any thread.
+
+    Args:
+        credentials: to begin with.
+        on_refused: called at each refusal.
+        clock_s: monotonic.
+
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        on_refused: Callable[[], None] = lambda: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.credentials = credentials
+        """In use for every login that begins now."""
+        self._on_refused = on_refused
+        self._clock_s = clock_s
+        self._refusals: dict[Address, tuple[str, float]] = {}
+        """What each broker said to these credentials, and when."""
+
+    def renew(self, password: str) -> None:
+        """Use another password from now on; who refused the one before is asked at once."""
+        if password != self.credentials.password:
+            self.credentials = replace(self.credentials, password=password)
+            self._refusals.clear()
+
+    def check(self, broker: Address) -> None:
+        """Raise UpstreamError, as the broker did, when it refused only a moment ago."""
+        text, at_s = self._refusals.get(broker, ("", 0.0))
+        if text and self._clock_s() - at_s < RETRY_INTERVAL_S:
+            raise UpstreamError(LOGIN_REFUSED, text)
+
+    def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
+        """Record that the broker refused; return what to raise: whom, why, and how to mend it.
+
+        Args:
+            broker: who refused.
+            error_code: Kafka's; 0: what it said is none of a broker's that knows the user.
+            said: the broker's own words: for UNSUPPORTED_MECHANISM what it offers instead.
+
+        """
+        reason = said or name_of(error_code)
+        fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
+        if error_code == UNSUPPORTED_MECHANISM:
+            reason = f"the broker offers {said or 'other mechanisms'}"
+            fix = "correct cluster.sasl.mechanism"
+        elif not error_code:
+            fix = "see that cluster.bootstrap_servers are brokers of yours"
+        elif error_code == NO_LOGIN_HERE:
+            reason = "this port takes no logins"
+            fix = "name a SASL listener's port in cluster.bootstrap_servers, or remove cluster.sasl"
+        host, port = broker
+        user, mechanism = self.credentials.username, self.credentials.mechanism
+        text = f'{host}:{port}: login of user "{user}" by {mechanism} refused: {reason}; {fix}'
+        self._refusals[broker] = text, self._clock_s()
+        self._on_refused()
+        return UpstreamError(LOGIN_REFUSED, text)
+
+    def exchange(self, broker: Address) -> Generator[Any, Any, None]:
+        """Yield the requests of a login, without header, and then None; take their responses.
+
+        With SCRAM it computes for some milliseconds, or longer where the broker wants that: not for
+        an event loop. Raises UpstreamError: login_refused.
+        """
+        credentials = self.credentials
+        answer = yield SaslHandshakeRequest[HANDSHAKE_VERSION](mechanism=credentials.mechanism)
+        if answer.error_code:
+            raise self.refused(broker, answer.error_code, ", ".join(answer.mechanisms))
+        tokens = _tokens(credentials)
+        received: bytes | None = None
+        while True:
+            try:
+                token, _ = tokens.send(received)
+            except StopIteration:
+                break
+            except Exception as error:  # who knows what answers at that address
+                said = f"the broker does not prove that it knows the password ({error!r})"
+                raise self.refused(broker, 0, said) from error
+            answer = yield SaslAuthenticateRequest[AUTHENTICATE_VERSION](auth_bytes=token)
+            if answer.error_code:
+                raise self.refused(broker, answer.error_code, answer.error_message)
+            received = bytes(answer.auth_bytes)
+        self._refusals.pop(broker, None)
+        yield None
+
+
+def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | None, None]:
+    arguments = {
+        "loop": None,  # for I/O, which is left out here
+        "sasl_plain_username": credentials.username,
+        "sasl_plain_password": credentials.password,
+    }
+    if credentials.mechanism == PLAIN:
+        tokens = SaslPlainAuthenticator(**arguments).authenticator_plain()
+    else:
+        scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
+        tokens = scram.authenticator_scram()
+    return tokens  # type: ignore[no-any-return]

@@ -1,0 +1,42 @@
+"""Why a broker could not be asked, and Kafka's names of errors."""
+
+from typing import TypeAlias
+
+from kafka.errors import kafka_errors
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
+
+LOGIN_REFUSED = "login_refused"
+"""The reason when a broker does not let the proxy itself in."""
+
+LOCAL = "local"
+"""The reason when this machine could not even try; it says nothing about the broker."""
+
+CLOSED = "closed"
+"""The reason when a connection broke, or the broker closed it, without an answer."""
+
+NOT_READY = "not_ready"
+"""The reason when a broker answered that it, or another one, is to be asked again later."""
+
+
+class UpstreamError(Exception):
+    """A broker could not be asked. `reason` is from a small set, fit for a metric label."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RefusedError(Exception):
+    """A broker said no, and will again."""
+
+    def __init__(self, message: str, error_code: int) -> None:
+        super().__init__(message)
+        self.error_code = error_code
+
+
+def name_of(error_code: int) -> str:
+    """Return Kafka's name of an error, such as NOT_COORDINATOR."""
+    error = kafka_errors.get(error_code)
+    return f"error {error_code}" if error is None else str(error.message)

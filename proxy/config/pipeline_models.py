@@ -1,0 +1,204 @@
+"""What the file says of pipelines: their sources and stages, and what is to flow between them.
+
+A model checks its own values. What concerns a pipeline as a whole, or several, is told by
+`proxy.pipeline.graph`, and placed in the file by `pipeline_checks`.
+"""
+
+import re
+from typing import Annotated, Final, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from metrics.clock import MS_PER_SECOND
+from proxy.config.durations import MIN_INTERVAL_S, Seconds, format_duration
+from proxy.config.fields import (
+    Count,
+    Duration,
+    RecordRate,
+    RecordRateOrZero,
+    Section,
+    Share,
+    Size,
+    Text,
+)
+from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.quota.entities import DEFAULT
+from proxy.quota.values import BadValueError, shown
+
+_BAND_ENDS: Final = 2
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Kafka's own rule (its class `Topic`), which also forbids the names of directories."""
+
+
+def _topic(name: str) -> str:
+    if not _TOPIC.fullmatch(name) or name in (".", ".."):
+        raise BadValueError(
+            f"{shown(name)} is no name of a topic",
+            "write 1 to 249 letters, digits and characters of ._-",
+        )
+    return name
+
+
+def _client(name: str) -> str:
+    if name == DEFAULT:
+        raise BadValueError(f"{DEFAULT} stands for many clients", "write the client id of one")
+    return name
+
+
+def _two_numbers(value: object) -> list[object]:
+    if not isinstance(value, list) or len(value) != _BAND_ENDS:
+        found = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
+        raise BadValueError(
+            f"must be two numbers, not {found}",
+            "write [low, high] in records per second, such as [0, 1000]",
+        )
+    return value
+
+
+def _interval(seconds: Seconds) -> Seconds:
+    if seconds < MIN_INTERVAL_S:
+        raise BadValueError(
+            f"{format_duration(seconds)} is shorter than a millisecond", "write 1ms or more"
+        )
+    return seconds
+
+
+Topic = Annotated[Text, AfterValidator(_topic)]
+Client = Annotated[Text, AfterValidator(_client)]
+Band = Annotated[tuple[RecordRateOrZero, RecordRateOrZero], BeforeValidator(_two_numbers)]
+Interval = Annotated[Duration, AfterValidator(_interval)]
+"""Seconds, at least `MIN_INTERVAL_S`."""
+
+
+class PipelineSource(Section):
+    """A producer, by its client id, of topics that no stage produces. Rates are records/s."""
+
+    client_id: Client = Field(alias="client-id", examples=["client-id: feed"])
+    produces: tuple[Topic, ...] = Field(examples=["produces: [orders]"])
+    normal_rate: RecordRate = Field(examples=["normal_rate: 1000"])
+    step: RecordRate = Field(examples=["step: 100"])
+
+    @property
+    def settings(self) -> Source:
+        """What the flow takes."""
+        return Source(
+            client_id=self.client_id,
+            produces=self.produces,
+            normal_rate=self.normal_rate,
+            step=self.step,
+        )
+
+
+class PipelineStage(Section):
+    """A Structured Streaming query, or the clients that together do one step.
+
+    `queries` are Spark's queryNames; a stage without these and without `client_ids` is the query
+    of its own name. Rates and the `band` are records/s, durations seconds. The meaning of all is
+    that of StageSettings.
+    """
+
+    name: Text = Field(examples=["name: enrich"])
+    queries: tuple[Text, ...] = ()
+    client_ids: tuple[Client, ...] = Field(default=(), alias="client-ids")
+    consumes: tuple[Topic, ...] = Field(examples=["consumes: [orders]"])
+    produces: tuple[Topic, ...] = ()
+    band: Band = Field(examples=["band: [0, 1000]"])
+    sampling_interval: Interval = 1.0
+    period: Duration = Field(default="10s", validate_default=True)
+    ratio: Share = 0.5
+    normal_rate: RecordRate = Field(examples=["normal_rate: 1000"])
+    step: RecordRate = Field(examples=["step: 100"])
+    t_min_adjust: Duration = 0.001
+
+    @field_validator("period")
+    @classmethod
+    def _covers_a_sample(cls, period: Seconds, info: ValidationInfo) -> Seconds:
+        interval: Seconds = info.data.get("sampling_interval", 0.0)
+        if period < interval:
+            own, other = format_duration(period), format_duration(interval)
+            raise BadValueError(
+                f"{own} is shorter than sampling_interval, {other}",
+                f"write {other} or more, or a sampling_interval of at most {own}",
+            )
+        return period
+
+    @property
+    def settings(self) -> StageSettings:
+        """What the flow takes."""
+        return StageSettings(
+            name=self.name,
+            queries=self.queries,
+            client_ids=self.client_ids,
+            consumes=self.consumes,
+            produces=self.produces,
+            band=self.band,
+            sampling_interval_ms=self.sampling_interval * MS_PER_SECOND,
+            period_ms=self.period * MS_PER_SECOND,
+            ratio=self.ratio,
+            normal_rate=self.normal_rate,
+            step=self.step,
+            t_min_adjust_ms=self.t_min_adjust * MS_PER_SECOND,
+        )
+
+
+class PendingLimit(Section):
+    """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
+
+    batches: Count | None = None
+    size_bytes: Size | None = Field(default=None, alias="bytes")
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.batches is None and self.size_bytes is None:
+            raise BadValueError("sets no limit", "add batches or bytes, or remove it")
+        return self
+
+
+class PipelineSection(Section):
+    """Stages and sources that are joined by topics.
+
+    With `hold_producers` sources are slowed as well, by their produce quota. Above `max_lag`
+    records before a stage it asks for less, whatever its band says. `timeout`: seconds after
+    which a source batch that is not finished has failed.
+    """
+
+    name: Text = Field(examples=["name: orders"])
+    hold_producers: StrictBool = False
+    max_lag: Count | None = None
+    max_pending: PendingLimit | None = None
+    timeout: Duration = 600.0
+    sources: tuple[PipelineSource, ...] = ()
+    stages: tuple[PipelineStage, ...] = Field(
+        examples=[
+            "stages: [{name: enrich, consumes: [orders], band: [0, 1000], "
+            "normal_rate: 1000, step: 100}]"
+        ]
+    )
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """What the flow takes; of a loaded configuration it is sound."""
+        pending = self.max_pending
+        return PipelineSettings(
+            name=self.name,
+            stages=tuple(stage.settings for stage in self.stages),
+            sources=tuple(source.settings for source in self.sources),
+            hold_producers=self.hold_producers,
+            max_lag=self.max_lag,
+            max_pending_batches=pending.batches if pending else None,
+            max_pending_bytes=pending.size_bytes if pending else None,
+        )
+
+    @property
+    def timeout_ms(self) -> float:
+        """`timeout` as the completion ledger takes it."""
+        return self.timeout * MS_PER_SECOND

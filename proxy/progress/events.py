@@ -1,0 +1,98 @@
+"""What happened to a query's progress that somebody should know: never silently."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    """What a event is about."""
+
+    LOST_REPORTS = "lost_reports"
+    """Offsets were completed by batches whose reports did not arrive."""
+    SKIPPED = "skipped"
+    """Offsets that the query will not read, or has not read in order."""
+    REPLAY = "replay"
+    """A new run began below what was completed."""
+    RESET = "reset"
+    """The query went back: what was completed is to be completed again."""
+    RECREATED = "recreated"
+    """The topic is another one under the same name, or its log was cut."""
+    STUCK = "stuck"
+    UNSTUCK = "unstuck"
+    MERGED = "merged"
+    """A bound was reached: figures became coarse on the safe side."""
+    LEFT = "left"
+    """A partition that the query reads no more."""
+    TAKEN_OVER = "taken_over"
+    """Another query reads with the client id from now on."""
+    COMMITTED_BACKWARDS = "committed_backwards"
+    TOO_MANY = "too_many"
+    """A bound was reached: something is not followed."""
+    FORGOTTEN = "forgotten"
+    """A query that was away for long."""
+    NAMES = "names"
+    """The rules, the client and its listener do not name one client id."""
+    CLIENT_SHARED = "client_shared"
+    """Another query says that it reads with the client id, too."""
+    INTERVAL = "interval"
+    """The rule's batch_interval is not that of the query's trigger."""
+    TRIGGER = "trigger"
+    """The query's trigger makes no batches that could be shaped."""
+
+
+ADVICE = frozenset(
+    {EventKind.NAMES, EventKind.CLIENT_SHARED, EventKind.INTERVAL, EventKind.TRIGGER}
+)
+"""The kinds that say what to mend in a configuration or a job."""
+
+ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | ADVICE
+"""The kinds that are worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """One thing that happened."""
+
+    kind: EventKind
+    query: str
+    """The query's label."""
+    topic: str | None
+    partition: int | None
+    text: str
+    """What happened, in words, with the figures."""
+    at_ms: float
+    """Monotonic time."""
+
+
+class Advice:
+    """What is to be mended for one run of a query: at most one event of each kind."""
+
+    def __init__(self) -> None:
+        self._events: dict[EventKind, ProgressEvent] = {}
+        self._said: set[EventKind] = set()
+
+    def __iter__(self) -> Iterator[ProgressEvent]:
+        return iter(self._events.values())
+
+    def add(self, event: ProgressEvent) -> bool:
+        """Set the event of its kind; return whether it is the first."""
+        last = self._events.get(event.kind)
+        if last is None or last.text != event.text:
+            self._events[event.kind] = event
+        is_first = event.kind not in self._said
+        self._said.add(event.kind)
+        return is_first
+
+    def withdraw(self, kind: EventKind) -> None:
+        """Remove the event of this kind: nothing is to be mended any more."""
+        self._events.pop(kind, None)
+
+    def clear(self) -> None:
+        """Remove everything, for another run."""
+        self._events.clear()
+        self._said.clear()
+
+
+OnEvent = Callable[[ProgressEvent], None]
+"""Called with what happened."""

@@ -1,0 +1,152 @@
+"""Sets of offsets, or of times, as ranges: memory per range, and never more than a bound."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Generic, Self, TypeVar
+
+MAX_RANGES = 128
+"""How many ranges one set has unless another bound is given."""
+
+Point = TypeVar("Point", int, float)
+
+OffsetRange = tuple[int, int]
+"""Offsets from the first up to but not including the second."""
+
+
+class RangeSet(Generic[Point]):
+    """A set of points of one axis: disjoint ranges in order, which do not touch.
+
+    When there would be more than `max_ranges` of them, the two with the smallest gap between them
+    become one, so the set may have points that were never added and never lacks one that was;
+    `filled_gaps` says how much came in that way. With `drop_lowest` the lowest range goes instead,
+    and the set may lack what was added and has nothing else. Use each only on its safe side.
+
+    Adding and removing cost O(log n) to find the place and O(ranges touched); `max_ranges` bounds
+    both. Raises ValueError when `max_ranges` is below 1.
+    """
+
+    __slots__ = ("_drop_lowest", "_max", "ends", "filled_gaps", "starts")
+
+    def __init__(self, max_ranges: int = MAX_RANGES, *, drop_lowest: bool = False) -> None:
+        if max_ranges < 1:
+            raise ValueError(f"max_ranges must be 1 or more, not {max_ranges}")
+        self._max = max_ranges
+        self._drop_lowest = drop_lowest
+        self.starts: list[Point] = []
+        self.ends: list[Point] = []
+        """Of the ranges, in order; for reading."""
+        self.filled_gaps: Point = 0
+        """How much was taken in only to keep to the bound, since the set was made."""
+
+    def __iter__(self) -> Iterator[tuple[Point, Point]]:
+        return iter(list(zip(self.starts, self.ends, strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+    def end_at(self, point: Point) -> Point | None:
+        """Return where the range that has this point ends; None when none has it."""
+        index = bisect_right(self.starts, point) - 1
+        if index < 0 or self.ends[index] <= point:
+            return None
+        return self.ends[index]
+
+    def covered(self, start: Point, end: Point) -> Point:
+        """Return how much of the range from `start` to before `end` is in the set."""
+        covered: Point = 0
+        if start >= end:
+            return covered
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        for index in range(low, high):
+            covered += min(self.ends[index], end) - max(self.starts[index], start)
+        return covered
+
+    def add(self, start: Point, end: Point) -> Point:
+        """Add what is from `start` to before `end`; return how much of it was not in the set."""
+        if start >= end:
+            return 0
+        starts, ends = self.starts, self.ends
+        if ends and starts[-1] <= start <= ends[-1]:  # the usual case: reading on
+            new = end - ends[-1]
+            if new <= 0:
+                return 0
+            ends[-1] = end
+            return new
+        new = end - start - self.covered(start, end)
+        low, high = bisect_left(ends, start), bisect_right(starts, end)
+        if low < high:
+            start, end = min(start, starts[low]), max(end, ends[high - 1])
+        starts[low:high] = (start,)
+        ends[low:high] = (end,)
+        self._keep_bound()
+        return new
+
+    def remove(self, start: Point, end: Point) -> None:
+        """Remove the points from `start` to before `end`.
+
+        At the bound a hole within a range may close again; see `filled_gaps`.
+        """
+        if start >= end or not self.starts:
+            return
+        starts, ends = self.starts, self.ends
+        low, high = bisect_right(ends, start), bisect_left(starts, end)
+        if low >= high:
+            return
+        left = [(starts[low], start)] if starts[low] < start else []
+        right = [(end, ends[high - 1])] if end < ends[high - 1] else []
+        starts[low:high] = [rest[0] for rest in left + right]
+        ends[low:high] = [rest[1] for rest in left + right]
+        self._keep_bound()
+
+    def remove_below(self, point: Point) -> None:
+        """Remove every point below this one."""
+        if self.starts and self.starts[0] < point:
+            self.remove(self.starts[0], point)
+
+    def clear(self) -> None:
+        """Remove every point."""
+        self.starts.clear()
+        self.ends.clear()
+
+    def missing(self, start: Point, end: Point) -> list[tuple[Point, Point]]:
+        """Return the ranges of `start` to before `end` that are not in the set, in order."""
+        gaps: list[tuple[Point, Point]] = []
+        for index in range(bisect_right(self.ends, start), len(self.starts)):
+            if self.starts[index] >= end:
+                break
+            if self.starts[index] > start:
+                gaps.append((start, self.starts[index]))
+            start = self.ends[index]
+        if start < end:
+            gaps.append((start, end))
+        return gaps
+
+    def without(self, other: "RangeSet[Point]") -> list[tuple[Point, Point]]:
+        """Return the ranges of this set that are not in the other one, in order."""
+        return [gap for start, end in self for gap in other.missing(start, end)]
+
+    def copy(self) -> Self:
+        """Return a set of the same points with the same bound."""
+        copy = type(self)(self._max, drop_lowest=self._drop_lowest)
+        copy.starts, copy.ends = self.starts.copy(), self.ends.copy()
+        return copy
+
+    def _keep_bound(self) -> None:
+        starts, ends = self.starts, self.ends
+        while len(starts) > self._max:
+            if self._drop_lowest:
+                del starts[0], ends[0]
+                continue
+            gap, index = min((starts[i + 1] - ends[i], i) for i in range(len(starts) - 1))
+            self.filled_gaps += gap
+            del starts[index + 1]
+            del ends[index]
+
+
+class OffsetRanges(RangeSet[int]):
+    """Offsets of one partition."""
+
+    __slots__ = ()

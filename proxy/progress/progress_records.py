@@ -1,0 +1,173 @@
+"""What is kept in the state of each partition: one record each, written when it changes."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from proxy.state import Journal, Json, Record, RecordFormat
+from proxy.wire.topic_partition import TopicPartition
+
+from .commits import Commits
+from .query import QueryProgress
+from .query_clients import QueryClients
+from .report import MAX_INT32, MAX_INT64, Name, Topic, Uuid
+
+MAX_LABEL_CHARS = 1024
+"""A name and a client id."""
+
+_TOPIC_ID = re.compile("[0-9a-f]{32}")
+
+Offset = Annotated[int, Field(ge=0, le=MAX_INT64)]
+Int32 = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+
+class ProgressRecord(BaseModel):
+    """What a record says."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    label: Annotated[str, StringConstraints(min_length=1, max_length=MAX_LABEL_CHARS)]
+    client_id: Annotated[str, StringConstraints(min_length=1)]
+    query_id: Uuid
+    run_id: Uuid
+    """Of the run that completed it."""
+    name: Name | None
+    """As the query reports it."""
+    topic: Topic
+    topic_id: Annotated[str, StringConstraints(pattern=_TOPIC_ID)] | None
+    partition: Int32
+    leader: Int32 | None
+    """The broker's id."""
+    completed: Offset
+    delivered: Offset
+    """As it was when the record was written; not below `completed`."""
+    backwards: bool
+    """Whether the commit group is still to be moved back."""
+    at_s: Annotated[float, Field(ge=0)]
+    """When it was reported, in seconds of the Unix epoch."""
+
+
+JournalItem: TypeAlias = tuple[QueryProgress, TopicPartition]
+"""Which partition of which query."""
+
+FORMAT = RecordFormat("progress", 1, ProgressRecord)
+"""Keys are `progress/LABEL/TOPIC/PARTITION`."""
+
+
+def read_record(record: Record) -> ProgressRecord:
+    """Read a record. Raises ValueError with what is wrong with it."""
+    kept = FORMAT.read(record)
+    if record.key != FORMAT.key(kept.label, kept.topic, kept.partition):
+        raise ValueError(
+            f"it is about {kept.label!r}, {kept.topic}-{kept.partition}, which is not its key"
+        )
+    if kept.delivered < kept.completed:
+        raise ValueError(f"delivered {kept.delivered} is below completed {kept.completed}")
+    return kept
+
+
+def key_of(item: JournalItem) -> str:
+    """Return the key of a partition's record."""
+    query, key = item
+    return FORMAT.key(query.name, *key)
+
+
+def record_of(item: JournalItem) -> Record | None:
+    """Return the record of a partition; None while nothing of it is completed."""
+    query, key = item
+    partition = query.partitions.get(key)
+    if partition is None or query.progress_id is None or partition.run_id is None:
+        return None
+    completed = partition.committed_to
+    if completed is None:
+        return None
+    topic_id = partition.log.topic_id
+    value: Json = {
+        "label": query.name,
+        "client_id": query.client_id,
+        "query_id": query.progress_id,
+        "run_id": partition.run_id,
+        "name": query.reported_name,
+        "topic": partition.topic,
+        "topic_id": topic_id.hex() if topic_id is not None else None,
+        "partition": partition.partition,
+        "leader": partition.leader,
+        "completed": completed,
+        "delivered": max(partition.position or 0, completed),
+        "backwards": partition.may_go_back,
+        "at_s": partition.committed_at_s,
+    }
+    return FORMAT.record((query.name, *key), value)
+
+
+def load_records(
+    records: Iterable[Record],
+    clients: QueryClients,
+    journal: Journal[JournalItem],
+    commits: Commits,
+) -> list[str]:
+    """Take records up into queries that have no progress yet; return what was refused, and why.
+
+    Of records with one label those of the query that was reported on last are taken: others were
+    left by a query that it took over from. A configured query is found by its name, any other by
+    its client id. Nothing is done to the state, but a record whose label changes is moved.
+    """
+    refused: list[str] = []
+    by_label: dict[str, list[ProgressRecord]] = {}
+    for record in records:
+        try:
+            kept = read_record(record)
+        except ValueError as error:
+            refused.append(f"progress record {record.key!r} is left out: {error}")
+        else:
+            by_label.setdefault(kept.label, []).append(kept)
+    newest_first = sorted(by_label.items(), key=lambda item: -max(kept.at_s for kept in item[1]))
+    for label, each in newest_first:
+        latest = max(each, key=lambda kept: kept.at_s)
+        query, problem = _query_for(latest, clients)
+        for kept in each:
+            key = FORMAT.key(label, kept.topic, kept.partition)
+            if query is None:
+                refused.append(f"progress record {key!r} is left out: {problem}")
+            elif kept.query_id != latest.query_id:
+                text = f"it is of query {kept.query_id}, {label!r} is {latest.query_id} now"
+                refused.append(f"progress record {key!r} is left out: {text}")
+            elif not _take_up(query, kept, commits, clients.now_ms):
+                refused.append(f"progress record {key!r} is left out: too many partitions")
+            elif query.name != label:
+                journal.mark_deleted(key)
+                journal.mark_changed((query, (kept.topic, kept.partition)))
+    return refused
+
+
+def _query_for(kept: ProgressRecord, clients: QueryClients) -> tuple[QueryProgress | None, str]:
+    query = clients.query_named(kept.label)
+    if query is None or query.settings is None:
+        query = clients.follow(kept.client_id, make_room=False)
+    if query is None:
+        return None, "there are too many queries"
+    if query.query_id is not None:
+        return None, f"client {query.client_id!r} is of query {query.query_id}"
+    query.query_id = query.progress_id = kept.query_id
+    query.run_id = kept.run_id
+    query.reported_name = kept.name
+    clients.relabel(query)
+    return query, ""
+
+
+def _take_up(query: QueryProgress, kept: ProgressRecord, commits: Commits, now_ms: float) -> bool:
+    partition = query.open(kept.topic, kept.partition, now_ms)
+    if partition is None:
+        return False
+    partition.run_id = kept.run_id
+    partition.committed_to = kept.completed
+    partition.committed_at_s = kept.at_s
+    partition.delivered.add(kept.completed, kept.delivered)
+    partition.leader = kept.leader
+    partition.may_go_back = kept.backwards
+    if kept.topic_id is not None:
+        partition.log.topic_id = bytes.fromhex(kept.topic_id)
+    commits.changed(query, partition)
+    return True

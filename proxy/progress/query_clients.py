@@ -1,0 +1,164 @@
+"""Which queries are followed: by client id, each with a label of its own, never more than a bound.
+
+Configured queries are always there. Others come with a report or an adaptive rule, and go when
+they are away for long or the room is needed.
+"""
+
+from .events import EventKind
+from .query import ProgressSettings, QueryProgress, QuerySink
+
+FORGET_AFTER_MS = 3 * 86_400_000.0
+"""For so long a query that is not configured is kept after it was seen last: three days, so that a
+daily job finds its progress after a weekend's first day."""
+
+
+class QueryClients:
+    """The followed queries. Times are monotonic milliseconds.
+
+    Args:
+        sink: gets what happens to queries.
+
+    """
+
+    def __init__(self, sink: QuerySink) -> None:
+        self._sink = sink
+        self._queries: dict[str, QueryProgress] = {}
+        self._labels: dict[str, QueryProgress] = {}
+        self._settings = ProgressSettings()
+        self._clients: dict[str, str] = {}
+        """Client ids by the names of the configuration."""
+        self.generation = 0
+        """Changes whenever the set of followed client ids does."""
+        self.now_ms = 0.0
+        """The latest time that is known."""
+
+    @property
+    def queries(self) -> list[QueryProgress]:
+        """All followed queries."""
+        return list(self._queries.values())
+
+    def query_of(self, client_id: str | None) -> QueryProgress | None:
+        """Return the query that reads with this client id; None when it is not followed."""
+        return self._queries.get(client_id) if client_id is not None else None
+
+    def query_named(self, label: str) -> QueryProgress | None:
+        """Return the query with this label; None when it is not known."""
+        return self._labels.get(label)
+
+    def client_of(self, name: str) -> str:
+        """Return the client id of a query that states only its name."""
+        return self._clients.get(name, name)
+
+    def configure(self, settings: ProgressSettings) -> None:
+        """Set the configured queries. One that is taken out stays if it was ever seen."""
+        self._settings = settings
+        self._clients = {each.name: each.client_id for each in settings.queries}
+        configured = {each.client_id: each for each in settings.queries}
+        for query in self.queries:
+            query.settings = configured.get(query.client_id)
+            if query.settings is None and not query.was_seen:
+                self.forget(query)
+        for client_id, each in configured.items():
+            query = self._queries.get(client_id) or self._make(client_id)
+            query.settings = each
+        # Those that are configured first: their labels are fixed.
+        for query in sorted(self.queries, key=lambda query: query.settings is None):
+            self.relabel(query)
+
+    def has_room(self) -> bool:
+        """Return whether another query could be followed, if need be in the place of one gone."""
+        return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
+
+    def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
+        """Return the query of a client id, made when there is none; None when there is no room.
+
+        `make_room`: the one that is gone longest may be forgotten for it.
+        """
+        query = self._queries.get(client_id)
+        if query is not None:
+            return query
+        while len(self._queries) >= self._settings.max_queries:
+            gone = self._longest_gone() if make_room else None
+            if gone is None:
+                return None
+            self.forget(gone, "others needed the room")
+        return self._make(client_id)
+
+    def move(self, query: QueryProgress, client_id: str) -> None:
+        """Set another client id that a query reads with, which no other has."""
+        del self._queries[query.client_id]
+        query.client_id = client_id
+        self._queries[client_id] = query
+        self.generation += 1
+        self.relabel(query)
+
+    def forget(self, query: QueryProgress, why: str | None = None) -> None:
+        """Remove a query and its records; `why` is for an event, None: without one."""
+        if why is not None:
+            text = f"not followed any more: {why}"
+            query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
+        for partition in query.partitions.values():
+            partition.is_dropped = True
+            self._sink.removed(query, partition)
+        del self._queries[query.client_id]
+        if self._labels.get(query.name) is query:
+            del self._labels[query.name]
+        self.generation += 1
+
+    def forget_gone(self, now_ms: float) -> None:
+        """Forget those that were away for long."""
+        self.now_ms = now_ms
+        for query in self.queries:
+            seen_ms = query.last_seen_ms
+            if seen_ms is None:
+                query.first_sweep_ms = now_ms
+            elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
+                self.forget(query, "it was away for long")
+
+    def relabel(self, query: QueryProgress) -> None:
+        """Set the label that suits what is known of a query, unlike every other label."""
+        wanted = query.reported_name or query.query_id or query.client_id
+        if query.settings is not None:
+            wanted = query.settings.name
+        holder = self._labels.get(wanted)
+        if holder is query:
+            return
+        if holder is not None and query.settings is not None:
+            self._set_label(holder, self._free_label(wanted, holder.client_id))
+        elif holder is not None:
+            wanted = self._free_label(wanted, query.client_id)
+        self._set_label(query, wanted)
+
+    def _free_label(self, wanted: str, client_id: str) -> str:
+        label = f"{wanted} ({client_id})"
+        while label in self._labels and self._labels[label].client_id != client_id:
+            label += "'"
+        return label
+
+    def _set_label(self, query: QueryProgress, label: str) -> None:
+        old_label = query.name
+        if label == old_label and self._labels.get(label) is query:
+            return
+        query.name = label
+        if self._labels.get(old_label) is query:
+            del self._labels[old_label]
+            self._sink.relabelled(query, old_label)
+        self._labels[label] = query
+
+    def _make(self, client_id: str) -> QueryProgress:
+        query = self._queries[client_id] = QueryProgress(client_id, client_id, self._sink)
+        self.generation += 1
+        self.relabel(query)
+        return query
+
+    def _longest_gone(self) -> QueryProgress | None:
+        gone = [
+            query
+            for query in self._queries.values()
+            if query.settings is None and not query.is_live(self.now_ms)
+        ]
+        return min(
+            gone,
+            key=lambda query: self.now_ms if query.last_seen_ms is None else query.last_seen_ms,
+            default=None,
+        )

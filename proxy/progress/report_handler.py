@@ -1,0 +1,363 @@
+"""Applies reports to what is known: each is checked completely before it changes anything."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from proxy.wire.topic_partition import TopicPartition
+
+from .events import EventKind
+from .partition import PartitionProgress
+from .query import MAX_PARTITIONS, LastBatch, QueryProgress
+from .query_clients import QueryClients
+from .report import BatchRange, Refusal, Report, ReportRefused
+from .senders import Senders
+from .skipped_ranges import SkipReason
+
+MAX_ERROR_SHOWN = 1000
+"""Characters of a failure that are kept: as many as the listener sends."""
+
+KnowsClient = Callable[[str], bool]
+"""Returns whether a client id has ever connected."""
+
+_OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
+_IN_ORDER = "send each report once, in the order of the events"
+_THIS_PROXY = "let the query read through this proxy, and report what it read"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedReport:
+    """What became of a report."""
+
+    report: Report
+    query: QueryProgress
+    new_run: bool = False
+    """Whether it is the first of its run that was accepted."""
+    lost_reports: int = 0
+    """How many reports of its sender, of this or another query, were lost just before it."""
+
+
+class ReportHandler:
+    """Checks reports against what is known, and applies them.
+
+    An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
+    that is known to be up to date: the cluster was just asked, or a client of the query looked the
+    end up through this proxy in this run, from which the driver has its offsets then. Otherwise
+    nothing is known of it.
+    """
+
+    def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
+        self._clients = clients
+        self._knows_client = knows_client
+        self._senders = Senders()
+        self.results: Counter[str] = Counter()
+        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Heartbeats
+        that were accepted do not count."""
+
+    def refuse(self, error: ReportRefused) -> None:
+        """Count a report that `parse_report` refused."""
+        self.results[error.reason] += 1
+
+    def unknown_ends(self, report: Report) -> set[TopicPartition]:
+        """Return the partitions of which a report says more than is known of the log.
+
+        Ask the cluster for their ends, and pass them on to `accept`.
+        """
+        client_id = report.client_id or self._clients.client_of(report.name or "")
+        query = self._clients.query_of(client_id)
+        partitions = query.partitions if query is not None else {}
+        return {
+            key
+            for key, read in _ranges(report).items()
+            if (known := partitions.get(key)) is None
+            or known.log.high_watermark is None
+            or known.log.high_watermark < read.end
+        }
+
+    def accept(
+        self,
+        report: Report,
+        now_ms: float,
+        now_s: float,
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> AcceptedReport:
+        """Apply a report. Raises ReportRefused, and then nothing but counts has changed.
+
+        `ends`: log ends that the cluster was just asked for.
+        """
+        query: QueryProgress | None = None
+        try:
+            client_id = self._client_of(report)
+            query = self._clients.query_of(client_id) or self._movable(report, now_ms)
+            self._check(report, client_id, query, ends, now_ms)
+        except ReportRefused as error:
+            self.refuse(error)
+            if report.number is not None:
+                self._senders.refuse(report.sender, report.number)
+            if query is not None:
+                query.refused_reports[error.reason] += 1
+                if error.reason is Refusal.CLIENT_TAKEN:
+                    who = f"another query, {report.name or 'unnamed'} ({report.query_id}),"
+                    text = f"{who} says that it reads with client-id {client_id!r} too: {_OWN_ID}"
+                    query.advise(EventKind.CLIENT_SHARED, text, now_ms)
+            raise
+        if query is None:
+            query = self._clients.follow(client_id)
+            assert query is not None, "there was room"
+        elif query.client_id != client_id:
+            self._clients.move(query, client_id)
+        is_late = _is_late(report, query)
+        if report.number is None:
+            return self._apply_heartbeat(report, query, now_ms)
+        lost = self._senders.accept(report.sender, report.number)
+        self.results["accepted"] += 1
+        self.results["lost"] += lost
+        query.received += 1
+        query.lost_reports += lost
+        if is_late:
+            if report.batch is not None:
+                query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
+            return AcceptedReport(report, query, lost_reports=lost)
+        new_run = self._apply(report, query, now_ms, now_s)
+        return AcceptedReport(report, query, new_run, lost)
+
+    def _client_of(self, report: Report) -> str:
+        if report.client_id is not None:
+            return report.client_id
+        if report.name is not None:
+            return self._clients.client_of(report.name)
+        raise ReportRefused(
+            Refusal.NO_CLIENT,
+            f"query {report.query_id} has neither a name nor a client id",
+            "name the query with queryName, or tell the listener its Kafka client id",
+        )
+
+    def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
+        """Return what is known of the query, if it read with another client id in another run."""
+        for query in self._clients.queries:
+            if query.query_id == report.query_id:
+                can_move = query.settings is None and not query.reports_are_fresh(now_ms)
+                return query if can_move else None
+        return None
+
+    # Checks
+
+    def _check(
+        self,
+        report: Report,
+        client_id: str,
+        query: QueryProgress | None,
+        ends: Mapping[TopicPartition, int],
+        now_ms: float,
+    ) -> None:
+        if report.number is not None and self._senders.is_repeated(report.sender, report.number):
+            text = f"number {report.number} of this sender, or a later one, was taken in before"
+            raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
+        if query is None or query.client_id != client_id:
+            self._check_unknown(report, client_id, query, now_ms)
+        if query is not None:
+            _check_run(report, client_id, query, now_ms)
+        partitions = query.partitions if query is not None else {}
+        ranges = _ranges(report)
+        if len(partitions.keys() | ranges.keys()) > MAX_PARTITIONS:
+            text = f"with these the query has more than {MAX_PARTITIONS} partitions"
+            raise ReportRefused(Refusal.MALFORMED, text, "split the query")
+        for key, read in ranges.items():
+            _check_range(key, read, partitions.get(key), ends.get(key), report.run_id)
+
+    def _check_unknown(
+        self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
+    ) -> None:
+        if report.event == "progress" and not self._knows_client(client_id):
+            fix = f"{_THIS_PROXY}, with {client_id!r} as its kafka.client.id; or add it to queries"
+            if report.name not in (None, client_id) and self._knows_client(report.name or ""):
+                fix = (
+                    f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
+                )
+            raise ReportRefused(
+                Refusal.UNKNOWN_QUERY,
+                f"no client {client_id!r} has connected, and the configuration has none",
+                fix,
+            )
+        self._clients.now_ms = now_ms
+        if query is None and not self._clients.has_room():
+            count = len(self._clients.queries)
+            raise ReportRefused(
+                Refusal.UNKNOWN_QUERY,
+                f"{count} queries are followed already, and none of them is gone",
+                "raise limits.max_client_entities, or stop queries",
+            )
+
+    # What is accepted
+
+    def _apply_heartbeat(
+        self, report: Report, query: QueryProgress, now_ms: float
+    ) -> AcceptedReport:
+        """Record that a run lives. One that is not known began some time ago."""
+        if _is_past(report, query, now_ms):
+            return AcceptedReport(report, query)
+        new_run = query.run_id != report.run_id
+        if new_run:
+            _begin_run(report, query, None, now_ms)
+        self._apply_run(report, query, now_ms)
+        return AcceptedReport(report, query, new_run)
+
+    def _apply_run(self, report: Report, query: QueryProgress, now_ms: float) -> None:
+        """Record what each report of the present run says."""
+        if report.event in ("started", "running"):
+            query.run_sender = report.sender
+        query.last_heard_ms = now_ms
+        query.query_id = report.query_id
+        query.reported_name = report.name or query.reported_name
+        query.trigger = report.trigger or query.trigger
+        self._clients.relabel(query)
+
+    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
+        """Apply an event of the present run, or of a new one; return whether it is a new one."""
+        query.last_report_ms = now_ms
+        began_ms = now_ms - report.age_ms
+        # A run that is idle may have been going for long: it does not begin now.
+        known_ms = began_ms if report.event in ("started", "progress") else None
+        new_run = query.run_id != report.run_id
+        if new_run:
+            _begin_run(report, query, known_ms, now_ms)
+        elif query.run_began_ms is None:  # it began before this proxy did
+            query.run_began_ms = known_ms
+        self._apply_run(report, query, now_ms)
+        query.idle = report.event == "idle"
+        batch = report.batch
+        if batch is not None:
+            sender_lost = self._senders.lost(report.sender)
+            gap = _gap(query, report, sender_lost)
+            query.sender, query.sender_lost = report.sender, sender_lost
+            query.last_batch = LastBatch(
+                batch.batch_id, batch.rows, batch.execution_ms, ended_ms=began_ms
+            )
+            query.complete(batch.batch_id, batch.ranges, gap, now_ms, now_s)
+        elif report.event == "terminated":
+            error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
+            query.end_run(error, now_ms)
+        return new_run
+
+
+def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
+    return report.batch.ranges if report.batch is not None else {}
+
+
+def _begin_run(report: Report, query: QueryProgress, began_ms: float | None, now_ms: float) -> None:
+    if query.query_id not in (None, report.query_id):
+        text = f"query {report.query_id} takes over from {query.query_id}"
+        query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+    query.begin_run(report.run_id, began_ms, now_ms)
+
+
+def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
+    """Return why a batch may begin behind the end of the one before; None: reports were lost."""
+    if query.progress_id not in (None, report.query_id):
+        return SkipReason.NEW_CHECKPOINT
+    # A run that ends in a crash reports its last batch no more, and this proxy may have been away.
+    began = query.run_batches == 0
+    if began or query.sender != report.sender or query.sender_lost != sender_lost:
+        return None
+    return SkipReason.UNEXPLAINED
+
+
+def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
+    """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
+
+    A driver that lives on without its queries may say that they run: while another one is heard of
+    another run of the query, that is believed. A driver itself speaks of its latest run only.
+    """
+    if report.run_id == query.run_id:
+        return query.ended
+    return report.run_id in query.former_runs or (
+        query.query_id == report.query_id
+        and query.reports_are_fresh(now_ms)
+        and report.sender != query.run_sender
+    )
+
+
+def _is_late(report: Report, query: QueryProgress) -> bool:
+    """Return whether an event is of an earlier run of the query than the present one.
+
+    Spark calls listeners at the start of a run at once, and of all else in order, but later: the
+    last events of a run come after the start of the next when that follows at once.
+    """
+    if report.run_id == query.run_id or report.query_id != query.query_id:
+        return False
+    return report.run_id in query.former_runs or (
+        report.event != "started" and report.sender == query.run_sender
+    )
+
+
+def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: float) -> None:
+    if query.query_id not in (None, report.query_id):
+        if report.run_id == query.run_id:
+            text = f"run {report.run_id} is one of query {query.query_id}"
+            raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the ids that Spark gives")
+        if report.event != "started" and query.reports_are_fresh(now_ms):
+            holder = f"query {query.name!r} ({query.query_id})"
+            text = f"{holder} reads with the client id {query.client_id!r}, and was heard lately"
+            raise ReportRefused(Refusal.CLIENT_TAKEN, text, _OWN_ID)
+    elif report.run_id == query.run_id:
+        _check_same_run(report, query)
+        return
+    if report.event == "running" or report.run_id not in query.former_runs:
+        return
+    if report.event == "started":
+        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
+    if report.query_id != query.query_id or client_id != query.client_id:
+        text = f"run {report.run_id} is over: another one has begun"
+        raise ReportRefused(Refusal.OUT_OF_ORDER, text, _OWN_ID)
+
+
+def _check_same_run(report: Report, query: QueryProgress) -> None:
+    batch, last = report.batch, query.last_batch_id
+    if report.event == "started":
+        again, text = True, "the run has begun before"
+    elif query.ended and report.event != "running":
+        again, text = report.event == "terminated", "the run has ended before"
+    elif batch is not None and last is not None and batch.batch_id <= last:
+        again, text = batch.batch_id == last, f"batch {batch.batch_id} after batch {last}"
+    else:
+        return
+    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text, _IN_ORDER)
+
+
+def _check_range(
+    key: TopicPartition,
+    read: BatchRange,
+    partition: PartitionProgress | None,
+    asked_end: int | None,
+    run_id: str,
+) -> None:
+    """Raise ReportRefused when a batch cannot have completed this of a partition.
+
+    `asked_end`: of the log, if the cluster was just asked for it.
+    """
+    where, start, end = f"{key[0]}-{key[1]}", read.start, read.end
+    seen = partition.log.high_watermark if partition is not None else None
+    is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
+    log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
+    if is_fresh and log_end is not None and end > log_end:
+        text = f"{where} ends at {end}, beyond the log's end {log_end}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, _THIS_PROXY)
+    # Spark goes back with a log that is another one, if it is told not to fail on data loss.
+    another = partition is not None and partition.may_be_another_log(
+        end if start is None else start
+    )
+    if start is not None and end < start and not another:
+        text = f"{where} ends at {end}, below its start {start}"
+        raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
+    done = partition.committed_to if partition is not None else None
+    if partition is None or done is None or partition.run_id != run_id or another:
+        return
+    low = end if start is None else min(start, end)
+    if low < done:
+        again = start is not None and start < end <= done
+        raise ReportRefused(
+            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
+            f"{where} begins at {low}, but this run has completed all below {done}",
+            _IN_ORDER,
+        )

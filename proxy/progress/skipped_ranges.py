@@ -1,0 +1,78 @@
+"""Keeps the ranges of a partition that were skipped: each counted once, none dropped silently."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .offset_ranges import OffsetRange, OffsetRanges
+
+MAX_SKIPS = 16
+"""How many are kept one by one; the two oldest become one when there are more."""
+
+
+class SkipReason(StrEnum):
+    """Why a range was skipped."""
+
+    RETENTION = "retention"
+    """The broker removed it before the query had read it."""
+    OUT_OF_RANGE = "out_of_range"
+    """The query asked for it, was told that it is not there, and went on behind it."""
+    NEW_CHECKPOINT = "new_checkpoint"
+    """Another query, with a checkpoint of its own, took over and began behind it."""
+    RECREATED = "recreated"
+    """It was unread when the topic was made anew."""
+    UNEXPLAINED = "unexplained"
+    """A batch began behind the end of the one before, and no report was lost."""
+    SEVERAL = "several"
+    """Older ranges with different reasons, shown as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
+    """A range that the query will not read, or has not read in order."""
+
+    start: int
+    end: int
+    """The offset behind it."""
+    reason: SkipReason
+    records: int
+    """How many offsets were skipped; less than the range has when it stands for several."""
+    at_ms: float
+    """When it was noticed; the latest time when it stands for several."""
+
+
+class SkippedRanges:
+    """The skipped ranges of one partition.
+
+    What is skipped again, for whatever reason, is not counted again while it is in `known`. Its
+    bound counts what lies in a narrow gap between two skipped ranges as known.
+    """
+
+    __slots__ = ("known", "ranges", "records")
+
+    def __init__(self) -> None:
+        self.known = OffsetRanges()
+        """What is not counted anew."""
+        self.ranges: list[SkippedRange] = []
+        """In order of time; at most MAX_SKIPS."""
+        self.records = 0
+        """How many offsets were skipped, ever."""
+
+    def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[OffsetRange]:
+        """Record a skipped range; return the parts of it that are new."""
+        new = self.known.missing(start, end)
+        for low, high in new:
+            self.known.add(low, high)
+            self.records += high - low
+            self.ranges.append(SkippedRange(low, high, reason, high - low, now_ms))
+            if len(self.ranges) > MAX_SKIPS:
+                older, newer = self.ranges[:2]
+                self.ranges[:2] = (
+                    SkippedRange(
+                        min(older.start, newer.start),
+                        max(older.end, newer.end),
+                        older.reason if older.reason is newer.reason else SkipReason.SEVERAL,
+                        older.records + newer.records,
+                        newer.at_ms,
+                    ),
+                )
+        return new

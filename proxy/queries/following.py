@@ -1,0 +1,242 @@
+"""Follow what some clients read and write: the relay's interceptor.
+
+Fetch and ListOffsets of the clients of known queries go to progress and backpressure, Produce of
+the clients of pipelines to these. The messages of all others are not looked into.
+"""
+
+from collections.abc import Callable, Set
+from functools import partial
+from typing import Protocol
+
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.offset_lookups import OffsetLookups
+from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.progress.query import QueryProgress
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.topics import TopicNames
+from proxy.progress.tracker import FetchTracker
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.relay.interceptor import SeenRequest
+from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch_response import FetchObserver
+from proxy.wire.frames import RequestHead
+from proxy.wire.list_offsets import LATEST, OffsetLookup, read_list_offsets_request
+from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
+from proxy.wire.topic_partition import TopicPartition
+
+_NEVER = -1
+"""Instead of a generation."""
+
+
+class Appends(Protocol):
+    """What the pipelines are shown of what their clients write."""
+
+    generation: int
+    """Changes whenever `follows` may give another answer."""
+
+    def follows(self, client_id: str | None) -> bool:
+        """Return whether what a client writes is of interest."""
+
+    def appended(
+        self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
+    ) -> None:
+        """Record that a client has written the records from `start` up to `end`."""
+
+    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
+        """Prepare for the answer to a driver's look-up of the ends of partitions."""
+
+    def sent(self, client_id: str, count: int, records: int) -> None:
+        """Record that a client has sent so many bytes for so many records."""
+
+
+class Following:
+    """Who is followed, and by whom.
+
+    Args:
+        registry: knows the queries and their clients.
+        backpressure: which of them are adaptive.
+        names: of the topics.
+        quotas: whose rules say which are adaptive.
+        appends: the pipelines.
+
+    """
+
+    def __init__(
+        self,
+        registry: QueryRegistry,
+        backpressure: Backpressure,
+        names: TopicNames,
+        quotas: QuotaManager,
+        appends: Appends,
+    ) -> None:
+        self.registry = registry
+        self.backpressure = backpressure
+        self.names = names
+        self.quotas = quotas
+        self.appends = appends
+
+    def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
+        """See Interceptor."""
+        return FollowedClient(self, identity, node_id)
+
+
+class FollowedClient:
+    """A client on one connection: what it reads for a query, what it writes, both or neither."""
+
+    __slots__ = (
+        *("_all", "_client_id", "_generation", "_identity", "_node_id", "_query", "_writes"),
+        *("lookups", "pressure", "tracker"),
+    )
+
+    def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
+        self._all = following
+        self._identity = identity
+        self._client_id = identity.client_id or ""
+        self._node_id = node_id
+        self._generation = _NEVER
+        self._query: QueryProgress | None = None
+        self._writes = False
+        self.tracker: FetchTracker | None = None
+        self.lookups: OffsetLookups | None = None
+        """Like `tracker`, None as long as the client reads for no query."""
+        self.pressure: QueryBackpressure | None = None
+        """On its query; None when no adaptive rule bounds the client."""
+
+    def wants(self, api_key: int, now_ms: float) -> bool:
+        """See ClientInterceptor."""
+        every = self._all
+        generation = every.registry.generation + every.quotas.generation + every.appends.generation
+        if generation != self._generation:
+            self._generation = generation
+            self._follow(now_ms)
+        return self._writes if api_key == PRODUCE else self._query is not None
+
+    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
+        """See ClientInterceptor."""
+        version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
+        if head.api_key == PRODUCE:
+            appended = read_produce_request(version, body)
+            records = sum(each.offsets for each in appended)
+            self._all.appends.sent(self._client_id, len(frame), records)
+            return _SeenProduce(appended, self._client_id, self._all)
+        assert self.tracker is not None
+        assert lookups is not None
+        if head.api_key == LIST_OFFSETS:
+            lookup = read_list_offsets_request(version, body, head.correlation_id)
+            plans = partial(self._all.appends.plans, self._client_id) if self._writes else None
+            return _SeenLookup(lookup, lookups, plans)
+        fetch = read_fetch_request(version, body)
+        if not lookups.is_executor:
+            lookups.fetched()
+        self.tracker.asked(fetch, now_ms)
+        return _SeenFetch(fetch, self.tracker, self)
+
+    def gated(self, start_ms: float, now_ms: float) -> None:
+        """See ClientInterceptor."""
+        if self.wants(FETCH, now_ms) and self.pressure is not None:
+            self.pressure.record_hold(start_ms, now_ms)
+
+    def close(self) -> None:
+        """See ClientInterceptor."""
+        if self.lookups is not None:
+            self.lookups.closed()
+
+    def _follow(self, now_ms: float) -> None:
+        """Find out what the client does now; what is known of the query it reads for is kept."""
+        every, client_id = self._all, self._identity.client_id
+        if client_id is None:
+            return
+        self._writes = every.appends.follows(client_id)
+        self.pressure = every.backpressure.of_identity(self._identity, now_ms)
+        if self.pressure is not None:
+            every.registry.follow(client_id)
+        query = every.registry.query_of(client_id)
+        if query is self._query:
+            if self.lookups is not None:
+                self.lookups.follow(self.pressure)
+            return
+        self.close()
+        self._query, self.tracker, self.lookups = query, None, None
+        if query is not None:
+            self.tracker = FetchTracker(every.names, query.reader(self._node_id))
+            self.lookups = OffsetLookups(query, self.pressure, now_ms)
+
+
+class _SeenFetch(SeenRequest):
+    __slots__ = ("_ask", "_client", "_tracker")
+
+    takes_whole = False
+
+    def __init__(
+        self, ask: FetchRequestPartitions, tracker: FetchTracker, client: FollowedClient
+    ) -> None:
+        self._ask = ask
+        self._tracker = tracker
+        self._client = client
+
+    def measured(self, count: int) -> None:
+        if self._client.pressure is not None:
+            self._client.pressure.record_bytes(count)
+
+    def held(self, start_ms: float, due_ms: float) -> None:
+        if self._client.pressure is not None:
+            self._client.pressure.record_hold(start_ms, due_ms)
+
+    def observer(self, now_ms: float) -> FetchObserver:
+        return self._tracker.observer(self._ask, now_ms)
+
+
+class _SeenLookup(SeenRequest):
+    __slots__ = ("_ask", "_lookups", "_plans")
+
+    def __init__(
+        self,
+        ask: OffsetLookup,
+        lookups: OffsetLookups,
+        plans: Callable[[Set[TopicPartition], float], None] | None,
+    ) -> None:
+        self._ask = ask
+        self._lookups = lookups
+        self._plans = plans
+
+    def wait_ms(self, now_ms: float) -> float:
+        return self._lookups.wait_ms(self._ask, now_ms)
+
+    def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        keys = {key for key, timestamp in self._ask.timestamps.items() if timestamp == LATEST}
+        if self._plans is not None and keys and not self._lookups.is_executor:
+            self._plans(keys, now_ms)
+        return self._lookups.answered(self._ask, version, frame, now_ms)
+
+
+class _SeenProduce(SeenRequest):
+    __slots__ = ("_all", "_asked", "_client_id")
+
+    def __init__(
+        self, asked: tuple[ProducedPartition, ...], client_id: str, following: Following
+    ) -> None:
+        self._asked = asked
+        self._client_id = client_id
+        self._all = following
+
+    def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        sizes = {(each.topic, each.partition): each.offsets for each in self._asked}
+        for topic, index, error_code, base in read_produce_response(version, frame):
+            offsets = sizes.get((topic, index), 0)
+            if error_code or base == NO_OFFSET or not offsets:
+                continue
+            appended: Callable[[str], None] = partial(
+                self._all.appends.appended,
+                self._client_id,
+                partition=index,
+                start=base,
+                end=base + offsets,
+                now_ms=now_ms,
+            )
+            if isinstance(topic, bytes):
+                self._all.names.when_known(topic, appended)
+            else:
+                appended(topic)
+        return frame

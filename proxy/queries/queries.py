@@ -1,0 +1,292 @@
+"""Wires what concerns Structured Streaming queries: reports, progress, commits, backpressure."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+from structlog import get_logger
+
+from metrics import Instruments
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.backpressure import backpressure_record as pressure_records
+from proxy.backpressure.backpressure import Backpressure
+from proxy.backpressure.query_advice import advise
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
+from proxy.config import Config
+from proxy.pipelines import Pipelines
+from proxy.progress import progress_records
+from proxy.progress.committer import Committer
+from proxy.progress.events import ALARMS, ProgressEvent
+from proxy.progress.log_ends import LogEnds
+from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.topics import TopicNames
+from proxy.queries.following import Following
+from proxy.quota.manager import QuotaManager
+from proxy.state import StateError, StateWriter, Store
+from proxy.wire.topic_partition import TopicPartition
+
+TICK_S = 1.0
+"""Between two looks for alarms, bounds that are due to move, and records of progress to write."""
+
+KEEP_PAUSE_S = 0.02
+"""At least so long between two writes. What a driver was told is written at once otherwise: a proxy
+that is killed must not forget it."""
+
+RESOLVE_PAUSE_S = 1.0
+"""Between two look-ups of topic ids that the cluster did not know."""
+
+RESOLVE_TRIES = 5
+"""After so many look-ups an id is given up: a topic that was just made is known a little later."""
+
+LOOK_UP_TIMEOUT_S = 2.0
+"""How long a report waits for the log ends that it goes beyond; then what is known must do."""
+
+FLUSH_TIMEOUT_S = 3.0
+"""How long the last commits may take when the proxy stops."""
+
+Document = Mapping[str, object]
+"""Fit for JSON."""
+
+_log = get_logger(__name__)
+
+
+def progress_settings(config: Config) -> ProgressSettings:
+    """Turn the configuration's queries into the registry's."""
+    return ProgressSettings(
+        queries=tuple(
+            QuerySettings(
+                name=query.name,
+                client_id=query.client_id,
+                commit_group=query.commit_group,
+                stuck_after_ms=query.stuck_after * MS_PER_SECOND,
+            )
+            for query in config.queries
+        ),
+        max_queries=config.limits.max_client_entities,
+    )
+
+
+class Queries:
+    """All that the proxy does for Structured Streaming queries.
+
+    Args:
+        config: its `queries`, `cluster` and `limits` are read.
+        quotas: where adaptive bounds are put in force.
+        bootstrap: the way into the cluster.
+        instruments: show the adaptive bounds.
+        registry: gets a collector of its own for progress.
+        knows_client: says whether a client id has connected lately.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        quotas: QuotaManager,
+        bootstrap: Bootstrap,
+        instruments: Instruments,
+        registry: CollectorRegistry,
+        knows_client: Callable[[str], bool],
+    ) -> None:
+        self._quotas = quotas
+        self._knows_client = knows_client
+        self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
+        self._to_keep = asyncio.Event()
+        self._backpressure = Backpressure(
+            quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
+        )
+        self._client = KafkaClient(bootstrap, limit_s=None)
+        self._names_wanted = asyncio.Event()
+        self._names = TopicNames(self._names_wanted.set)
+        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
+        self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
+        self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
+        self.following = Following(
+            self._registry, self._backpressure, self._names, quotas, self._pipelines
+        )
+        """Sees the messages that the relay shows."""
+        self._writer: StateWriter | None = None
+        self._keeping = asyncio.Lock()
+        registry.register(
+            ProgressCollector(self._registry, clock_ms, config.limits.max_client_entities)
+        )
+
+    def load(self, store: Store) -> None:
+        """Take up what an earlier process kept there; write there from now on."""
+        for problem in self._registry.load(store.items(progress_records.FORMAT.prefix)):
+            _log.warning("progress not taken up", problem=problem)
+        kept = store.items(pressure_records.FORMAT.prefix)
+        for problem in self._backpressure.load(kept, clock_ms()):
+            _log.warning("backpressure not taken up", problem=problem)
+        for client_id in self._backpressure.clients:
+            self._registry.follow(client_id)  # its reports may come before it connects
+        self._writer = StateWriter(store)
+        self._pipelines.load(store)
+
+    def update(self, config: Config) -> None:
+        """Take over the queries of another configuration."""
+        self._registry.update(progress_settings(config))
+        self._pipelines.update(config)
+
+    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+        """Yield what is to run until it is cancelled."""
+        yield self._committer.run
+        yield self._log_ends.run
+        yield self._resolve_names
+        yield self._tick
+        yield self._keep_on
+        yield from self._pipelines.works()
+
+    async def close(self) -> None:
+        """Commit and keep what is due, and keep nothing more: the store may be closed then."""
+        await self._committer.flush(FLUSH_TIMEOUT_S)
+        self._client.close()
+        await self._pipelines.close()
+        await self._keep()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await writer.close()
+
+    # What the admin server asks
+
+    async def accept(self, raw: bytes) -> Document:
+        """Take in a report, and say what came of it. Raises ReportRefused."""
+        try:
+            report = parse_report(raw)
+        except ReportRefused as error:
+            self._registry.reports.refuse(error)
+            raise
+        unknown = self._registry.reports.unknown_ends(report) | self._pipelines.unsure(
+            report, clock_ms()
+        )
+        ends = await self._ends(unknown)
+        now_ms = clock_ms()
+        accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
+        query = accepted.query
+        self._backpressure.record_report(accepted, now_ms)
+        self._pipelines.reported(accepted, now_ms, ends)
+        pressed = self._backpressure.of_client(query.client_id)
+        if report.run_id == query.run_id:
+            advise(
+                query,
+                self._quotas.table,
+                pressed[0].identity if pressed else None,
+                is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
+                knows_client=self._knows_client,
+                now_ms=now_ms,
+            )
+        return {
+            "accepted": True,
+            "lost_reports": accepted.lost_reports,
+            "advice": [event.text for event in query.advice],
+            "rate": pressed[0].rate if pressed else None,
+            "bound": pressed[0].bound if pressed else None,
+        }
+
+    async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Ask the cluster for log ends that a report goes beyond; nothing if it can't be asked."""
+        if not partitions:
+            return {}
+        try:
+            async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                return await self._log_ends.look_up(partitions)
+        except (UpstreamError, TimeoutError) as error:
+            _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
+            return {}
+
+    def progress(self) -> Sequence[Document]:
+        """Return what is known of each query."""
+        return self._registry.documents(clock_ms(), time.time())
+
+    def pressure(self) -> Mapping[str, Document]:
+        """Return what backpressure does to each query that has it, by its label."""
+        now_ms = clock_ms()
+        return {
+            query.name: pressed.document(now_ms)
+            for query in self._registry.queries
+            for pressed in self._backpressure.of_client(query.client_id)
+        }
+
+    def pipelines(self) -> Sequence[Document]:
+        """Return what there is to show of each pipeline."""
+        return self._pipelines.documents()
+
+    # Tasks
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_ms = clock_ms()
+            try:
+                self._registry.sweep(now_ms)
+                self._backpressure.tick(now_ms)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error about queries", exc_info=error)
+
+    async def _keep_on(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._to_keep.wait()
+            self._to_keep.clear()
+            await self._keep()
+            await asyncio.sleep(KEEP_PAUSE_S)
+
+    async def _keep(self) -> None:
+        """Write what has changed; what can't be written is tried again."""
+        async with self._keeping:
+            while (writer := self._writer) is not None:
+                records, deleted = self._registry.changes()
+                pressures, forgotten = self._backpressure.changes()
+                records += pressures
+                deleted += forgotten
+                if not records and not deleted:
+                    return
+                try:
+                    await writer.put_many(records, delete=deleted)
+                except StateError as error:
+                    self._registry.changes_failed()
+                    self._backpressure.changes_failed()
+                    _log.error("progress not kept, trying again", error=str(error))
+                    return
+
+    async def _resolve_names(self) -> None:
+        tries: dict[bytes, int] = {}
+        while True:
+            await self._names_wanted.wait()
+            self._names_wanted.clear()
+            while wanted := self._names.wanted():
+                try:
+                    self._names.resolved(await self._client.topic_names(wanted))
+                except UpstreamError as error:
+                    _log.warning("topic names not looked up, trying again", error=str(error))
+                else:
+                    tries = {each: tries.get(each, 0) + 1 for each in self._names.wanted()}
+                    unknown = {each for each, count in tries.items() if count >= RESOLVE_TRIES}
+                    self._names.unresolvable(unknown)
+                    if unknown:
+                        _log.warning(
+                            "topics without a name, what was seen of them is lost",
+                            ids=len(unknown),
+                            seen=self._names.lost,
+                        )
+                if self._names.wanted():
+                    await asyncio.sleep(RESOLVE_PAUSE_S)
+
+
+def _log_event(event: ProgressEvent) -> None:
+    log = _log.warning if event.kind in ALARMS else _log.info
+    log(
+        event.text,
+        kind=str(event.kind),
+        query=event.query,
+        topic=event.topic,
+        partition=event.partition,
+    )

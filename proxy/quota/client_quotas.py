@@ -1,0 +1,186 @@
+"""The quotas of one client: what the relay asks about each of its requests and responses."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .entities import BUSY_MS_PER_PERCENT, ClientIdentity, QuotaKind
+from .gate import InFlightFetch, Waiter
+from .meter import Meter
+from .rules import Match
+
+if TYPE_CHECKING:
+    from .manager import QuotaManager
+
+SESSION_PARTS = 3
+"""A hold is at most this part of a group member's session timeout: its heartbeats, which may wait
+behind it, come three times in a session by default (heartbeat.interval.ms)."""
+
+SHORTEST_SESSION_MS = 6000.0
+"""Brokers accept none shorter by default (group.min.session.timeout.ms), so that a client that asks
+for one gets no shorter holds by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleTime:
+    """A response that must be held."""
+
+    due_ms: float
+    """When it may leave."""
+    delay_ms: int
+    """For how long it is held; whole milliseconds, above 0."""
+    kind: QuotaKind
+    entity: str
+
+
+def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
+    """Return the charge with the latest due time: quotas never add up. None if none holds."""
+    return max(
+        (charge for charge in charges if charge is not None),
+        key=lambda charge: charge.due_ms,
+        default=None,
+    )
+
+
+class ClientQuotas:
+    """The quotas of one client, shared by its connections; made by `QuotaManager.client`."""
+
+    __slots__ = (
+        *("_longest_hold_ms", "_manager", "generation", "identity", "matches", "meters", "users"),
+    )
+
+    def __init__(self, manager: "QuotaManager", identity: ClientIdentity) -> None:
+        self.identity = identity
+        self._manager = manager
+        self.users = 0
+        """How many have it from the manager and have not closed it."""
+        self.generation = -1
+        """The update of the manager's rules that `matches` is of."""
+        self.matches: dict[QuotaKind, Match] = {}
+        self.meters: dict[QuotaKind, Meter] = {}
+        """The sensors that its latest traffic was charged to."""
+        self._longest_hold_ms = math.inf
+
+    def has(self, kind: QuotaKind) -> bool:
+        """Return whether a rule bounds this kind of the client's traffic."""
+        return kind in self._matches_in_force()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a rule bounds any of the client's traffic."""
+        return bool(self._matches_in_force())
+
+    def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+        """Record traffic; return how to hold the response that it belongs to, None to let it go.
+
+        Call it once for each response, also when that will not be held.
+
+        Args:
+            kind: which quota to charge.
+            value: bytes; for `request_percentage` the milliseconds that the upstream was busy.
+            now_ms: the monotonic time; it must not go back.
+
+        """
+        meter = self._meter(kind, now_ms)
+        if meter is None:
+            return None
+        if kind.is_time:
+            value /= BUSY_MS_PER_PERCENT
+        delay_ms = round(min(meter.hold_ms(value, now_ms), self._longest_hold_ms))
+        if meter.violated:
+            meter.violated = False
+            self._manager.count_violation(meter)
+        if not delay_ms:
+            return None
+        return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
+
+    def admit(
+        self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
+    ) -> bool:
+        """Return whether a request may be sent on; if not, `waiter` is told when to ask again.
+
+        Ask before the request costs anything; then it is to be charged.
+
+        Args:
+            kinds: of the quotas that bound the request or its response.
+            waiter: of the connection; the same one for all its requests.
+            now_ms: the monotonic time.
+            holds: whether the response to a Fetch is held, so that it may be asked for ahead.
+
+        """
+        meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
+        for meter in meters:
+            is_fetched = meter.kind is QuotaKind.CONSUMER_BYTE_RATE
+            ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
+            if not meter.gate.lets(waiter, ahead_ms, now_ms):
+                if waiter.gate is not meter.gate:
+                    waiter.leave(now_ms)
+                meter.gate.join(waiter, ahead_ms, now_ms)
+                waiter.kind, waiter.entity = meter.kind, meter.entity
+                return False
+        waiter.leave(now_ms)
+        return True
+
+    def grant(
+        self, asked_bytes: int, last_bytes: int | None, now_ms: float
+    ) -> tuple[int, InFlightFetch | None]:
+        """Return how many bytes a Fetch may ask for, and what then counts until its response.
+
+        Args:
+            asked_bytes: by the client.
+            last_bytes: of the last Fetch response on the connection; None if there was none.
+            now_ms: the monotonic time.
+
+        """
+        meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
+        if meter is None:
+            return asked_bytes, None
+        granted_bytes = meter.gate.grant(asked_bytes, now_ms)
+        return granted_bytes, meter.gate.expect(last_bytes, now_ms)
+
+    def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
+        """Return for how many milliseconds a response is held that comes now; 0 or more."""
+        meter = self._meter(kind, now_ms)
+        return meter.owed_ms(now_ms) if meter is not None else 0.0
+
+    def is_paced(self, kind: QuotaKind) -> bool:
+        """Return whether the client is over its quota of this kind, or was until just now."""
+        meter = self.meters.get(kind)
+        return meter is not None and meter.pacer.is_pacing
+
+    def joined(self, session_timeout_ms: float) -> None:
+        """Hold no response for longer than a member of a group with this timeout may be silent."""
+        longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS
+        self._longest_hold_ms = min(self._longest_hold_ms, longest_ms)
+
+    def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
+        """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""
+        match = self._matches_in_force().get(kind)
+        if match is None:
+            return None
+        meter = self.meters.get(kind)
+        if meter is None or meter.sensor.retired:
+            meter = self.meters[kind] = self._manager.meter(kind, match, now_ms)
+        return meter
+
+    def _matches_in_force(self) -> dict[QuotaKind, Match]:
+        """Return the matches, looked up again if the rules have changed."""
+        if self.generation != self._manager.generation:
+            self.resolve()
+        return self.matches
+
+    def close(self) -> None:
+        """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
+        self.users -= 1
+        if self.users == 0:
+            self._manager.forget(self)
+
+    def resolve(self) -> None:
+        """Look the rules up again."""
+        self.generation = self._manager.generation
+        self.meters.clear()
+        matches = ((kind, self._manager.table.match(kind, self.identity)) for kind in QuotaKind)
+        self.matches = {kind: match for kind, match in matches if match is not None}
+        if self.users:
+            self._manager.note(self)

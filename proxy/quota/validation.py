@@ -1,0 +1,115 @@
+"""What makes a quota rule: the one set of checks for the file, for overrides, and for `Rule`."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from .entities import DEFAULT, QuotaKind
+from .values import BadValueError, choice_parser, parse_text, shown
+
+RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
+"""What a rule can ask of a client."""
+
+parse_scope = choice_parser("each", "shared")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProblem:
+    """What is wrong with a rule as a whole."""
+
+    key: str
+    """Below which key of the rule; empty for the rule itself."""
+    message: str
+    fix: str
+
+
+def find_key_problems(keys: Collection[str]) -> Iterator[RuleProblem]:
+    """Yield what is wrong with the keys that a rule names."""
+    if not keys:
+        every = f"client-id: {DEFAULT} fits every client"
+        fix = f"add one of {', '.join(RULE_KEYS)}; {every}"
+        yield RuleProblem("", "fits no client: it has no key", fix)
+    if "client-id" in keys and "client-id-prefix" in keys:
+        yield RuleProblem("", "has both client-id and client-id-prefix", "keep one of the two")
+
+
+def find_bound_problems(
+    keys: Collection[str], bounds: Collection[str], *, shared: bool = False, adaptive: bool = False
+) -> Iterator[RuleProblem]:
+    """Yield what is wrong with which quotas a rule sets, for one with these keys."""
+    if not bounds and not adaptive:  # an adaptive rule lacks a certain one, which is said below
+        yield RuleProblem("", "sets no quota", f"add one of {', '.join(QuotaKind)}")
+    if not adaptive:
+        return
+    if QuotaKind.CONSUMER_BYTE_RATE not in bounds:
+        yield RuleProblem(
+            "adaptive",
+            "has no bound to stay below",
+            "add consumer_byte_rate to the rule, the most that the query may ever read",
+        )
+    if shared:
+        yield RuleProblem(
+            "adaptive",
+            "does not go with scope shared, as each query has batches of its own",
+            "remove scope: shared",
+        )
+    if "client-id" not in keys and "client-id-prefix" not in keys:
+        yield RuleProblem(
+            "adaptive",
+            "names no query: a query is known by its client id",
+            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client",
+        )
+
+
+def parse_prefix(value: object) -> str:
+    """Return the text of a client id prefix. Raises BadValueError for anything else."""
+    prefix = parse_text(value)
+    if prefix == DEFAULT:
+        raise BadValueError(f"{DEFAULT} is no prefix", f"write client-id: {DEFAULT}")
+    return prefix
+
+
+def check_keys(keys: Mapping[str, object]) -> None:
+    """Raise BadValueError unless these are keys with values that one rule can have."""
+    for key, value in keys.items():
+        if key not in RULE_KEYS:
+            raise BadValueError(f"{shown(key)} is not known here", f"use {', '.join(RULE_KEYS)}")
+        try:
+            text = parse_prefix(value) if key == "client-id-prefix" else parse_text(value)
+            text.encode()
+        except BadValueError as error:
+            raise BadValueError(f"{key}: {error.message}", error.fix) from None
+        except UnicodeEncodeError:
+            raise BadValueError(f"{key} is not valid text: {value!r}", "write UTF-8") from None
+    for problem in find_key_problems(keys):
+        raise BadValueError(problem.message, problem.fix)
+
+
+def parse_bounds(
+    bounds: Mapping[QuotaKind, object] | Mapping[str, object],
+) -> dict[QuotaKind, float]:
+    """Return bounds that are numbers: bytes per second, or percent.
+
+    Raises BadValueError for an unknown quota type, and for what is no finite number above 0.
+    """
+    parsed: dict[QuotaKind, float] = {}
+    for kind, bound in bounds.items():
+        if kind not in list(QuotaKind):
+            raise BadValueError(f"{shown(kind)} is not known here", f"use {', '.join(QuotaKind)}")
+        number = finite(bound)
+        if number is None or number <= 0:
+            raise BadValueError(f"{kind} is {bound!r}", "give a finite number above 0")
+        parsed[QuotaKind(kind)] = number
+    return parsed
+
+
+def finite(value: object) -> float | None:
+    """Return a finite number as it is, and None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

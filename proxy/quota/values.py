@@ -1,0 +1,157 @@
+"""Values as people write them: sizes such as `10MiB`, numbers, and what to say of a bad one."""
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final
+
+SIZE_UNITS: Final = {
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+"""Bytes in each unit of size. Case counts: `mB` is nothing that anyone means."""
+
+MAX_SIZE_BYTES: Final = 2**63 - 1
+"""The largest size: what a signed 64 bit counter, Kafka's own type for sizes, can hold."""
+
+MAX_NUMBER: Final = 10**12
+"""The largest rate, gain or percentage: more is a slip, and far more overflows what is computed."""
+
+NUMBER_AND_UNIT: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>.*)", re.ASCII)
+
+_SIZE_FIX = f"write whole bytes, or a number and one of {' '.join(SIZE_UNITS)}, such as 10MiB"
+_EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE][-+]?[0-9]+", re.ASCII)
+"""A number with an exponent. PyYAML takes most of them for text; Helm writes small numbers so."""
+_SHOWN_LENGTH = 60
+
+
+class BadValueError(ValueError):
+    """A value that cannot be used: `message` says what is wrong with it, `fix` how to mend it."""
+
+    def __init__(self, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+
+def shown(value: object) -> str:
+    """Name a value in a message: text in quotes, a collection by its kind."""
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case str():
+            more = "..." if len(value) > _SHOWN_LENGTH else ""
+            return f'"{value[:_SHOWN_LENGTH]}{more}"'
+        case int() if abs(value) >= 10**_SHOWN_LENGTH:
+            return f"a number of more than {_SHOWN_LENGTH} digits"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse_size(value: object) -> int:
+    """Read a size: a whole number of bytes, or a number and a unit from `SIZE_UNITS`.
+
+    A fraction such as `1.5MiB` is rounded to whole bytes.
+
+    Returns:
+        Bytes, from 1 to `MAX_SIZE_BYTES`.
+
+    Raises:
+        BadValueError: for anything else.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise BadValueError(f"{shown(value)} is not a size", _SIZE_FIX)
+    size = Decimal(value) if isinstance(value, int) else _size_in_bytes(value)
+    size_bytes = int(size.to_integral_value())
+    if size_bytes <= 0:
+        raise BadValueError(f"{shown(value)} is not above 0 bytes", _SIZE_FIX)
+    if size_bytes > MAX_SIZE_BYTES:
+        raise BadValueError(f"{shown(value)} is larger than 2^63-1 bytes", "write a smaller size")
+    return size_bytes
+
+
+def _size_in_bytes(text: str) -> Decimal:
+    match = NUMBER_AND_UNIT.fullmatch(text)
+    if match is None:
+        raise BadValueError(f"{shown(text)} is not a size", _SIZE_FIX)
+    number, unit = match["number"], match["unit"]
+    if unit in SIZE_UNITS:
+        return Decimal(number) * SIZE_UNITS[unit]
+    if unit:
+        raise BadValueError(f"{shown(text)} is not a size", _likely_sizes(number, unit.strip()))
+    if "." in number:
+        raise BadValueError(f"{shown(text)} is a fraction of bytes", _SIZE_FIX)
+    return Decimal(number)
+
+
+def _likely_sizes(number: str, unit: str) -> str:
+    """Return what `10mb`, `10M` or `10MiB/s` may have meant."""
+    binary = unit[1:2].lower() == "i"
+    likely = [
+        f"{number}{name} ({int(Decimal(number) * size_bytes):,} bytes)"
+        for name, size_bytes in SIZE_UNITS.items()
+        if name[0].lower() == unit[:1].lower() and ("i" in name or not binary)
+    ]
+    return f"write {' or '.join(likely)}" if likely else _SIZE_FIX
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size in the shortest form that `parse_size` reads back unchanged."""
+    units = (name for name, of_unit in SIZE_UNITS.items() if size_bytes % of_unit == 0)
+    return min(
+        (str(size_bytes), *(f"{size_bytes // SIZE_UNITS[name]}{name}" for name in units)), key=len
+    )
+
+
+def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[object], float]:
+    """Return a parser of numbers above 0, or with `zero` from 0 on, up to `MAX_NUMBER`.
+
+    It raises BadValueError for all else; `what` is such as "a rate".
+    """
+
+    def parse(value: object) -> float:
+        number = value
+        if isinstance(value, str) and _EXPONENT.fullmatch(value):
+            number = float(value)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise BadValueError(f"{shown(value)} is not {what}", fix)
+        if not 0 <= number < math.inf or not (number or zero):  # NaN fits no comparison
+            raise BadValueError(
+                f"{shown(value)} is not {what} {'of 0 or more' if zero else 'above 0'}", fix
+            )
+        if number > MAX_NUMBER:
+            raise BadValueError(f"{shown(value)} is too large", f"write at most {MAX_NUMBER}")
+        return float(number)
+
+    return parse
+
+
+def parse_text(value: object) -> str:
+    """Return text that is not empty. Raises BadValueError for anything else."""
+    if not isinstance(value, str):
+        raise BadValueError(f"{shown(value)} is not text", "put it in quotes")
+    if not value:
+        raise BadValueError("is empty text", "write a name")
+    return value
+
+
+def choice_parser(*choices: str) -> Callable[[object], str]:
+    """Return a parser of a word that is one of the choices; it raises BadValueError."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise BadValueError(
+                f"{shown(value)} is not known here", f"write {' or '.join(choices)}"
+            )
+        return value
+
+    return parse

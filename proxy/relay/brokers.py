@@ -1,0 +1,152 @@
+"""The brokers behind the proxy: whether they answer, and each one's real address."""
+
+import asyncio
+import ssl
+
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from structlog import get_logger
+
+from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
+from proxy.relay.channel import Channel, TlsChannel
+
+PROBE_INTERVAL_S = 10.0
+"""Between probes while the cluster answers."""
+
+RETRY_INTERVAL_S = 1.0
+"""Between probes while it does not."""
+
+UNANSWERED_AFTER_S = 1.0
+"""A broker's address that has not answered for so long is in doubt. Some clients give up at the
+same time as we do, so the end of `connect_timeout` would be too late to see it."""
+
+_API_VERSIONS_VERSION = 0
+_METADATA_VERSION = 1
+
+_log = get_logger(__name__)
+
+
+class Brokers:
+    """Connects clients to their brokers, and probes the cluster.
+
+    Addresses come from every response that passes, and from the probe where the proxy is logged in,
+    or the cluster lets one ask without.
+
+    Args:
+        bootstrap: the way into the cluster. Clients log in for themselves.
+        splice: whether the kernel may move bytes of plain connections.
+
+    """
+
+    def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
+        self.bootstrap = bootstrap
+        self.reachable = False
+        """Whether the last probe was answered."""
+        self.refusal: str | None = None
+        """Why the last probe could not log in; None when that is not what went wrong."""
+        self.addresses: dict[int, Address] = {}
+        """Real address by node id."""
+        self.unanswered: set[int] = set()
+        """Brokers whose address did not answer when it was dialled last."""
+        self._splice = splice
+        self._probed = False
+        self._may_ask_metadata = True
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Set a broker's real address, which is beyond doubt until it does not answer."""
+        self.unanswered.discard(node_id)
+        if self.addresses.get(node_id) != (host, port):
+            self.addresses[node_id] = (host, port)
+            _log.info("broker learned", node_id=node_id, host=host, port=port)
+
+    def knows(self, node_id: int) -> bool:
+        """Return whether this broker's address is known."""
+        return node_id in self.addresses
+
+    async def connect(self, node_id: int | None) -> Channel:
+        """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
+
+        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S seconds; an answer, or
+        its address from the cluster, ends the doubt. Raises UpstreamError.
+        """
+        address = self.addresses.get(node_id) if node_id is not None else None
+        if node_id is None or address is None:
+            sock = (await self.bootstrap.connect(log_in=False)).sock
+        else:
+            sock = (await self._connect(node_id, address)).sock
+        if isinstance(sock, ssl.SSLSocket):
+            return TlsChannel(sock)
+        return Channel(sock, spliceable=self._splice)
+
+    async def monitor(self) -> None:
+        """Probe the cluster until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(2 * self.bootstrap.connect_timeout_s):
+                    await self._probe()
+                self._probe_ended(error=None)
+            except Exception as error:  # who knows what answers at that address
+                self._probe_ended(error)
+            await asyncio.sleep(PROBE_INTERVAL_S if self.reachable else RETRY_INTERVAL_S)
+
+    def _probe_ended(self, error: Exception | None) -> None:
+        is_refused = isinstance(error, UpstreamError) and error.reason == LOGIN_REFUSED
+        refusal = str(error) if is_refused else None
+        if error is None and not self.reachable:
+            _log.info("cluster reachable", brokers=len(self.addresses))
+        elif error is not None and (
+            self.reachable or not self._probed or (refusal and refusal != self.refusal)
+        ):
+            _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
+            self._may_ask_metadata = True  # what is there next may let us
+        self.reachable, self.refusal = error is None, refusal
+        self._probed = True
+
+    async def _connect(self, node_id: int, address: Address) -> BrokerConnection:
+        limit_s = self.bootstrap.connect_timeout_s
+        if node_id in self.unanswered:
+            limit_s = min(limit_s, UNANSWERED_AFTER_S)
+        overdue = asyncio.get_running_loop().call_later(
+            UNANSWERED_AFTER_S, self._doubt, node_id, address
+        )
+        try:
+            connection = await self.bootstrap.connect((address,), limit_s=limit_s, log_in=False)
+        except UpstreamError as error:
+            if error.reason != LOCAL:
+                self._doubt(node_id, address)
+            raise
+        finally:
+            overdue.cancel()
+        self.unanswered.discard(node_id)
+        return connection
+
+    def _doubt(self, node_id: int, address: Address) -> None:
+        if self.addresses[node_id] == address:  # the cluster has named no other in the meantime
+            self.unanswered.add(node_id)
+
+    async def _probe(self) -> None:
+        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
+        connection = await self.bootstrap.connect()
+        try:
+            await self._ask(connection)
+        except BaseException:  # also when it is out of time; it lets connect, and does not serve
+            self.bootstrap.failed(connection.broker)
+            raise
+        finally:
+            connection.close()
+
+    async def _ask(self, connection: BrokerConnection) -> None:
+        limit_s = 2 * self.bootstrap.connect_timeout_s  # as the whole probe
+        await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
+        if not self._may_ask_metadata:
+            return
+        try:
+            response = await connection.ask(MetadataRequest[_METADATA_VERSION](topics=[]), limit_s)
+        except UpstreamError as error:
+            if self.bootstrap.login is not None or error.reason != CLOSED:
+                raise
+            self._may_ask_metadata = False  # it wants a login first
+            return
+        for broker in response.brokers:
+            self.learn(broker.node_id, broker.host, broker.port)

@@ -1,0 +1,88 @@
+"""The clients that are connected, or were lately, and their byte counters."""
+
+from collections import Counter as Tally
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from prometheus_client import Counter
+
+from metrics import BoundedLabels
+from metrics.clock import clock_ms
+from metrics.sensor import DEFAULT_EXPIRY_MS
+from proxy.quota.entities import ClientIdentity
+from proxy.wire.apis import api_name
+
+MAX_GONE_CLIENTS = 10_000
+"""Clients that left whose byte counters are kept; of more the first to leave are dropped."""
+
+
+class ClientRegistry:
+    """Who uses which byte counters.
+
+    Args:
+        bytes_total: the metric of that name.
+
+    """
+
+    def __init__(self, bytes_total: BoundedLabels[Counter]) -> None:
+        self._bytes_total = bytes_total
+        self._users: dict[ClientIdentity, int] = {}
+        # In the order of their leaving. Not a dict, which is slow to find its first key once many
+        # before that were deleted.
+        self._gone_ms: OrderedDict[ClientIdentity, float] = OrderedDict()
+        # How many of both have a client id.
+        self._client_ids: Tally[str | None] = Tally()
+
+    @property
+    def connected(self) -> int:
+        """How many clients are connected, each with any number of connections."""
+        return len(self._users)
+
+    def knows(self, client_id: str) -> bool:
+        """Return whether a client with this id is connected, or was within the hour."""
+        return client_id in self._client_ids
+
+    def came(self, identity: ClientIdentity) -> None:
+        """Record that a connection uses this client's byte counters."""
+        users = self._users.get(identity, 0)
+        self._users[identity] = users + 1
+        if not users and self._gone_ms.pop(identity, None) is None:
+            self._client_ids[identity.client_id] += 1
+
+    def left(self, identity: ClientIdentity) -> None:
+        """Record that a connection does so no longer."""
+        self._users[identity] -= 1
+        if not self._users[identity]:
+            del self._users[identity]
+            self._gone_ms[identity] = clock_ms()
+            if len(self._gone_ms) > MAX_GONE_CLIENTS:
+                self._forget(next(iter(self._gone_ms)))
+
+    def byte_counter(self, identity: ClientIdentity, api_key: int) -> Counter:
+        """Return the child of bytes_total for a client and an API."""
+        return self._bytes_total.of(
+            identity.listener, identity.user or "", identity.client_id or "", api_name(api_key)
+        )
+
+    def forgetting(self, now_ms: float) -> Iterator[ClientIdentity]:
+        """Drop the byte counters of clients that left an hour ago, which makes room for others.
+
+        Yields each when that is done. Other calls may come between two steps.
+        """
+        while self._gone_ms:
+            identity, gone_ms = next(iter(self._gone_ms.items()))
+            if now_ms - gone_ms < DEFAULT_EXPIRY_MS:
+                return
+            self._forget(identity)
+            yield identity
+
+    def _forget(self, identity: ClientIdentity) -> None:
+        del self._gone_ms[identity]
+        self._client_ids[identity.client_id] -= 1
+        if not self._client_ids[identity.client_id]:
+            del self._client_ids[identity.client_id]
+        self._bytes_total.forget(
+            listener=identity.listener,
+            user=identity.user or "",
+            client_id=identity.client_id or "",
+        )

@@ -1,0 +1,74 @@
+"""What the relay shows of the messages of some clients, and to whom: an interceptor.
+
+The relay does not know what for. It shows the requests that the interceptor wants to see, and the
+response to each: either taken whole, which may be replaced and may have to wait, or, to a Fetch,
+all but the record data as it passes.
+"""
+
+from typing import Protocol
+
+from proxy.quota.entities import ClientIdentity
+from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.fetch_response import FetchObserver
+from proxy.wire.frames import RequestHead
+
+INTERCEPTED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
+"""Whose requests an interceptor may ask for."""
+
+
+class SeenRequest:
+    """A request that was shown; subclasses say what its response goes through."""
+
+    __slots__ = ()
+
+    takes_whole = True
+    """Its response is taken into memory; if not, it answers a Fetch and is walked."""
+
+    def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
+        """Return for how long a whole response should still wait; 0: not at all."""
+        return 0.0
+
+    def measured(self, count: int) -> None:
+        """Record how many bytes the response to a Fetch has; its record data comes later."""
+
+    def held(self, start_ms: float, due_ms: float) -> None:
+        """Record that the response to a Fetch is held from when to when."""
+
+    def observer(self, now_ms: float) -> FetchObserver | None:  # noqa: ARG002
+        """Return who is shown the response to a Fetch as it passes."""
+        return None
+
+    def response(self, version: int, frame: bytes, now_ms: float) -> bytes:  # noqa: ARG002
+        """Return a whole response as the client may see it. Raises MalformedResponse."""
+        return frame
+
+
+class ClientInterceptor(Protocol):
+    """Who is shown the messages of one client on one connection."""
+
+    def wants(self, api_key: int, now_ms: float) -> bool:
+        """Return whether a request of this API, one of INTERCEPTED_APIS, is to be shown."""
+        ...
+
+    def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
+        """Read a request that is about to be sent on. Raises MalformedFrame."""
+        ...
+
+    def gated(self, start_ms: float, now_ms: float) -> None:
+        """Record that a Fetch request has waited at a quota's gate since `start_ms`."""
+        ...
+
+    def close(self) -> None:
+        """Forget the connection."""
+        ...
+
+
+class Interceptor(Protocol):
+    """Sees the messages of clients. Times are monotonic."""
+
+    def client(self, identity: ClientIdentity, node_id: int | None) -> ClientInterceptor:
+        """Return who is shown the messages of a client on a connection to a broker.
+
+        `node_id` is None for a connection to the bootstrap port.
+        """
+        ...

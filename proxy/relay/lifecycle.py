@@ -1,0 +1,89 @@
+"""The states of a connection pair, the moves between them, and why its requests are not read.
+
+Without I/O: `Connection` records here what happens to it, and is told what that allows.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, Flag, auto
+
+
+class State(Enum):
+    """Where a pair is in its life."""
+
+    NEW = "new"
+    """Its first request has not been read."""
+    DIALLING = "dialling"
+    """That request waits for the broker's connection."""
+    OPEN = "open"
+    DRAINING = "draining"
+    """No further requests are taken; answers in flight still go out, and are held no more."""
+    LINGERING = "lingering"
+    """All answers are out; the client is to close its side."""
+    CLOSED = "closed"
+
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.NEW: frozenset({State.DIALLING, State.CLOSED}),
+    State.DIALLING: frozenset({State.OPEN, State.CLOSED}),
+    State.OPEN: frozenset({State.DRAINING, State.CLOSED}),
+    State.DRAINING: frozenset({State.LINGERING, State.CLOSED}),
+    State.LINGERING: frozenset({State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+"""The states that may follow each state."""
+
+
+class Pause(Flag):
+    """Why the requests of an open pair are not read; all its pauses must end first."""
+
+    NONE = 0
+    FULL = auto()
+    """Too many requests are in flight."""
+    MUTED = auto()
+    """The client's throttle time runs (KIP-219)."""
+    LOGIN = auto()
+    """Who the client is shows with the answer to its login."""
+    GATED = auto()
+    """The client owes a quota too much."""
+    SERIAL = auto()
+    """The client is over its request_percentage: one request at a time, as a broker takes them."""
+
+
+UNANSWERED = Pause.FULL | Pause.SERIAL
+"""Pauses that end when requests are answered."""
+
+HELD_BACK = Pause.MUTED | Pause.GATED
+"""Pauses that a client cannot end."""
+
+
+class Lifecycle:
+    """One pair's state, and its pauses while it is open."""
+
+    __slots__ = ("pauses", "state")
+
+    def __init__(self) -> None:
+        self.state = State.NEW
+        self.pauses = Pause.NONE
+
+    def move(self, to: State) -> None:
+        """Enter a state, without pauses. Raises ValueError when MOVES does not have the move."""
+        if to not in MOVES[self.state]:
+            raise ValueError(f"no move from {self.state.value} to {to.value}")
+        self.state = to
+        self.pauses = Pause.NONE
+
+    def pause(self, reason: Pause) -> None:
+        """Add a pause. Raises ValueError unless the pair is open."""
+        if self.state is not State.OPEN:
+            raise ValueError(f"no pause {reason} when {self.state.value}")
+        self.pauses |= reason
+
+    def unpause(self, reason: Pause) -> bool:
+        """End a pause, if there is one; return whether requests are to be read again."""
+        self.pauses &= ~reason
+        return self.state is State.OPEN and not self.pauses
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it is the proxy that keeps the client waiting."""
+        return self.state is State.DIALLING or bool(self.pauses & HELD_BACK)

@@ -1,0 +1,135 @@
+"""Who the client of one connection is: its first client id, and the user that it logs in as."""
+
+from zlib import crc32
+
+from prometheus_client import Counter
+from structlog import get_logger
+
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import ClientIdentity
+from proxy.relay.interceptor import ClientInterceptor
+from proxy.relay.services import Services
+from proxy.wire.frames import RequestHead
+from proxy.wire.sasl import SaslExchange
+
+MAX_CLIENT_ID_CHARS = 255
+"""A longer client id is known by its start and a checksum: it goes into labels and log lines."""
+
+_log = get_logger(__name__)
+
+
+class ClientSession:
+    """The client of one connection: its quotas, its byte counters, and who sees its messages."""
+
+    __slots__ = ("_bytes", "_clients", "identity", "interceptor", "last_fetch_bytes", "quotas")
+
+    def __init__(self, services: Services, identity: ClientIdentity, node_id: int | None) -> None:
+        self.identity = identity
+        self.quotas: ClientQuotas = services.quotas.client(identity)
+        self.interceptor: ClientInterceptor | None = None
+        if services.interceptor is not None:
+            self.interceptor = services.interceptor.client(identity, node_id)
+        self._clients = services.clients
+        self._bytes: dict[int, Counter] = {}
+        self.last_fetch_bytes: int | None = None
+        """Length of the last Fetch response; None before the first, and where no quota asks."""
+        services.clients.came(identity)
+
+    def count_bytes(self, api_key: int, count: int) -> None:
+        """Add to bytes_total."""
+        counter = self._bytes.get(api_key)
+        if counter is None:
+            counter = self._bytes[api_key] = self._clients.byte_counter(self.identity, api_key)
+        counter.inc(count)
+
+    def close(self) -> None:
+        """Give the quotas and counters back."""
+        self.quotas.close()
+        if self.interceptor is not None:
+            self.interceptor.close()
+        self._clients.left(self.identity)
+
+
+class Identification:
+    """Follows what a connection says of its client.
+
+    Args:
+        services: of the proxy.
+        listener: that the client came through.
+        node_id: of the broker whose port it came to; None: bootstrap.
+        peer: the client's IP address, for the log.
+        user: that its TLS certificate names; None without one.
+
+    """
+
+    def __init__(
+        self, services: Services, listener: str, node_id: int | None, peer: str, user: str | None
+    ) -> None:
+        self._services = services
+        self._listener = listener
+        self._node_id = node_id
+        self._peer = peer
+        self._user = user
+        self._client_id: str | None = None
+        self._is_warned = False
+        self._session: ClientSession | None = None
+        self._sasl: SaslExchange | None = None
+
+    def session(self, client_id: str | None) -> ClientSession:
+        """Return the client's session. The first client id that is not empty counts from then on.
+
+        Kafka's clients use one for each connection. With several a client could have a quota for
+        each request.
+        """
+        session = self._session
+        if session is not None:
+            if client_id == self._client_id:
+                return session
+            if self._client_id:
+                self._warn(client_id)
+                return session
+            session.close()
+        self._client_id = client_id
+        identity = ClientIdentity(self._listener, self._user, _shortened(client_id))
+        self._session = ClientSession(self._services, identity, self._node_id)
+        return self._session
+
+    def login_request(self, head: RequestHead, frame: bytes) -> bool:
+        """Read a SASL request; return whether what follows is no Kafka frames, but raw tokens."""
+        if self._sasl is None:
+            self._sasl = SaslExchange()
+        self._sasl.request(head, frame)
+        return self._sasl.is_raw
+
+    def login_response(self, api_key: int, version: int, frame: bytes) -> None:
+        """Read a SASL response; after the last one the user is known."""
+        assert self._sasl is not None
+        self._sasl.response(api_key, version, frame)
+        principal = self._sasl.principal
+        if principal is not None and principal != self._user:
+            self._user = principal
+            self.close()
+
+    def close(self) -> None:
+        """Close the session; the next request begins another one."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _warn(self, client_id: str | None) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            _log.warning(
+                "client id changes within a connection, the first one counts",
+                first=self._client_id,
+                now=_shortened(client_id),
+                reason="client_id",
+                peer=self._peer,
+                listener=self._listener,
+            )
+
+
+def _shortened(client_id: str | None) -> str | None:
+    if client_id is None or len(client_id) <= MAX_CLIENT_ID_CHARS:
+        return client_id
+    return f"{client_id[:MAX_CLIENT_ID_CHARS]}~{crc32(client_id.encode()):08x}"

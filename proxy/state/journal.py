@@ -1,0 +1,132 @@
+"""What of a part's state is to be written, and how its records are keyed and read."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+
+from .store import SEPARATOR, Json, Record
+
+Item = TypeVar("Item", bound=Hashable)
+Form = TypeVar("Form", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat(Generic[Form]):
+    """The records of one kind: `NAMESPACE/PART/PART...` is their key, a pydantic model their form.
+
+    Args:
+        namespace: what all keys begin with, without its separator.
+        version: of the form.
+        form: checks what is read. What is written is not checked: there may be thousands.
+
+    """
+
+    namespace: str
+    version: int
+    form: type[Form]
+
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with."""
+        return self.namespace + SEPARATOR
+
+    def key(self, *parts: object) -> str:
+        """Return the key of a record; each part is quoted as in URLs."""
+        return SEPARATOR.join((self.namespace, *map(_quoted, parts)))
+
+    def record(self, parts: tuple[object, ...], value: Json) -> Record:
+        """Return the record of these parts; `value` is what the form reads."""
+        return Record.of(self.key(*parts), value, self.version)
+
+    def read(self, record: Record) -> Form:
+        """Return what a record says. Raises ValueError with what is wrong with it, for people."""
+        if record.version != self.version:
+            raise ValueError(
+                f"it has form {record.version}, this version of quota-proxy knows {self.version}"
+            )
+        try:
+            return self.form.model_validate_json(record.text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+class Journal(Generic[Item]):
+    """Which records of a part are out of date, between two writes.
+
+    An item stands for one record: what it says is asked for when it is written.
+
+    Args:
+        record_of: makes the record of an item; None when it is to have none.
+        key_of: its record's key.
+
+    """
+
+    def __init__(
+        self, record_of: Callable[[Item], Record | None], key_of: Callable[[Item], str]
+    ) -> None:
+        self._record_of = record_of
+        self._key_of = key_of
+        self._changed: dict[Item, None] = {}
+        self._deletes: dict[str, None] = {}
+        self._taken: tuple[dict[Item, None], dict[str, None]] = {}, {}
+
+    def __bool__(self) -> bool:
+        return bool(self._changed or self._deletes)
+
+    def mark_changed(self, item: Item) -> None:
+        """Record that an item's record is out of date."""
+        self._changed[item] = None
+
+    def mark_removed(self, item: Item) -> None:
+        """Record that an item is gone: its record is to be deleted."""
+        self._changed.pop(item, None)
+        self._deletes[self._key_of(item)] = None
+
+    def mark_deleted(self, key: str) -> None:
+        """Record that the record of a key is to be deleted, unless it is written anew."""
+        self._deletes[key] = None
+
+    def take(self, max_items: int | None = None) -> tuple[list[Record], list[str]]:
+        """Return what to write and which keys to delete, since the last call.
+
+        Args:
+            max_items: the most items that are looked at; what is left comes with the next call.
+                Keys to delete come with the last of them: what replaces them is written by then.
+                None: all at once.
+
+        """
+        changed = dict.fromkeys(islice(self._changed, max_items))
+        for item in changed:
+            del self._changed[item]
+        deletes: dict[str, None] = {}
+        if not self._changed:
+            deletes, self._deletes = self._deletes, {}
+        self._taken = changed, deletes
+        records: list[Record] = []
+        gone = dict(deletes)
+        for item in changed:
+            record = self._record_of(item)
+            if record is None:
+                gone[self._key_of(item)] = None
+            else:
+                records.append(record)
+                self._deletes.pop(record.key, None)
+        written = {record.key for record in records}
+        return records, [key for key in gone if key not in written]
+
+    def give_back(self) -> None:
+        """Put back what the last `take` returned: it could not be written."""
+        changed, deletes = self._taken
+        self._taken = {}, {}
+        self._changed = changed | self._changed
+        self._deletes = deletes | self._deletes
+
+
+def _quoted(part: object) -> str:
+    return quote(str(part), safe="", errors="surrogatepass")

@@ -1,0 +1,388 @@
+"""Follow a Fetch response through its bytes without holding it.
+
+Only lengths and counts are read; everything between them is skipped, so that record data can go
+from socket to socket unseen. What is looked for is the tag section at the end of the body: from
+version 16 on it may carry broker addresses (KIP-951). An observer also gets what the response says
+of each partition.
+"""
+
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Protocol, TypeAlias
+
+from proxy.wire.apis import APIS, FETCH
+from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
+from proxy.wire.layout import (
+    INCOMPLETE,
+    MAX_UVARINT_BYTES,
+    Buffer,
+    read_tags,
+    read_uvarint,
+    response_layout,
+    write_uvarint,
+)
+from proxy.wire.malformed import MalformedResponse
+from proxy.wire.produce import end_of_batches
+
+FILLER_TAGS = (2**14 - 1, 2**21 - 1)
+"""Numbers of the tagged field that fills the place of a removed one; clients skip numbers that they
+do not know (KIP-482). Kafka counts up from 0, so these are far off. The first takes two bytes, the
+second three: where one cannot make up a length in shortest form, the other can."""
+
+MAX_NAME_BYTES = 2**15 - 1
+"""Of a topic's name, which is held back for an observer; Kafka's limit for all strings."""
+
+_NODE_ENDPOINTS_TAG = 0
+
+_HEAD_FIELDS = (
+    "partition_index",
+    "error_code",
+    "high_watermark",
+    "last_stable_offset",
+    "log_start_offset",
+)
+_FURTHER_FIELDS = ("aborted_transactions", "preferred_read_replica", "records")
+"""Of a partition, in wire order. Old versions lack some."""
+
+
+class FetchObserver(Protocol):
+    """Gets what a response says. The walker's bytes do not depend on it."""
+
+    def session(self, error_code: int, session_id: int) -> None:
+        """Take what is said of the whole response, before any partition; from version 7 on."""
+
+    def partition(self, fetched: FetchedPartition) -> None:
+        """Take a partition as soon as the length of its records is known; once for each."""
+
+
+class FetchWalker:
+    """Reads a Fetch response's body piece by piece, holding no more than the start of a field.
+
+    With an observer it also holds one topic's name, and copies of the fields that are shown.
+    """
+
+    __slots__ = (
+        *("_all_shown", "_is_ended", "_is_tagged", "_walk"),
+        *("held", "opaque_bytes", "remaining_bytes"),
+    )
+
+    remaining_bytes: int
+    """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
+
+    opaque_bytes: int
+    """How many of the next bytes need not be shown and may be passed over with `skip`."""
+
+    held: bytes
+    """The start of a field whose rest has not come."""
+
+    def __init__(
+        self, version: int, body_bytes: int, observer: FetchObserver | None = None
+    ) -> None:
+        """Start at a body of this length: what the frame has behind its header.
+
+        Raises ValueError for a version that the schemas do not know.
+        """
+        form = _form(version)
+        self.remaining_bytes = body_bytes
+        self.opaque_bytes = 0
+        self.held = b""
+        self._is_ended = False
+        self._is_tagged = form.is_tagged
+        self._all_shown = None if observer is None or form.has_endpoints else _Mark()
+        self._walk = _walk(form, observer, self._all_shown)
+        next(self._walk)
+
+    @property
+    def at_tail(self) -> bool:
+        """Whether the next byte is the first of the body's own tag section.
+
+        Never so before version 12, which has no tag sections.
+        """
+        return self._is_ended and self._is_tagged and not self.opaque_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that is left may pass unread: nothing to be shown, nor any address, is in it.
+
+        May be False to the end, as after a last topic without partitions.
+        """
+        return self._all_shown is not None and self._all_shown.is_set
+
+    def skip(self, count: int) -> None:
+        """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""
+        if not 0 <= count <= self.opaque_bytes:
+            raise ValueError(f"cannot skip {count} of {self.opaque_bytes} bytes")
+        self.opaque_bytes -= count
+        self.remaining_bytes -= count
+
+    def feed(self, data: Buffer) -> int:
+        """Take the next bytes of the body, in pieces of any size.
+
+        Returns how many were taken: all of them, or those before the tail. Opaque bytes may be
+        among them. Raises MalformedResponse, after which the walker is of no more use.
+        """
+        held = self.held
+        if held:
+            data = held + bytes(data)
+            self.held = b""
+        limit = self.remaining_bytes + len(held)
+        end = min(len(data), limit)
+        opaque = self.opaque_bytes
+        if opaque >= end > 0 or self._is_ended:
+            taken = min(opaque, end)
+            self.opaque_bytes = opaque - taken
+        else:
+            taken = self._run(data, end, limit)
+        self.remaining_bytes = limit - taken
+        return taken - len(held)
+
+    def _run(self, data: Buffer, end: int, limit: int) -> int:
+        """Walk on through `data[:end]` and return how many bytes were used or held."""
+        try:
+            pos = self._walk.send((data, self.opaque_bytes, end, limit))
+        except StopIteration as stop:
+            pos = stop.value
+            self._is_ended = True
+        if pos > limit or (self._is_ended and self._is_tagged != (pos < limit)):
+            raise MalformedResponse(f"{limit - pos} bytes behind the last field")
+        if pos > end:
+            self.opaque_bytes = pos - end
+            return end
+        self.opaque_bytes = 0
+        if self._is_ended:
+            return pos
+        if end == limit:
+            raise MalformedResponse("the response ends inside a field")
+        self.held = bytes(data[pos:end])
+        return end
+
+
+class _Mark:
+    """Set by a walk when it has shown the last partition."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+_Piece: TypeAlias = tuple[Buffer, int, int, int]
+"""Bytes of the body and, as positions in them: where to go on, which may be behind their end; their
+end; the end of the body."""
+
+_ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | None]
+"""Called with a piece. Returns a length or count, and the position behind it; None when it is not
+all there. Raises MalformedResponse, also when the body has no room for so much."""
+
+
+def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it
+    form: "_Form", observer: FetchObserver | None, all_shown: _Mark | None
+) -> Generator[int, _Piece, int]:
+    """Follow a body from field to field; return where its own tag section begins.
+
+    Yields the position from which on it needs bytes that have not come, and is sent the next piece.
+    """
+    count, head_bytes = form.count, form.head.size
+    topic: TopicKey = ""
+    head: tuple[int, ...] = ()
+    data, pos, end, limit = yield 0
+    # throttle_time_ms, error_code, session_id
+    if observer is not None and form.has_session:
+        while pos + form.session.size > end:
+            data, pos, end, limit = yield pos
+        observer.session(*form.session.unpack_from(data, pos))
+    pos += form.session.size
+    # responses
+    while (found := count(data, pos, end, limit)) is None:
+        data, pos, end, limit = yield pos
+    topics, pos = found
+    for topics_left in range(topics, 0, -1):
+        # topic_id, or topic
+        topic_bytes = form.topic_bytes
+        if form.name_size is not None:
+            while (found := form.name_size(data, pos, end, limit)) is None:
+                data, pos, end, limit = yield pos
+            topic_bytes, pos = max(found[0], 0), found[1]
+        if observer is not None:
+            if topic_bytes > MAX_NAME_BYTES:
+                raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
+            while pos + topic_bytes > end:
+                data, pos, end, limit = yield pos
+            topic = _topic(bytes(data[pos : pos + topic_bytes]), form)
+        pos += topic_bytes
+        # partitions
+        while (found := count(data, pos, end, limit)) is None:
+            data, pos, end, limit = yield pos
+        partitions, pos = found
+        for partitions_left in range(partitions, 0, -1):
+            # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
+            if observer is not None:
+                while pos + head_bytes > end:
+                    data, pos, end, limit = yield pos
+                head = form.head.unpack_from(data, pos)
+            pos += head_bytes
+            # aborted_transactions
+            if form.aborted_bytes:
+                while (found := count(data, pos, end, limit)) is None:
+                    data, pos, end, limit = yield pos
+                aborted, pos = found
+                for _ in range(aborted):
+                    pos += form.aborted_bytes
+                    if form.is_tagged:
+                        data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+            # preferred_read_replica
+            pos += form.replica_bytes
+            # records
+            while (found := form.records_size(data, pos, end, limit)) is None:
+                data, pos, end, limit = yield pos
+            records_bytes, pos = max(found[0], 0), found[1]
+            after = pos + records_bytes
+            if observer is not None:
+                is_whole = records_bytes and after <= end
+                end_offset = end_of_batches(data, pos, after) if is_whole else None
+                shown = (topic, *head, *form.absent, records_bytes, end_offset)
+                observer.partition(FetchedPartition._make(shown))
+                if all_shown is not None and topics_left == partitions_left == 1:
+                    all_shown.is_set = True
+            pos = after
+            if form.is_tagged:
+                while pos >= end:
+                    data, pos, end, limit = yield pos
+                if data[pos] == 0:
+                    pos += 1
+                else:
+                    data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+        if form.is_tagged:
+            while pos >= end:
+                data, pos, end, limit = yield pos
+            if data[pos] == 0:
+                pos += 1
+            else:
+                data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+    return pos
+
+
+def _skip_tags(data: Buffer, pos: int, end: int, limit: int) -> Generator[int, _Piece, _Piece]:
+    """Follow the walk through a tag section; return the piece at whose position it ends."""
+    while (found := _read_number(data, pos, end, limit)) is None:
+        data, pos, end, limit = yield pos
+    fields, pos = found
+    for _ in range(fields):
+        while (found := _read_tag_number(data, pos, end, limit)) is None:
+            data, pos, end, limit = yield pos
+        pos = found[1]
+        while (found := _read_number(data, pos, end, limit)) is None:
+            data, pos, end, limit = yield pos
+        pos = found[0] + found[1]
+    return data, pos, end, limit
+
+
+def _topic(key: bytes, form: "_Form") -> TopicKey:
+    if form.name_size is None:
+        return key
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedResponse(f"a topic name is not UTF-8: {error}") from None
+
+
+def _number(read: Callable[[Buffer, int], tuple[int, int]], *, is_size: bool = True) -> _ReadNumber:
+    """Return how to read a number; one that `is_size` needs so many bytes behind it, at least."""
+
+    def read_number(data: Buffer, pos: int, end: int, limit: int) -> tuple[int, int] | None:
+        if pos >= end:
+            return None
+        try:
+            number, after = found = read(data, pos)
+        except INCOMPLETE:
+            return None
+        except ValueError as error:
+            raise MalformedResponse(str(error)) from None
+        if after > end:
+            return None
+        if is_size and number > limit - after:
+            raise MalformedResponse(f"a length of {number} with {limit - after} bytes left")
+        return found
+
+    return read_number
+
+
+_read_number = _number(read_uvarint)
+_read_tag_number = _number(read_uvarint, is_size=False)
+
+
+class _Form:
+    """How the responses of one version are written. Raises ValueError where there is no schema."""
+
+    def __init__(self, version: int) -> None:
+        response = response_layout(FETCH, version)
+        topics = response.fields["responses"]
+        topic, partition = topics.element, topics.element.fields["partitions"].element
+        unknown = partition.fields.keys() - {*_HEAD_FIELDS, *_FURTHER_FIELDS}
+        if unknown:
+            raise TypeError(f"no way to walk through {unknown} of Fetch version {version}")
+        self.has_endpoints = version >= APIS[FETCH].first_with_addresses
+        self.is_tagged = response.tags is not None
+        """Aborted transactions, partitions, topics and the body end with tag sections."""
+        self.has_session = "session_id" in response.fields
+        self.session = response.head("error_code", "session_id")
+        """All in front of the topics."""
+        self.count = _number(topics.length.read)
+        """Reads how many topics, partitions, or aborted transactions there are."""
+        self.topic_bytes = topic.head().size
+        """Of a topic's id; 0 if it has a name."""
+        name = topic.fields.get("topic")
+        self.name_size = _number(name.length.read) if name is not None else None
+        self.head = partition.head(*_HEAD_FIELDS)
+        self.absent = (NO_OFFSET,) * len(set(_HEAD_FIELDS) - partition.fields.keys())
+        """In place of the last ones of these fields, which old versions lack."""
+        aborted = partition.fields.get("aborted_transactions")
+        self.aborted_bytes = aborted.element.head().size if aborted is not None else 0
+        """Of each aborted transaction, without its tag section; 0 if the version has none."""
+        replica = partition.fields.get("preferred_read_replica")
+        self.replica_bytes = replica.form.size if replica is not None else 0
+        self.records_size = _number(partition.fields["records"].length.read)
+
+
+_form = cache(_Form)
+
+
+def neutral_tail(tail: bytes) -> bytes:
+    """Return a Fetch response's own tag section without node endpoints, at the same length.
+
+    The length must not change because the frame's length was sent before. In the place of the
+    endpoints comes a field of zeros that clients do not know; they learn the new leader from
+    Metadata. A section without endpoints is returned as the same object. Raises MalformedResponse.
+    """
+    try:
+        tags, end = read_tags(tail, 0)
+        _, start = read_uvarint(tail, 0)
+    except (IndexError, ValueError) as error:
+        raise MalformedResponse(f"the last tag section: {error}") from None
+    if end != len(tail):
+        raise MalformedResponse(f"{len(tail) - end} bytes behind the last tag section")
+    if all(tag.number != _NODE_ENDPOINTS_TAG for tag in tags):
+        return tail
+    kept = [tail[:start]]
+    fillers: list[bytes] = []
+    for tag in tags:
+        if tag.number == _NODE_ENDPOINTS_TAG:
+            fillers.append(_filler(tag.end - start))
+        else:
+            kept.append(tail[start : tag.end])
+        start = tag.end
+    return b"".join(kept + fillers)  # the numbers of a section go up, so fillers come last
+
+
+def _filler(size: int) -> bytes:
+    """Return a tagged field of exactly `size` bytes."""
+    for number in map(write_uvarint, FILLER_TAGS):
+        room = size - len(number)
+        for size_bytes in range(1, MAX_UVARINT_BYTES + 1):
+            value_bytes = room - size_bytes
+            if value_bytes < 0:
+                break
+            prefix = write_uvarint(value_bytes)
+            if len(prefix) == size_bytes:
+                return number + prefix + bytes(value_bytes)
+    raise MalformedResponse(f"node endpoints in {size} bytes")

@@ -1,0 +1,129 @@
+"""ListOffsets: what a client asks for, what it is answered, and other offsets in the answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from typing import NamedTuple
+
+from proxy.wire.apis import LIST_OFFSETS, is_known
+from proxy.wire.frames import whole_response_body
+from proxy.wire.layout import (
+    UNREADABLE,
+    Buffer,
+    PartitionFields,
+    request_layout,
+    request_partitions,
+    response_partitions,
+)
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.topic_partition import TopicPartition
+
+LATEST = -1
+"""As a timestamp: the end of the log; with READ_COMMITTED its last stable offset."""
+
+EARLIEST = -2
+"""As a timestamp: the start of the log."""
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+_FIRST_VERSION = 1
+"""Version 0, gone since Kafka 4.0, answers with lists of offsets. It is left alone."""
+
+_INT64 = Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLookup:
+    """What a ListOffsets request asks for."""
+
+    isolation_level: int
+    """READ_UNCOMMITTED or READ_COMMITTED; before version 2 always the first."""
+    timestamps: Mapping[TopicPartition, int]
+    """Milliseconds of the Unix epoch, or LATEST, EARLIEST and others below 0. Of a partition that
+    is named twice the last."""
+    correlation_id: int = 0
+    """Of the request."""
+
+
+class PartitionOffset(NamedTuple):
+    """The answer for one partition."""
+
+    error_code: int
+    """0: none."""
+    offset: int
+    """-1 when there is none."""
+
+
+def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetLookup:
+    """Return what a request asks for; `body` starts behind the request's header.
+
+    Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
+    """
+    if not _is_read(version):
+        return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
+    fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
+    timestamps = {}
+    try:
+        levels = _head(version).unpack_from(body)
+        for topic, _, (index, timestamp) in fields.read(body, 0):
+            timestamps[topic, index] = timestamp
+    except UNREADABLE as error:
+        raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
+    return OffsetLookup(levels[0] if levels else READ_UNCOMMITTED, timestamps, correlation_id)
+
+
+def read_list_offsets_response(
+    version: int, frame: Buffer
+) -> dict[TopicPartition, PartitionOffset]:
+    """Return what a response says; `frame` is whole, length included.
+
+    Nothing for versions as in `read_list_offsets_request`. Raises MalformedResponse.
+    """
+    found: dict[TopicPartition, PartitionOffset] = {}
+    if not _is_read(version):
+        return found
+    body = whole_response_body(LIST_OFFSETS, version, frame)
+    try:
+        for topic, _, (index, error_code, offset) in _answers(version).read(frame, body):
+            found[topic, index] = PartitionOffset(error_code, offset)
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a ListOffsets response: {error}") from None
+    return found
+
+
+def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, int]) -> bytes:
+    """Return the whole frame with other offsets for these partitions; all else stays as it is.
+
+    Partitions that the response does not name change nothing. A response of version 0, or one with
+    nothing to change, is returned as the same object. Raises MalformedResponse.
+    """
+    if not (offsets and _is_read(version)):
+        return frame
+    body = whole_response_body(LIST_OFFSETS, version, frame)
+    answers = _answers(version)
+    place = answers.partition.place("offset")
+    assert place is not None  # the schemas say so
+    changed = bytearray(frame)
+    try:
+        for topic, pos, (index, _, _) in answers.read(frame, body):
+            if (topic, index) in offsets:
+                _INT64.pack_into(changed, pos + place, offsets[topic, index])
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a ListOffsets response: {error}") from None
+    return frame if changed == frame else bytes(changed)
+
+
+def _is_read(version: int) -> bool:
+    return version >= _FIRST_VERSION and is_known(LIST_OFFSETS, version)
+
+
+@cache
+def _head(version: int) -> Struct:
+    return request_layout(LIST_OFFSETS, version).head("isolation_level")
+
+
+def _answers(version: int) -> PartitionFields:
+    names = ("partition_index", "error_code", "offset")
+    return response_partitions(LIST_OFFSETS, version, *names)

@@ -1,0 +1,138 @@
+"""The first fields of a request's body, read or lowered before the rest has come."""
+
+from collections.abc import Callable
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+from proxy.wire.apis import FETCH, JOIN_GROUP, PRODUCE
+from proxy.wire.frames import RequestHead
+from proxy.wire.layout import (
+    INCOMPLETE,
+    UNREADABLE,
+    Buffer,
+    request_layout,
+    request_partitions,
+)
+from proxy.wire.malformed import MalformedFrame
+
+MAX_BYTES = 2**31 - 1
+
+DEFAULT_BATCH_BYTES = 1 << 20
+"""About the largest record batch that a broker takes by default (message.max.bytes)."""
+
+_INT32 = Struct(">i")
+
+_Read: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
+
+
+def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
+    """Return how many acknowledgements a Produce request asks for: -1, 0 or 1.
+
+    None means that more bytes are needed. 0 means that there will be no response. Raises
+    MalformedFrame when the frame ends before the field, ValueError when the version is unknown.
+    """
+    return _read_int(PRODUCE, head, frame, "acks")
+
+
+def session_timeout_ms(head: RequestHead, frame: Buffer) -> int | None:
+    """Return the session timeout that a JoinGroup request asks for, in milliseconds.
+
+    None means that more bytes are needed. Raises as `produce_acks` does.
+    """
+    return _read_int(JOIN_GROUP, head, frame, "session_timeout_ms")
+
+
+class FetchLimits(NamedTuple):
+    """How much a Fetch request wants and how long it waits for it."""
+
+    max_wait_ms: int
+    """How long the broker may wait for data before it answers."""
+
+    max_bytes: int
+    """Of the whole response. Before version 3, which has no such limit, MAX_BYTES."""
+
+
+def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
+    """Return the limits of a Fetch request; None means that more bytes are needed.
+
+    Raises as `produce_acks` does.
+    """
+    wait_at, bytes_at = _limit_places(head.api_version)
+    end = head.header_end + max(wait_at, bytes_at or 0) + _INT32.size
+    if head.frame_bytes < end:
+        raise MalformedFrame("bad_body", "the request ends before its limits")
+    if len(frame) < end:
+        return None
+    (max_wait_ms,) = _INT32.unpack_from(frame, head.header_end + wait_at)
+    if bytes_at is None:
+        return FetchLimits(max_wait_ms, MAX_BYTES)
+    return FetchLimits(max_wait_ms, _INT32.unpack_from(frame, head.header_end + bytes_at)[0])
+
+
+def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
+    """Limit a Fetch request in place to responses of about `max_bytes`.
+
+    A broker sends one record batch at least, whatever the limit. Before version 3 it does not, and
+    only partitions have limits: those that are in `frame` are lowered, each to its part, but not
+    below the largest batch that Kafka takes by default.
+    """
+    _, bytes_at = _limit_places(head.api_version)
+    if bytes_at is not None:
+        _INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
+        return
+    places = _partition_limits(head, memoryview(frame)[: head.frame_bytes])
+    for place in places:
+        (asked_bytes,) = _INT32.unpack_from(frame, place)
+        part_bytes = max(max_bytes // len(places), DEFAULT_BATCH_BYTES)
+        _INT32.pack_into(frame, place, min(asked_bytes, part_bytes))
+
+
+def _partition_limits(head: RequestHead, frame: memoryview) -> list[int]:
+    """Return where the limits of the partitions are, as far as the frame reaches."""
+    fields = request_partitions(FETCH, head.api_version)
+    place = fields.partition.place("partition_max_bytes")
+    assert place is not None  # the schemas say so
+    found: list[int] = []
+    try:
+        for _, pos, _ in fields.read(frame, head.header_end):
+            found.append(pos + place)
+    except UNREADABLE:  # the broker says so, or the rest has not come yet
+        pass
+    return found
+
+
+@cache
+def _limit_places(version: int) -> tuple[int, int | None]:
+    """Return where a Fetch request's longest wait and its limit are in the body; None: it has none.
+
+    Raises ValueError for a version that the schemas do not know.
+    """
+    layout = request_layout(FETCH, version)
+    return layout.place("max_wait_ms") or 0, layout.place("max_bytes")
+
+
+def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:
+    body = memoryview(frame)[head.header_end : head.frame_bytes]
+    value, pos = 0, 0
+    try:
+        for read in _reads(api_key, head.api_version, field):
+            value, pos = read(body, pos)
+        return int(value)
+    except INCOMPLETE:
+        if len(frame) < head.frame_bytes:
+            return None
+        raise MalformedFrame("bad_body", f"the request ends before {field}") from None
+    except ValueError as error:
+        raise MalformedFrame("bad_body", f"{field}: {error}") from None
+
+
+@cache
+def _reads(api_key: int, version: int, last_field: str) -> list[_Read]:
+    """Return how each field is read from the first one to `last_field`."""
+    reads: list[_Read] = []
+    for name, node in request_layout(api_key, version).fields.items():
+        reads.append(node.read)
+        if name == last_field:
+            break
+    return reads

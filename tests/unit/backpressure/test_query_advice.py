@@ -1,0 +1,149 @@
+"""What is to be mended before a query's batches are shaped: said once for each run, in words."""
+
+import pytest
+
+from proxy.backpressure.query_advice import advise
+from proxy.progress.events import EventKind, ProgressEvent
+from proxy.progress.query import LastBatch, QueryProgress
+from proxy.progress.report import TriggerReport
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+
+BOUNDS = {QuotaKind.CONSUMER_BYTE_RATE: 1e6}
+TWO_SECONDS = AdaptiveBound(batch_interval_ms=2000.0)
+EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
+
+
+class Sink:
+    """Keeps what the proxy's log would be told."""
+
+    def __init__(self) -> None:
+        self.events: list[ProgressEvent] = []
+
+    def add_event(self, event: ProgressEvent) -> None:
+        self.events.append(event)
+
+    def changed(self, query: object, partition: object) -> None: ...
+
+    def removed(self, query: object, partition: object) -> None: ...
+
+
+def make(client_id="etl", name="orders", batches=0, rows=5, trigger=None) -> QueryProgress:
+    query = QueryProgress(client_id, name, Sink())
+    query.begin_run("run", None, 0.0)
+    query.reported_name = name
+    query.trigger = trigger
+    query.run_batches = batches
+    query.last_batch = LastBatch(batches, rows, 100, 0.0) if batches else None
+    return query
+
+
+def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dict[str, str]:
+    advise(
+        query,
+        RuleTable(rules),
+        identity,
+        is_followed=is_followed,
+        knows_client=known.__contains__,
+        now_ms=1.0,
+    )
+    return {str(note.kind): note.text for note in query.advice}
+
+
+def rule(client_id="etl", adaptive=TWO_SECONDS, **more) -> Rule:
+    return Rule(client_id=client_id, bounds=BOUNDS, adaptive=adaptive, number=3, **more)
+
+
+PREFIX = Rule(client_id_prefix="et", bounds=BOUNDS)
+OF_USER = Rule(user="alice", bounds=BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_followed", "expected"),
+    [
+        pytest.param([rule()], False, None, id="adaptive rule"),
+        pytest.param([rule(adaptive=None)], False, None, id="plain rule"),
+        pytest.param([PREFIX], False, None, id="prefix"),
+        pytest.param([rule(DEFAULT)], False, None, id="adaptive for all"),
+        pytest.param([], True, None, id="followed"),
+        pytest.param([], False, "add a rule for it", id="nothing"),
+        pytest.param([rule(DEFAULT, None), OF_USER], False, "add a rule", id="others' rules"),
+        pytest.param([rule("orders")], False, "rule 3 is for 'orders', the", id="query's name"),
+    ],
+)
+def test_rules_name_the_client(rules, is_followed, expected):
+    found = find(make(), *rules, is_followed=is_followed).get("names")
+    assert expected in found if expected else found is None
+
+
+@pytest.mark.parametrize(
+    ("query", "known", "expected"),
+    [
+        pytest.param(make(batches=2), ["etl"], None, id="connected"),
+        pytest.param(make(batches=2), ["orders"], "a client 'orders' has, so", id="by its name"),
+        pytest.param(make(batches=2), [], "set kafka.client.id to 'etl'", id="past the proxy"),
+        pytest.param(make(batches=1), [], None, id="the proxy may have been away"),
+        pytest.param(make(batches=2, rows=0), [], None, id="nothing was read"),
+    ],
+)
+def test_the_client_has_connected(query, known, expected):
+    found = find(query, rule(), known=known).get("names")
+    assert expected in found if expected else found is None
+
+
+@pytest.mark.parametrize(
+    ("trigger", "interval_ms", "expected"),
+    [
+        pytest.param(EACH_TWO_SECONDS, 2000.0, {}, id="the same"),
+        pytest.param(None, 2000.0, {}, id="not known"),
+        pytest.param(
+            TriggerReport(kind="processing_time", interval_ms=0), 2000.0, {}, id="no interval"
+        ),
+        pytest.param(
+            EACH_TWO_SECONDS,
+            500.0,
+            {
+                "interval": "batch_interval is 0.5 s, but the query's trigger fires every 2 s: "
+                "write batch_interval: 2s, or give the query processingTime='0.5 seconds'"
+            },
+            id="another",
+        ),
+        pytest.param(
+            TriggerReport(kind="continuous", interval_ms=1000), 2000.0, {"trigger": "no batch"}
+        ),
+        pytest.param(TriggerReport(kind="available_now"), 2000.0, {"trigger": "availableNow"}),
+        pytest.param(TriggerReport(kind="once"), 2000.0, {"trigger": "the trigger once"}),
+        pytest.param(TriggerReport(kind="once"), None, {}, id="no rule is adaptive"),
+    ],
+)
+def test_the_trigger(trigger, interval_ms, expected):
+    adaptive = AdaptiveBound(batch_interval_ms=interval_ms) if interval_ms is not None else None
+    found = find(make(trigger=trigger), rule(adaptive=adaptive))
+    assert found.keys() == expected.keys()
+    for kind, part in expected.items():
+        assert part in found[kind]
+
+
+def test_of_several_rules_that_of_the_client_tells_the_interval():
+    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
+    rules = [rule(user="alice"), rule(adaptive=AdaptiveBound(batch_interval_ms=9000.0))]
+    assert "write batch_interval: 9s" in find(query, *rules)["interval"]  # which is not known yet
+    assert find(query, *rules, identity=ClientIdentity("default", None, "etl")) == {}
+    assert find(query, *rules, identity=ClientIdentity("default", "alice", "etl"))
+
+
+def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
+    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
+    two, three, nine = (
+        rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
+        for interval_ms in (2e3, 3e3, 9e3)
+    )
+    assert "batch_interval is 2 s" in find(query, two)["interval"]
+    assert "batch_interval is 3 s" in find(query, three)["interval"]
+    assert find(query, nine) == {}
+    find(query, two)
+    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL]
+    query.begin_run("another run", 5.0, 5.0)
+    assert list(query.advice) == []
+    find(query)
+    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL, EventKind.NAMES]

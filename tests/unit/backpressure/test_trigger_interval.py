@@ -1,0 +1,47 @@
+"""The trigger interval, from when batches begin or from what the listener says."""
+
+import pytest
+from backpressure_parts import World, rule
+
+EVERY_750_MS = {"kind": "processing_time", "interval_ms": 750.0}
+
+BATCHES = {
+    "batches that fit": ([300, 900, 200, 450], [1000, 1000, 1000, 1000], 1000.0),
+    "some take longer and are followed at once": (
+        [1500, 300, 300, 300, 300],
+        [1500, 500, 1000, 1000, 1000],
+        500.0,
+    ),
+    "some triggers find nothing": ([100, 100, 100, 100], [3000, 1000, 2000, 1000], 1000.0),
+    "too few": ([100, 100, 100], [1000, 1000, 1000], None),
+    "none that fits": ([1500] * 6, [1500] * 6, None),
+}
+
+
+@pytest.mark.parametrize(("took", "gaps", "learnt"), BATCHES.values(), ids=BATCHES)
+def test_it_is_learnt(took, gaps, learnt):
+    world = World(rule(batch_interval_ms=None))
+    world.start()
+    assert world.query_backpressure.batch_interval_ms is None
+    end = 0
+    for took_ms, gap_ms in zip(took, gaps, strict=True):
+        end += 100
+        world.pass_ms(took_ms)
+        world.batch({0: end}, ms=took_ms)
+        world.pass_ms(gap_ms - took_ms)
+    assert world.query_backpressure.batch_interval_ms == learnt
+
+
+def test_what_the_listener_says_counts_and_outlives_the_process():
+    world = World(rule(batch_interval_ms=None))
+    assert world.query_backpressure.batch_interval_ms is None
+    world.start(trigger=EVERY_750_MS)
+    assert world.query_backpressure.batch_interval_ms == 750.0
+    world.crash()
+    assert world.query_backpressure.batch_interval_ms == 750.0
+
+
+def test_what_the_rule_says_counts_more():
+    world = World(rule(batch_interval_ms=3000.0))
+    world.start(trigger=EVERY_750_MS)
+    assert world.query_backpressure.batch_interval_ms == 3000.0

@@ -1,0 +1,115 @@
+"""What Prometheus reads of progress."""
+
+import pytest
+from progress_world import Client, uuid
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.progress.progress_collector import ProgressCollector
+
+PREFIX = "kafka_quota_proxy_"
+
+
+def scrape(world, max_label_sets=100):
+    """Return name to {label values: value}."""
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, max_label_sets))
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            series = found.setdefault(sample.name.removeprefix(PREFIX), {})
+            labels = tuple(sample.labels.values())
+            assert labels not in series, "a doubled series fails the whole scrape"
+            series[labels] = sample.value
+    return found
+
+
+def test_the_figures_of_a_partition(world):
+    driver = world.driver()
+    Client(world).read(0, end=40, hw=100)
+    driver.batch(None, 30)
+    Client(world).read(35, end=37, hw=100)
+    world.wait(2000)
+    driver.batch(50, 50)
+    labels = ("0", "orders", "t")
+    found = scrape(world)
+    assert {name: series[labels] for name, series in found.items() if labels in series} == {
+        "partition_position": 50,
+        "partition_high_watermark": 100,
+        "partition_committed": 50,
+        "partition_lag": 50,
+        "partition_lag_seconds": 2,
+        "partition_stuck": 0,
+        "partition_skipped_records_total": 20,
+        "partition_refetched_records_total": 2,
+    }
+    assert found["spark_reports_total"] == {("accepted",): 2, ("lost",): 0}
+
+
+def test_the_labels(world):
+    Client(world).read(0)
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(world.registry, lambda: world.now_ms, 10))
+    text = generate_latest(registry).decode()
+    assert 'partition_lag{partition="0",query="orders",topic="t"} 1000.0' in text
+
+
+def test_what_is_not_known_is_left_out(world):
+    Client(world).ask(0)
+    found = scrape(world)
+    assert "partition_committed" not in found
+    assert "partition_lag" not in found
+    assert found["partition_stuck"] == {("0", "orders", "t"): 0}
+
+
+def test_a_stuck_partition(world):
+    Client(world).read(0)
+    world.wait(0)
+    world.wait(300_000)
+    assert scrape(world)["partition_stuck"] == {("0", "orders", "t"): 1}
+
+
+def test_reports_by_what_became_of_them(world):
+    driver = world.driver()
+    driver.batch(None, 10)
+    driver.refused(5, 4)
+    driver.lose(2)
+    driver.batch(10, 20)
+    assert scrape(world)["spark_reports_total"] == {
+        ("accepted",): 2,
+        ("lost",): 2,
+        ("impossible",): 1,
+    }
+
+
+def test_what_exceeds_the_bound_is_added_up_under_other(world):
+    driver = world.driver()
+    driver.batch(None, {n: 10 * n for n in range(5)})
+    for partition, end in enumerate((100, 100, 100, 200, 0)):
+        world.wait(1000)
+        world.registry.log_end("t", partition, end, world.now_ms)
+    found = scrape(world, max_label_sets=2)
+    other = ("other", "other", "other")
+    assert set(found["partition_lag"]) == {("0", "orders", "t"), ("1", "orders", "t"), other}
+    assert found["partition_lag"][other] == 80 + 170
+    assert found["partition_lag_seconds"][other] == 2
+    assert found["partition_skipped_records_total"][other] == 0
+
+
+def test_nothing_is_under_other_while_there_is_room(world):
+    world.driver().batch(None, {0: 1, 1: 1})
+    assert ("other",) * 3 not in scrape(world, max_label_sets=2)["partition_committed"]
+
+
+def test_queries_of_one_name_make_no_doubled_series(world):
+    world.known |= {"a", "b"}
+    for client_id in ("a", "b"):
+        world.driver(
+            name="same", client_id=client_id, query_id=uuid(client_id), sender=uuid(client_id)
+        ).batch(None, 5)
+    assert len(scrape(world)["partition_committed"]) == 2
+
+
+def test_there_must_be_room_for_a_label_set(world):
+    with pytest.raises(ValueError, match="max_label_sets"):
+        ProgressCollector(world.registry, lambda: 0.0, 0)

@@ -1,0 +1,299 @@
+"""Rules from three sources: who wins, what is kept, and what the manager is given."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.selector import selector
+from proxy.state import MemoryStore, Record, SqliteStore, StateError
+
+CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
+PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
+MB = 1e6
+NOON_S = 1_700_000_000.5
+
+
+def rule(bound=MB, /, number=0, place="", **keys) -> Rule:
+    return Rule(**keys, bounds={CONSUMER: bound}, number=number, place=place)
+
+
+def settings(*rules: Rule, **more) -> QuotaSettings:
+    numbered = (
+        replace(each, number=number, place=f"f:{number}") for number, each in enumerate(rules)
+    )
+    return QuotaSettings(rules=tuple(numbered), **more)
+
+
+FILE = settings(rule(1 * MB, client_id="etl"), rule(2 * MB, client_id=DEFAULT))
+
+
+class Desk:
+    """A book with its manager; `reopen` is a restart with the same store."""
+
+    def __init__(self, store=None, file=FILE):
+        self.store = store if store is not None else MemoryStore()
+        self.reopen(file)
+
+    def reopen(self, file=FILE):
+        instruments = Instruments(CollectorRegistry(), max_label_sets=100)
+        self.manager = QuotaManager(file, instruments, Registry(file.max_sensors))
+        self.book = RuleRegistry(self.manager, self.store, file)
+
+    def listed(self):
+        return [
+            (selector(entry.rule.keys), str(entry.source), entry.in_force)
+            for entry in self.book.entries()
+        ]
+
+    def bound(self, client_id, kind=CONSUMER):
+        match = self.manager.table.match(kind, ClientIdentity("l", None, client_id))
+        return match.rule.bounds[kind] if match else None
+
+
+def test_the_rules_of_the_file_are_in_force_without_anything_else():
+    desk = Desk()
+    assert desk.manager.settings == FILE
+    assert desk.listed() == [("client-id=etl", "file", True), ("client-id=<default>", "file", True)]
+    assert [entry.by for entry in desk.book.entries()] == [None, None]
+
+
+def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
+    desk = Desk()
+    made = desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB}, "shared", "ann", NOON_S)
+    assert (made.source, made.by, made.at_s, made.in_force) == (
+        RuleOrigin.OVERRIDE,
+        "ann",
+        NOON_S,
+        True,
+    )
+    assert (made.rule.scope, made.rule.title) == ("shared", "rule 2 (override by ann)")
+    assert desk.bound("etl") == 5 * MB
+    assert desk.listed() == [
+        ("client-id=etl", "override", True),
+        ("client-id=etl", "file", False),
+        ("client-id=<default>", "file", True),
+    ]
+    assert desk.book.entries()[0] == made
+    assert len(desk.manager.settings.rules) == 2
+    assert desk.book.delete({"client-id": "etl"})
+    assert desk.bound("etl") == 1 * MB
+    assert desk.manager.settings == FILE
+    assert not desk.book.delete({"client-id": "etl"})
+
+
+def test_an_override_can_add_a_rule():
+    desk = Desk()
+    desk.book.put({"client-id-prefix": "e"}, {CONSUMER: 9 * MB})
+    assert (desk.bound("etl"), desk.bound("else"), desk.bound("c")) == (1 * MB, 9 * MB, 2 * MB)
+    assert not desk.book.delete({"client-id": "etl"})
+    assert desk.bound("etl") == 1 * MB
+
+
+def test_an_override_takes_all_bounds_of_the_rule_it_replaces():
+    both = Rule(client_id="etl", bounds={CONSUMER: MB, PRODUCER: MB})
+    desk = Desk(file=settings(both))
+    desk.book.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
+    assert (desk.bound("etl"), desk.bound("etl", PRODUCER)) == (2 * MB, None)
+
+
+def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
+    desk = Desk()
+    desk.book.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")
+    desk.book.put({"client-id": "c", "user": "u"}, {CONSUMER: 2.0}, by="bob")
+    (made,) = (entry for entry in desk.book.entries() if entry.source is RuleOrigin.OVERRIDE)
+    assert (made.by, made.rule.bounds[CONSUMER]) == ("bob", 2.0)
+    assert len(desk.store.items("")) == 1
+
+
+def test_the_history_of_a_sensor_outlives_an_override():
+    desk = Desk()
+    client = desk.manager.client(ClientIdentity("l", None, "etl"))
+    client.charge(CONSUMER, 9 * MB, 0.0)
+    desk.book.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
+    assert client.charge(CONSUMER, 10 * MB, 1.0) is None
+    (row,) = list(filter(None, desk.manager.rows(lambda: 1.0)))
+    assert row.rate == pytest.approx(1.9 * MB, rel=0.001)
+    assert row.bound == 2 * MB
+
+
+def test_overrides_survive_a_restart(tmp_path):
+    desk = Desk(SqliteStore(tmp_path / "state.db"))
+    desk.book.put({"client-id": "a,b=é"}, {CONSUMER: 3 * MB, PRODUCER: 1}, "shared", "ann", NOON_S)
+    desk.book.put({"user": DEFAULT}, {CONSUMER: 4 * MB})
+    desk.book.put({"user": "gone"}, {CONSUMER: 4 * MB})
+    desk.book.delete({"user": "gone"})
+    before = desk.book.entries()
+    desk.store.close()
+    desk.store = SqliteStore(tmp_path / "state.db")
+    desk.reopen()
+    assert desk.book.entries() == before
+    assert desk.bound("a,b=é") == 3 * MB
+    desk.store.close()
+
+
+def test_a_reload_swaps_the_rules_of_the_file_and_keeps_the_others():
+    desk = Desk()
+    desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
+    desk.book.use_kafka([rule(7 * MB, client_id="k")])
+    desk.book.use_file(settings(rule(3 * MB, client_id=DEFAULT), max_delay_ms=5.0))
+    assert desk.manager.settings.max_delay_ms == 5.0
+    assert [desk.bound(client_id) for client_id in ("etl", "k", "c")] == [5 * MB, 7 * MB, 3 * MB]
+    desk.book.delete({"client-id": "etl"})
+    assert desk.bound("etl") == 3 * MB
+
+
+def test_overrides_beat_the_cluster_and_the_cluster_beats_the_file():
+    desk = Desk()
+    desk.book.use_kafka([rule(7 * MB, client_id="etl")])
+    assert desk.bound("etl") == 7 * MB
+    desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
+    assert desk.bound("etl") == 5 * MB
+    assert desk.listed()[:3] == [
+        ("client-id=etl", "override", True),
+        ("client-id=etl", "kafka", False),
+        ("client-id=etl", "file", False),
+    ]
+    desk.book.use_kafka([])
+    desk.book.delete({"client-id": "etl"})
+    assert desk.bound("etl") == 1 * MB
+
+
+def test_rules_of_the_cluster_that_are_the_same_as_before_disturb_nobody():
+    desk = Desk()
+    desk.book.use_kafka([rule(7 * MB, client_id="k")])
+    generation = desk.manager.generation
+    desk.book.use_kafka([rule(7 * MB, client_id="k")])
+    assert desk.manager.generation == generation
+
+
+ETL = {"client-id": "etl"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "bounds", "more", "message"),
+    [
+        ({}, {CONSUMER: 1.0}, {}, "fits no client: it has no key"),
+        ({"topic": "t"}, {CONSUMER: 1.0}, {}, '"topic" is not known here'),
+        ({"user": ""}, {CONSUMER: 1.0}, {}, "user: is empty text"),
+        (ETL, {}, {}, "sets no quota: add one of consumer_byte_rate, producer_byte_rate"),
+        (ETL, {"byte_rate": 1.0}, {}, '"byte_rate" is not known here: use consumer_'),
+        (ETL, {CONSUMER: 0}, {}, "consumer_byte_rate is 0: give a finite number above 0"),
+        (ETL, {CONSUMER: -1.0}, {}, "consumer_byte_rate is -1.0: give a finite"),
+        (ETL, {CONSUMER: float("nan")}, {}, "consumer_byte_rate is nan"),
+        (ETL, {CONSUMER: float("inf")}, {}, "consumer_byte_rate is inf"),
+        (ETL, {CONSUMER: 10**400}, {}, "give a finite number above 0"),
+        (ETL, {CONSUMER: True}, {}, "consumer_byte_rate is True"),
+        (ETL, {CONSUMER: "10MiB"}, {}, "consumer_byte_rate is '10MiB'"),
+        (ETL, {CONSUMER: 1.0}, {"scope": "all"}, '"all" is not known here: write each or shared'),
+        (ETL, {CONSUMER: 1.0}, {"by": 7}, "who made it is 7, not a name"),
+        (ETL, {CONSUMER: 1.0}, {"at_s": float("nan")}, "when it was made is nan, not a time"),
+    ],
+)
+def test_what_makes_no_rule_is_refused_and_changes_nothing(keys, bounds, more, message):
+    desk = Desk()
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - compared below, as it stands
+        desk.book.put(keys, bounds, **more)
+    assert message in str(caught.value)
+    assert desk.manager.settings == FILE
+    assert desk.store.items("") == []
+
+
+class FullDisk(MemoryStore):
+    full = False
+
+    def put_many(self, records, *, delete=()):
+        if self.full:
+            raise StateError("the disk is full", "make room")
+        return super().put_many(records, delete=delete)
+
+
+def test_what_cannot_be_kept_does_not_come_into_force_nor_go():
+    desk = Desk(FullDisk())
+    desk.book.put(ETL, {CONSUMER: 5 * MB})
+    desk.store.full = True
+    with pytest.raises(StateError, match="the disk is full"):
+        desk.book.put(ETL, {CONSUMER: 6 * MB})
+    with pytest.raises(StateError, match="the disk is full"):
+        desk.book.delete(ETL)
+    assert desk.bound("etl") == 5 * MB
+
+
+GOOD = {"bounds": {"consumer_byte_rate": 1.0}, "scope": "each", "by": None, "at_s": None}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (Record("quotas/user=u", "{", 1), "the value of 'quotas/user=u' in the state is damaged"),
+        (Record("quotas/user=u", json.dumps(GOOD), 2), "it has form 2, this version of quota-"),
+        (Record.of("quotas/user=u", []), "it lacks bounds, scope, by or at_s"),
+        (Record.of("quotas/user=u", {**GOOD, "bounds": 5}), "it lacks bounds, scope, by or at_s"),
+        (Record.of("quotas/user=u", {"bounds": {}, "scope": "each"}), "it lacks bounds"),
+        (Record.of("quotas/user=u", {**GOOD, "bounds": {"x": 1}}), '"x" is not known here'),
+        (
+            Record.of("quotas/user=u", {**GOOD, "scope": ["each"]}),
+            "a list is not known here: write each or shared",
+        ),
+        (Record.of("quotas/user=u", {**GOOD, "at_s": "now"}), "when it was made is 'now'"),
+        (Record.of("quotas/nonsense", GOOD), "'nonsense' is not KEY=VALUE"),
+        (Record.of("quotas/client-id=c,user=u", GOOD), "its name is not written as quota-proxy"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_reported_and_kept(record, message):
+    store = MemoryStore()
+    store.put_many([record])
+    with pytest.raises(StateError) as caught:
+        Desk(store)
+    assert message in caught.value.what
+    assert repr(record.key) in caught.value.what
+    assert "backup" in caught.value.fix
+    assert store.items("") == [record]
+
+
+NAMES = st.sampled_from(["a", "b", DEFAULT])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), NAMES, st.integers(1, 9)),
+        st.tuples(st.just("delete"), NAMES),
+        st.tuples(st.just("file"), st.dictionaries(NAMES, st.integers(1, 9))),
+        st.tuples(st.just("kafka"), st.dictionaries(NAMES, st.integers(1, 9))),
+        st.tuples(st.just("restart")),
+    ),
+    max_size=12,
+)
+
+
+@given(STEPS)
+def test_any_changes_leave_the_strongest_rule_of_each_key_in_force(steps):
+    """Against a model: one dictionary for each source, laid over each other."""
+    overrides, kafka, file = {}, {}, {}
+    desk = Desk(file=settings())
+    for step in steps:
+        match step:
+            case ("put", name, bound):
+                desk.book.put({"client-id": name}, {CONSUMER: bound})
+                overrides[name] = bound
+            case ("delete", name):
+                removed = overrides.pop(name, None)
+                assert desk.book.delete({"client-id": name}) is (removed is not None)
+            case ("file", rules):
+                file = rules
+                desk.book.use_file(settings(*(rule(b, client_id=n) for n, b in rules.items())))
+            case ("kafka", rules):
+                kafka = rules
+                desk.book.use_kafka(rule(b, client_id=n) for n, b in rules.items())
+            case _:
+                desk.reopen(settings(*(rule(b, client_id=n) for n, b in file.items())))
+                kafka = {}
+        in_force = {each.client_id: each.bounds[CONSUMER] for each in desk.manager.settings.rules}
+        assert in_force == {**file, **kafka, **overrides}
+        assert len(desk.book.entries()) == len(overrides) + len(kafka) + len(file)

@@ -1,0 +1,122 @@
+"""The first fields of Produce and Fetch requests, against the codec."""
+
+import struct
+
+import pytest
+
+from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
+from proxy.wire.frames import parse_request_head
+from proxy.wire.request_fields import (
+    DEFAULT_BATCH_BYTES,
+    MAX_BYTES,
+    MalformedFrame,
+    fetch_limits,
+    lower_fetch_bytes,
+    produce_acks,
+    session_timeout_ms,
+)
+
+CASES = [
+    (PRODUCE, "acks", produce_acks),
+    (JOIN_GROUP, "session_timeout_ms", session_timeout_ms),
+]
+
+
+@pytest.mark.parametrize(("api_key", "field", "read"), CASES)
+def test_every_version_reads_what_the_codec_reads(filler, api_key, field, read):
+    request = APIS[api_key].request
+    for version in range(request.max_version + 1):
+        for seed in range(10):
+            body = filler(seed).body(request, version)
+            message = request.decode(body, version=version)
+            message.with_header(correlation_id=1, client_id="c")
+            frame = bytes(message.encode(version=version, header=True, framed=True))
+            head = parse_request_head(frame, max_request_bytes=10**6)
+            assert read(head, frame) == getattr(message, field)
+            for cut in range(head.header_end, head.header_end + 4):
+                assert read(head, frame[:cut]) in (None, getattr(message, field))
+            assert read(head, frame[: head.header_end]) is None
+
+
+TRUNCATED = {
+    "no body": (9, b""),
+    "no acks": (9, b"\0"),
+    "id runs over the frame": (9, b"\x7fabc"),
+    "id length of -2": (3, b"\xff\xfe\0\0"),
+    "id length runs over 32 bits": (9, b"\xff\xff\xff\xff\xff\x01\0\0"),
+    "id is not UTF-8": (9, b"\x03\xff\xfe\0\0"),
+}
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+def test_a_whole_frame_that_ends_early_is_malformed(name):
+    version, body = TRUNCATED[name]
+    header = struct.pack(">hhih", PRODUCE, version, 1, -1) + (b"\0" if version > 8 else b"")
+    frame = struct.pack(">i", len(header + body)) + header + body
+    head = parse_request_head(frame, max_request_bytes=10**6)
+    with pytest.raises(MalformedFrame) as raised:
+        produce_acks(head, frame)
+    assert raised.value.reason == "bad_body"
+
+
+@pytest.mark.parametrize(("read", "version"), [(produce_acks, 99), (session_timeout_ms, 99)])
+def test_what_the_schemas_do_not_have_is_a_value_error(read, version):
+    frame = struct.pack(">ihhih", 100, PRODUCE, version, 1, -1) + bytes(100)
+    head = parse_request_head(frame, max_request_bytes=10**6)
+    with pytest.raises(ValueError, match="no schema"):
+        read(head, frame)
+
+
+# Fetch limits
+
+
+def fetch_frame(version: int, body: bytes) -> tuple[bytearray, object]:
+    message = APIS[FETCH].request.decode(body, version=version)
+    message.with_header(correlation_id=1, client_id="c")
+    frame = bytearray(message.encode(version=version, header=True, framed=True))
+    return frame, parse_request_head(frame, max_request_bytes=10**6)
+
+
+def fetch_bodies(filler):
+    request = APIS[FETCH].request
+    for version in range(request.max_version + 1):
+        for seed in range(20):
+            yield version, filler(seed).body(request, version)
+
+
+def test_limits_of_every_version_are_what_the_codec_reads(filler):
+    for version, body in fetch_bodies(filler):
+        frame, head = fetch_frame(version, body)
+        message = APIS[FETCH].request.decode(body, version=version)
+        max_bytes = message.max_bytes if version >= 3 else MAX_BYTES
+        assert fetch_limits(head, frame) == (message.max_wait_ms, max_bytes)
+        assert fetch_limits(head, frame[: head.header_end + 3]) is None
+
+
+def test_a_fetch_without_room_for_its_limits_is_malformed():
+    header = struct.pack(">hhih", FETCH, 11, 1, -1)
+    frame = struct.pack(">i", len(header) + 4) + header + bytes(4)
+    head = parse_request_head(frame, max_request_bytes=10**6)
+    with pytest.raises(MalformedFrame):
+        fetch_limits(head, frame)
+
+
+@pytest.mark.parametrize("max_bytes", [777, 10 * DEFAULT_BATCH_BYTES])
+def test_lowering_changes_the_limit_and_nothing_else(filler, max_bytes):
+    for version, body in fetch_bodies(filler):
+        frame, head = fetch_frame(version, body)
+        lower_fetch_bytes(head, memoryview(frame), max_bytes)
+        request = APIS[FETCH].request
+        before = request.decode(body, version=version)
+        after = request.decode(bytes(frame[head.header_end :]), version=version)
+        if version >= 3:
+            assert after.max_bytes == max_bytes
+            after.max_bytes = before.max_bytes
+        else:
+            limits = [(topic, at) for topic in before.topics for at in topic.partitions]
+            lowered = [at for topic in after.topics for at in topic.partitions]
+            for (_, at), low in zip(limits, lowered, strict=True):
+                part = max(max_bytes // len(limits), DEFAULT_BATCH_BYTES)
+                assert low.partition_max_bytes == min(at.partition_max_bytes, part)
+                low.partition_max_bytes = at.partition_max_bytes
+        assert after == before
