@@ -11,6 +11,8 @@ from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE, MavenModule
 from proxy.devkit.jars import JarSet, default_cache_dir, fetch
 from proxy.devkit.loopback import free_ports
 
+pytestmark = pytest.mark.slow
+
 LEAF = MavenModule("example", "leaf", "1")
 ROOT = MavenModule("example", "root", "2")
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>
