@@ -36,8 +36,8 @@ TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
 
 KEEP_PAUSE_S = 0.02
-"""At least so long between two writes. What a driver was told is written at once otherwise: a proxy
-that is killed must not forget it."""
+"""At least so long between two writes. What was advertised to a driver is written at once
+otherwise: a proxy that is killed must not forget it."""
 
 RESOLVE_PAUSE_S = 1.0
 """Between two look-ups of topic ids that the cluster did not know."""
@@ -157,7 +157,7 @@ class Queries:
     # What the admin server asks
 
     async def accept(self, raw: bytes) -> Document:
-        """Take in a report, and say what came of it. Raises ReportRefused."""
+        """Record a report and return what came of it. Raises ReportRefused."""
         try:
             report = parse_report(raw)
         except ReportRefused as error:
@@ -189,7 +189,7 @@ class Queries:
         }
 
     async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Ask the cluster for log ends that a report goes beyond; nothing if it can't be asked."""
+        """Return log ends that a report goes beyond; none if the cluster does not answer."""
         if not partitions:
             return {}
         try:
