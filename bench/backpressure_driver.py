@@ -20,6 +20,7 @@ from pyspark.sql.functions import col, count, count_if, expr, window
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery, StreamingQueryListener
 
 from bench.backpressure_jobs import JOBS, PARTITIONS, TRIGGER_S, Job, Kind
+from bench.spark_session import JAVA_OPTIONS, spark_session
 from proxy.spark import QuotaListener, client_options
 
 SLOTS = 48
@@ -33,9 +34,6 @@ WINDOW = "5 seconds"
 KEYS = 1000
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-JVM_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""The optimising compiler would take the cores from what is measured, and a run is short."""
 
 _say_lock = threading.Lock()
 
@@ -97,12 +95,8 @@ class _Batches(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types
 
 def _session(jars: str, work_dir: Path) -> SparkSession:
     settings = {
-        "spark.jars": jars,
-        "spark.driver.extraJavaOptions": JVM_OPTIONS,
-        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.scheduler.mode": "FAIR",
         "spark.local.dir": str(work_dir / "spark"),
         "spark.sql.shuffle.partitions": str(PARTITIONS),
@@ -111,10 +105,7 @@ def _session(jars: str, work_dir: Path) -> SparkSession:
         # Else a stateful query has batches when there is nothing to read.
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
-    builder = SparkSession.builder.master(f"local[{SLOTS}]").appName("quota-proxy bench")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return spark_session(jars, f"local[{SLOTS}]", settings)
 
 
 def _start_all(

@@ -6,14 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
+from bench import topics
 from bench.golang import build, version_of
 from bench.group_ways import BOUND_BYTES, Brokers, Way
 from bench.lab import Lab
-from bench.processes import BenchError
 from bench.report import Row, Verdict
 
 FIGURE = "groups"
@@ -37,8 +33,6 @@ FIT_STEP_S = 0.1
 ANSWER_MARGIN_S = 30.0
 # Of Kafka's error UNKNOWN_MEMBER_ID, as Sarama words it.
 REMOVED = "member is not known"
-ADMIN_TIMEOUT_S = 30.0
-FLUSH_TIMEOUT_S = 60.0
 # A usual producer's batches, so that Fetch responses may end after any 16 kB of a partition.
 PRODUCER_SETTINGS = {"linger.ms": 20, "batch.size": 16_384}
 
@@ -141,14 +135,8 @@ def measure(lab: Lab, go: str, brokers: Brokers, quick: bool) -> list[Row]:
 
 def _fill(bootstrap: str) -> None:
     """Create the topic and write all its records."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(ADMIN_TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap, **PRODUCER_SETTINGS})
-    value = os.urandom(VALUE_BYTES)
-    for number in range(RECORDS):
-        producer.produce(TOPIC, value, partition=number % PARTITIONS)
-    if producer.flush(FLUSH_TIMEOUT_S):
-        raise BenchError(f"the topic was not filled in {FLUSH_TIMEOUT_S:.0f} s")
+    topics.create(bootstrap, TOPIC, PARTITIONS)
+    topics.fill(bootstrap, TOPIC, PARTITIONS, os.urandom(VALUE_BYTES), RECORDS, PRODUCER_SETTINGS)
 
 
 def _command(program: str, run: Run, number: int, duration_s: float) -> list[str]:

@@ -8,7 +8,7 @@ stdin ends the session.
 |---|---|---|
 | `begun` | a batch was planned and is handed to the sink | `batch`, `ends` by partition |
 | `ended` | all of it was read, and the work on it was done | `batch`, `ranges` |
-| `told` | Spark has told the listeners of it | `batch` |
+| `reported` | Spark has reported it to the listeners | `batch` |
 | `over` | the run has ended | `error`, None for none |
 """
 
@@ -25,11 +25,15 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
+from bench.spark_session import JAVA_OPTIONS, spark_session
 from proxy.spark import QuotaListener, client_options
 
-JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss8m"
-"""As little work and memory as can be. A query that is stopped within foreachBatch needs a deeper
-stack than threads have by default."""
+SPARK_SETTINGS = {
+    "spark.ui.showConsoleProgress": "false",
+    # A query that is stopped within foreachBatch needs a deeper stack than threads have by default.
+    "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Xss8m",
+    "spark.sql.streaming.noDataProgressEventInterval": "1000",
+}
 
 TASK_FAILURES = 4
 """Of one task until its query fails: the default of all masters but `local[N]`."""
@@ -67,18 +71,8 @@ def main() -> None:
     parser.add_argument("--jars", required=True, help="the Kafka connector's jars, by commas")
     parser.add_argument("--tasks", type=int, default=2, help="how many run at the same time")
     options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master(f"local[{options.tasks},{TASK_FAILURES}]")
-        .appName("quota-proxy bench")
-        .config("spark.jars", options.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-        .config("spark.sql.streaming.noDataProgressEventInterval", "1000")
-        .getOrCreate()
-    )
+    master = f"local[{options.tasks},{TASK_FAILURES}]"
+    spark = spark_session(options.jars, master, SPARK_SETTINGS)
     print("ready", flush=True)
     runs: dict[str, StreamingQuery] = {}
     try:
@@ -94,11 +88,11 @@ def main() -> None:
 
 
 def _start(spark: SparkSession, start: Start) -> StreamingQuery:
-    """Begin a run in a session of its own, whose listeners hear of no other query."""
+    """Begin a run in a session of its own, whose listeners get the events of no other query."""
     session = spark.newSession()
     if start.admin is not None:
         session.streams.addListener(QuotaListener(start.admin))
-    session.streams.addListener(_Told(start.name))
+    session.streams.addListener(_Reported(start.name))
     reader = (
         session.readStream.format("kafka")
         .options(**client_options(start.name, start.bootstrap))
@@ -126,13 +120,13 @@ def _sink(start: Start) -> Callable[[DataFrame, int], None]:
     def process(batch: DataFrame, number: int) -> None:
         # What Spark has noted of the source, in the last line.
         ends = json.loads((planned / str(number)).read_text().splitlines()[-1])
-        _tell(start.name, "begun", batch=number, ends=ends[start.topic])
+        _print(start.name, "begun", batch=number, ends=ends[start.topic])
         ranges: dict[int, tuple[int, int, int]] = {}
         for partition, offset in batch.select("partition", "offset").collect():
             first, last, count = ranges.get(partition, (offset, offset, 0))
             ranges[partition] = min(first, offset), max(last, offset), count + 1
         time.sleep(start.work_s)
-        _tell(start.name, "ended", batch=number, ranges=ranges)
+        _print(start.name, "ended", batch=number, ranges=ranges)
 
     return process
 
@@ -143,11 +137,11 @@ def _await_end(name: str, query: StreamingQuery) -> None:
         query.awaitTermination()
     except Exception as failure:
         error = str(failure)
-    _tell(name, "over", error=error)
+    _print(name, "over", error=error)
 
 
-class _Told(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
-    """Tells that Spark has told of a batch."""
+class _Reported(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types are not read
+    """Prints that Spark has reported a batch."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -157,7 +151,7 @@ class _Told(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types ar
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         if event.progress.numInputRows:
-            _tell(self._name, "told", batch=event.progress.batchId)
+            _print(self._name, "reported", batch=event.progress.batchId)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
         pass
@@ -169,7 +163,7 @@ class _Told(StreamingQueryListener):  # type: ignore[misc]  # pyspark's types ar
 _one_at_a_time = Lock()
 
 
-def _tell(name: str, event: str, **about: object) -> None:
+def _print(name: str, event: str, **about: object) -> None:
     line = json.dumps({"query": name, "event": event, "at_s": time.monotonic(), **about})
     with _one_at_a_time:
         print(line, flush=True)

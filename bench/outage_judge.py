@@ -127,7 +127,7 @@ def faults(batches: dict[int, Ranges], ends: Sequence[int] | None = None) -> lis
 
 def _is_under_way(events: Iterable[Event], at_s: float) -> bool:
     """Say whether the query was in the midst of a batch."""
-    before = [event.kind for event in events if event.at_s < at_s and event.kind != "told"]
+    before = [event.kind for event in events if event.at_s < at_s and event.kind != "reported"]
     return bool(before) and before[-1] == "begun"
 
 

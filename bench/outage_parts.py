@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Condition, Thread
 
 import yaml
-from confluent_kafka import Producer
 
 from bench.lab import READY_TIMEOUT_S
 from bench.outage_driver import Start
@@ -22,16 +21,6 @@ READY_LINE = b"ready\n"
 NODE_ID = 1
 """Of the only broker: the port that stands for it is the first one's plus this."""
 POLL_S = 0.01
-FLUSH_TIMEOUT_S = 120.0
-QUEUE_POLL_S = 0.05
-VALUE = b"." * 20
-PRODUCER_SETTINGS: Mapping[str, str | int] = {
-    "linger.ms": 50,
-    # As many as a consumer of Spark's polls at a time.
-    "batch.num.messages": 500,
-    "queue.buffering.max.messages": 200_000,
-    "log_level": 0,
-}
 
 Ranges = Mapping[int, tuple[int, int, int]]
 """By partition: the first offset, the last one, and how many there were."""
@@ -162,17 +151,3 @@ class Driver:
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
-
-
-def feed(bootstrap: str, topic: str, partitions: int, count: int) -> None:
-    """Write `count` small records to each partition; raise BenchError when that takes too long."""
-    producer = Producer({"bootstrap.servers": bootstrap, **PRODUCER_SETTINGS})
-    for number in range(count * partitions):
-        while True:
-            try:
-                producer.produce(topic, VALUE, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(QUEUE_POLL_S)
-    if producer.flush(FLUSH_TIMEOUT_S):
-        raise BenchError(f"{topic} was not filled in {FLUSH_TIMEOUT_S:.0f} s")

@@ -26,9 +26,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from bench.lab import Lab, open_lab
 from bench.outage_driver import Start
 from bench.outage_judge import (
@@ -40,15 +37,24 @@ from bench.outage_judge import (
     planned_sizes,
     read_ranges,
 )
-from bench.outage_parts import POLL_S, Driver, Event, LastingProxy, feed
+from bench.outage_parts import POLL_S, Driver, Event, LastingProxy
 from bench.processes import BenchError, python
 from bench.report import Row, Verdict
+from bench.topics import create, fill
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
 
 FIGURE = "outages"
 SEED_VARIABLE = "BENCH_SEED"
 
+VALUE = b"." * 20
+PRODUCER_SETTINGS: Mapping[str, str | int] = {
+    "linger.ms": 50,
+    # As many as a consumer of Spark's polls at a time.
+    "batch.num.messages": 500,
+    "queue.buffering.max.messages": 200_000,
+    "log_level": 0,
+}
 RATE = 250
 TRIGGER_S = 4
 BOUND = RATE * TRIGGER_S
@@ -70,7 +76,6 @@ BATCHES_AFTER = 3
 SPARK_TASKS = 4
 
 READY_TIMEOUT_S = 90.0
-ADMIN_TIMEOUT_S = 30.0
 BATCH_TIMEOUT_S = 120.0
 RECOVERY_TIMEOUT_S = 240.0
 """Until a query reads again or has failed: Spark tries three times, each for a minute."""
@@ -192,11 +197,11 @@ class Part:
         for _ in range(WARM_UP_BATCHES):
             since = len(self.driver.events(self.name))
             self._feed(FEW)
-            self._await("told", 1, since)
+            self._await("reported", 1, since)
         for _ in range(WARM_UP_BATCHES):
             self.top_up()
             since = len(self.driver.events(self.name))
-            self._await("told", BATCHES_AFTER, since)
+            self._await("reported", BATCHES_AFTER, since)
             if all(size <= BOUND for _, size in planned_sizes(self.events)[-BATCHES_AFTER:]):
                 return
         raise BenchError(f"{self.name}: its batches are not bounded before any outage")
@@ -212,7 +217,7 @@ class Part:
         """Return when the query is there."""
         since = len(self.driver.events(self.name))
         if moment is Moment.BETWEEN:
-            self._await("told", 1, since)
+            self._await("reported", 1, since)
             time.sleep(self.chance.uniform(0.05, 0.3))
         elif moment is Moment.AMID:
             self._await("begun", 1, since)
@@ -233,7 +238,7 @@ class Part:
         if self._has_failed(killed_s):
             since = len(self.driver.events(self.name))
             self.start()
-            self._await("told", 1, since)
+            self._await("reported", 1, since)
         self._print_last()
 
     def judged(self) -> list[Judged]:
@@ -269,7 +274,9 @@ class Part:
 
     def _feed(self, count: int) -> None:
         self.fed += count
-        feed(self.broker.bootstrap, self.name, self.kind.partitions, count)
+        partitions = self.kind.partitions
+        records = count * partitions
+        fill(self.broker.bootstrap, self.name, partitions, VALUE, records, PRODUCER_SETTINGS)
 
     def _await(self, kind: str, count: int, since: int) -> None:
         def is_there(events: Sequence[Event]) -> bool:
@@ -336,10 +343,7 @@ def _start_driver(lab: Lab) -> Driver:
 def _prepare(
     lab: Lab, broker: EmbeddedBroker, driver: Driver, kind: Kind, chance: random.Random
 ) -> Part:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    admin.create_topics([NewTopic(kind.name, kind.partitions, 1)])[kind.name].result(
-        ADMIN_TIMEOUT_S
-    )
+    create(broker.bootstrap, kind.name, kind.partitions)
     rule: dict[str, object] = {"client-id": kind.name, "consumer_byte_rate": "1GB"}
     if kind.is_adaptive:
         rule["adaptive"] = {

@@ -14,12 +14,9 @@ import os
 import statistics
 from collections.abc import Mapping
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
+from bench import topics
 from bench.lab import Lab, open_lab, unviolated_rules
-from bench.processes import BenchError, Child, python
+from bench.processes import Child, python
 from bench.rates import GIGABYTE
 from bench.report import Row, Verdict
 from proxy.devkit.broker import EmbeddedBroker
@@ -41,8 +38,6 @@ FULL_RUNS = 5
 QUICK_RUNS = 1
 # JVM and page cache are warm after this many runs of each kind.
 WARM_UP_RUNS = 1
-FLUSH_TIMEOUT_S = 120.0
-ADMIN_TIMEOUT_S = 30.0
 SESSION_TIMEOUT_S = 90.0
 READ_TIMEOUT_S = 180.0
 PRODUCER_SETTINGS = {
@@ -52,7 +47,6 @@ PRODUCER_SETTINGS = {
     "queue.buffering.max.kbytes": 262_144,
     "acks": 1,
 }
-QUEUE_POLL_S = 0.1
 
 
 def measure(quick: bool) -> list[Row]:
@@ -83,20 +77,9 @@ def measure(quick: bool) -> list[Row]:
 
 def fill(bootstrap: str, total_bytes: int, partitions: int, settings: Mapping[str, int]) -> None:
     """Create the topic and write records of random bytes until it holds `total_bytes`."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    created = admin.create_topics([NewTopic(TOPIC, partitions, 1)])
-    created[TOPIC].result(ADMIN_TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap, **settings})
-    value = os.urandom(VALUE_BYTES)
-    for number in range(total_bytes // VALUE_BYTES):
-        while True:
-            try:
-                producer.produce(TOPIC, value, partition=number % partitions)
-                break
-            except BufferError:
-                producer.poll(QUEUE_POLL_S)
-    if producer.flush(FLUSH_TIMEOUT_S):
-        raise BenchError(f"the topic was not filled in {FLUSH_TIMEOUT_S:.0f} s")
+    topics.create(bootstrap, TOPIC, partitions)
+    count = total_bytes // VALUE_BYTES
+    topics.fill(bootstrap, TOPIC, partitions, os.urandom(VALUE_BYTES), count, settings)
 
 
 def start_reader(lab: Lab, tasks: int) -> Child:

@@ -12,6 +12,8 @@ import time
 
 from pyspark.sql import SparkSession
 
+from bench.spark_session import spark_session
+
 
 def main() -> None:
     """Serve until stdin ends."""
@@ -20,15 +22,7 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--tasks", type=int, default=2, help="how many run at the same time")
     options = parser.parse_args()
-    spark = (
-        SparkSession.builder.master(f"local[{options.tasks}]")
-        .appName("quota-proxy bench")
-        .config("spark.jars", options.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
-    )
+    spark = spark_session(options.jars, f"local[{options.tasks}]", {})
     print("ready", flush=True)
     try:
         for line in sys.stdin:

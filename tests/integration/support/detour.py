@@ -47,6 +47,7 @@ class Detour:
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(PIECE_BYTES):
             writer.write(data)
+        writer.close()
 
 
 @asynccontextmanager
