@@ -17,8 +17,8 @@ from proxy import __version__
 from proxy.admin.server import AdminError
 from proxy.app import HIDE_PASSWORD, App
 from proxy.config import Config, ConfigError, format_duration, load_config
+from proxy.config.pipeline_advice import find_advice
 from proxy.devkit import DevkitError
-from proxy.pipelines.advice import find_advice
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gaps import find_gaps
 from proxy.quota.rules import AdaptiveBound, RuleTable

@@ -196,9 +196,5 @@ class PipelineSection(Section):
             max_lag=self.max_lag,
             max_pending_batches=pending.batches if pending else None,
             max_pending_bytes=pending.size_bytes if pending else None,
+            timeout_ms=self.timeout * MS_PER_SECOND,
         )
-
-    @property
-    def timeout_ms(self) -> float:
-        """`timeout` as the completion ledger takes it."""
-        return self.timeout * MS_PER_SECOND

@@ -8,7 +8,7 @@ to slow down has one address.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MIN_RATE = 1.0
@@ -80,6 +80,14 @@ class PipelineSettings:
     less."""
     max_pending_batches: int | None = None
     max_pending_bytes: int | None = None
+    timeout_ms: float = 600_000.0
+    """A source batch that is not finished by then has failed."""
+
+    @property
+    def bounds_batches(self) -> bool:
+        """Whether there is anything that a batch may have no room for."""
+        bounds = (self.max_lag, self.max_pending_batches, self.max_pending_bytes)
+        return any(bound is not None for bound in bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +196,10 @@ class PipelineGraph:
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
         of_sources = {source.client_id for source in settings.sources}
+        self._consumers: dict[str, list[str]] = {}
+        for name in self.order:
+            for topic in self.stages[name].consumes:
+                self._consumers.setdefault(topic, []).append(name)
         self.first = tuple(
             name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
         )
@@ -201,10 +213,32 @@ class PipelineGraph:
         """Return the stages that consume what a stage or source produces; empty when none."""
         return tuple(self._downstream.get(node, ()))
 
+    def feeder(self, stage: str, topic: str) -> str | None:
+        """Return the stage that produces what a stage consumes there; None: a source, or nobody."""
+        producer = self.producer_of.get(topic)
+        is_fed = producer in self.stages and topic in self.stages[stage].consumes
+        return producer if is_fed else None
+
+    def consumers_of(self, topic: str) -> Sequence[str]:
+        """Return the stages that consume a topic, in topological order."""
+        return self._consumers.get(topic, ())
+
     def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
         """Return the topics that the node produces and the stage consumes."""
         consumed = self.stages[stage].consumes
         return tuple(topic for topic in consumed if self.producer_of[topic] == node)
+
+
+def find_endless(settings: PipelineSettings) -> Iterator[str]:
+    """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
+    graph = PipelineGraph(settings)
+    for stage in graph.stages.values():
+        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
+        if can_hold and stage.band[0] == 0 and settings.max_lag is None:
+            yield (
+                f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "
+                "band begins at 0: write a max_lag, or a band from above 0"
+            )
 
 
 def _number(path: Path, value: float, low: float, *, above: bool) -> Iterator[Problem]:

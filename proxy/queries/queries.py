@@ -17,7 +17,8 @@ from proxy.backpressure.query_advice import advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
 from proxy.config import Config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.graph import PipelineSettings
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
@@ -73,6 +74,11 @@ def progress_settings(config: Config) -> ProgressSettings:
     )
 
 
+def pipeline_settings(config: Config) -> list[PipelineSettings]:
+    """Turn the configuration's pipelines into what they are made of."""
+    return [pipeline.settings for pipeline in config.pipelines]
+
+
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
@@ -107,7 +113,13 @@ class Queries:
         self._names = TopicNames(self._names_wanted.set)
         self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
-        self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
+        self._pipelines = RunningPipelines(
+            pipeline_settings(config),
+            self._registry,
+            self._backpressure.of_client,
+            quotas,
+            instruments,
+        )
         self.following = Following(
             self._registry, self._backpressure, self._names, quotas, self._pipelines
         )
@@ -133,7 +145,7 @@ class Queries:
     def update(self, config: Config) -> None:
         """Take over the queries of another configuration."""
         self._registry.update(progress_settings(config))
-        self._pipelines.update(config)
+        self._pipelines.update(pipeline_settings(config))
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""
@@ -163,7 +175,8 @@ class Queries:
         except ReportRefused as error:
             self._registry.report_unread(error)
             raise
-        unknown = self._registry.unknown_ends(report) | self._pipelines.unsure(report, clock_ms())
+        unknown = self._registry.unknown_ends(report)
+        unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown)
         now_ms = clock_ms()
         accepted = self._registry.report(report, now_ms, time.time(), ends)

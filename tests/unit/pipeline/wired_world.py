@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments, Registry
 from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries.queries import progress_settings
+from proxy.queries.queries import pipeline_settings, progress_settings
 from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
 from proxy.state import MemoryStore
 
@@ -120,10 +120,10 @@ class World:
         )
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
-        self.pipelines = Pipelines(
-            self.config,
+        self.pipelines = RunningPipelines(
+            pipeline_settings(self.config),
             self.registry,
-            self.backpressure,
+            self.backpressure.of_client,
             self.quotas,
             instruments,
             clock_ms=lambda: self.now_ms,
@@ -143,7 +143,7 @@ class World:
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(self.config.quota_settings)
-        self.pipelines.update(self.config)
+        self.pipelines.update(pipeline_settings(self.config))
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
         document = {
@@ -158,7 +158,7 @@ class World:
             "batch": batch,
         }
         report = parse_report(json.dumps(document).encode())
-        asked = self.pipelines.unsure(report, self.now_ms)
+        asked = self.pipelines.lost_ends(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.registry.report(report, self.now_ms, START_S)
         self.backpressure.record_report(accepted, self.now_ms)

@@ -4,12 +4,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline_parts import stage
+from pipeline_parts import graph, stage
 
-from proxy.pipeline.completion import Completion
-from proxy.pipeline.early import StageBatch
-from proxy.pipeline.lane import TopicRange
-from proxy.pipeline.ledger import PIPELINE_CHANGED
+from proxy.pipeline.completion import PIPELINE_CHANGED, Completion
+from proxy.pipeline.deferred import StageBatch
+from proxy.pipeline.edges import TopicRange
 from proxy.state import MemoryStore, Record
 
 TIMEOUT_MS = 1_000.0
@@ -27,9 +26,7 @@ STAGES = (
 def make(random, now_ms=0.0, started_ms=0.0, stages=STAGES):
     """Make one whose monotonic clock began at `started_ms` of the test's time."""
     return Completion(
-        "p/ä",
-        stages,
-        timeout_ms=TIMEOUT_MS,
+        graph(stages, "p/ä", timeout_ms=TIMEOUT_MS),
         random=random,
         now_ms=now_ms - started_ms,
         now_s=START_S + now_ms / 1000,
@@ -122,11 +119,11 @@ def test_goes_on_from_its_records_as_if_nothing_had_happened(history):
             for end in restarted.take_ended()
         ] == expected
         assert restarted.ledger.roots() == steady.ledger.roots()
-        for name in ("batches", "size_bytes"):
-            assert getattr(restarted.max_pending, name) == getattr(steady.max_pending, name)
-        assert {root: restarted.ledger.holder(root) for root in restarted.ledger.roots()} == {
-            root: steady.ledger.holder(root) for root in steady.ledger.roots()
-        }
+        for name in ("pending_batches", "pending_bytes"):
+            assert getattr(restarted.ledger, name) == getattr(steady.ledger, name)
+        roots = steady.ledger.roots()
+        assert restarted.waits_at(roots) == steady.waits_at(roots)
+        assert steady.waits_at(roots).keys() == roots  # what waits is in the edges
 
 
 def busy():
@@ -159,6 +156,68 @@ def test_what_was_taken_up_is_not_written_again():
     completion = make(Random(2), now_ms=10.0)
     assert completion.load(busy().snapshot(), 10.0) == []
     assert completion.changes() == ([], [])
+
+
+EARLIER = {
+    "early/3": {
+        "stage": "two/x",
+        "batch": 2,
+        "inputs": [{"topic": "B", "partition": 0, "start": 5, "end": 9}],
+        "outputs": [],
+        "started_s": 1700000000.003,
+        "at_s": 1700000000.004,
+        "size_bytes": 0,
+    },
+    "edge/four/D/0/0": {"end": 3, "id": "78e510617311d8a3", "group": 1},
+    "edge/three/B/0/0": {"end": 5, "id": "1027c4d1c386bbc4", "group": 1},
+    "edge/three/C/0/0": {"end": 5, "id": "1e2feb89414c343c", "group": 1},
+    "edge/two%2Fx/B/0/3": {"end": 5, "id": "c2ce6f447ed4d57b", "group": 1},
+    "group/1": {"roots": ["91b7584a2265b1f5"]},
+    "lane/four/D/0": {"known_to": 3, "done": []},
+    "lane/three/B/0": {"known_to": 5, "done": []},
+    "lane/three/C/0": {"known_to": 5, "done": []},
+    "lane/two%2Fx/B/0": {"known_to": 5, "done": [[0, 3]]},
+    "root/91b7584a2265b1f5": {
+        "at": {
+            "two/x": "c2ce6f447ed4d57b",
+            "three": "0e082f5882ca8ff8",
+            "four": "78e510617311d8a3",
+        },
+        "owner": {"stage": "one", "batch": 1, "size_bytes": 0},
+        "started_s": 1700000000.001,
+        "heard_s": 1700000000.25,
+        "failed": None,
+    },
+    "stage/one": {"settled_s": 1700000000.001},
+    "stage/two%2Fx": {"settled_s": 1700000000.002},
+}
+"""What an earlier program wrote, which kept a value for each stage: that of `busy`."""
+
+
+def test_what_an_earlier_program_wrote_is_taken_up_and_ends_as_it_would_have():
+    prefix = "ledger/p%2F%C3%A4/"
+    records = [Record.of(prefix + name, value) for name, value in EARLIER.items()]
+    completion = make(Random(2), now_ms=5.0)
+    assert completion.load(records, 5.0) == []
+    assert completion.changes() == ([], [])
+    kept = written(completion.snapshot())
+    (root,) = [key for key in kept if key.startswith(f"{prefix}root/")]
+    assert kept[root].value == EARLIER[root.removeprefix(prefix)] | {
+        "at": {"one": "b423507d8f0f8220"}
+    }
+    del kept[root]
+    assert kept == {each.key: each for each in records if each.key != root}
+    assert list(completion.waits_at(completion.ledger.roots()).values()) == ["two/x"]
+    batches = [
+        ("one", (TopicRange("A", 0, 5, 6),), (TopicRange("B", 0, 5, 9),)),
+        ("two/x", (TopicRange("B", 0, 3, 5),), ()),
+        ("three", (TopicRange("B", 0, 0, 9), TopicRange("C", 0, 0, 5)), ()),
+        ("four", (TopicRange("D", 0, 0, 3),), ()),
+    ]
+    for stage_name, read, wrote in batches:
+        completion.stage_batch(StageBatch(stage_name, 3, read, wrote, 6.0), 7.0)
+    ended = [(end.owner.batch, str(end.outcome)) for end in completion.take_ended()]
+    assert ended == [(3, "completed"), (1, "completed")]
 
 
 def test_keys_are_in_the_namespace_and_quoted():
@@ -198,7 +257,7 @@ def test_damaged_records_are_refused_and_deleted_and_the_others_kept(kind, chang
     assert text in refused[0]
     assert key in again.changes()[1]
     again.tick(10.0 + 3 * TIMEOUT_MS)  # nothing stays for ever
-    assert len(again.ledger) == again.max_pending.batches == 0
+    assert len(again.ledger) == again.ledger.pending_batches == 0
 
 
 @pytest.mark.parametrize("name", ["other/1", "root", "root/xyz", "edge/a/b/c/d", "lane/a/b"])
@@ -239,7 +298,7 @@ def test_a_pipeline_that_changed_meanwhile_fails_what_waited_there(stages):
     completion.load(busy().snapshot(), 10.0)
     (end,) = completion.take_ended()
     assert (end.owner.batch, end.reason) == (1, PIPELINE_CHANGED)
-    assert completion.max_pending.batches == 0
+    assert completion.ledger.pending_batches == 0
 
 
 def test_the_time_while_it_was_away_counts():
