@@ -93,7 +93,13 @@ class App:
         self._reapers = Reapers(loop, instruments)
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
-            config, self.quotas, self._bootstrap, instruments, self.metrics, self._clients.knows
+            config.progress_settings,
+            config.pipeline_settings,
+            self.quotas,
+            self._bootstrap,
+            instruments,
+            registry=self.metrics,
+            knows_client=self._clients.knows,
         )
         self._services = Services(
             loop=loop,
@@ -229,7 +235,7 @@ class App:
         self.rules.use_file(config.quota_settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
-        self._queries.update(config)
+        self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 

@@ -5,12 +5,13 @@ the clients of pipelines to these. The messages of all others are not looked int
 """
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
@@ -30,52 +31,15 @@ _NEVER = -1
 """Instead of a generation."""
 
 
-class Appends(Protocol):
-    """What the pipelines are shown of what their clients write."""
-
-    generation: int
-    """Changes whenever `follows` may give another answer."""
-
-    def follows(self, client_id: str | None) -> bool:
-        """Return whether what a client writes is of interest."""
-
-    def appended(
-        self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
-    ) -> None:
-        """Record that a client has written the records from `start` up to `end`."""
-
-    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
-        """Prepare for the answer to a driver's look-up of the ends of partitions."""
-
-    def sent(self, client_id: str, count: int, records: int) -> None:
-        """Record that a client has sent so many bytes for so many records."""
-
-
+@dataclass(frozen=True, slots=True)
 class Following:
-    """Who is followed, and by whom.
+    """The relay's interceptor: finds out who is followed, and by whom."""
 
-    Args:
-        registry: knows the queries and their clients.
-        backpressure: which of them are adaptive.
-        names: of the topics.
-        quotas: whose rules say which are adaptive.
-        appends: the pipelines.
-
-    """
-
-    def __init__(
-        self,
-        registry: QueryRegistry,
-        backpressure: Backpressure,
-        names: TopicNames,
-        quotas: QuotaManager,
-        appends: Appends,
-    ) -> None:
-        self.registry = registry
-        self.backpressure = backpressure
-        self.names = names
-        self.quotas = quotas
-        self.appends = appends
+    registry: QueryRegistry
+    backpressure: Backpressure
+    names: TopicNames
+    quotas: QuotaManager
+    pipelines: RunningPipelines
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""
@@ -107,7 +71,9 @@ class FollowedClient:
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""
         every = self._all
-        generation = every.registry.generation + every.quotas.generation + every.appends.generation
+        generation = (
+            every.registry.generation + every.quotas.generation + every.pipelines.generation
+        )
         if generation != self._generation:
             self._generation = generation
             self._follow(now_ms)
@@ -119,13 +85,13 @@ class FollowedClient:
         if head.api_key == PRODUCE:
             appended = read_produce_request(version, body)
             records = sum(each.offsets for each in appended)
-            self._all.appends.sent(self._client_id, len(frame), records)
+            self._all.pipelines.sent(self._client_id, len(frame), records)
             return _SeenProduce(appended, self._client_id, self._all)
         assert self.tracker is not None
         assert lookups is not None
         if head.api_key == LIST_OFFSETS:
             lookup = read_list_offsets_request(version, body, head.correlation_id)
-            plans = partial(self._all.appends.plans, self._client_id) if self._writes else None
+            plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
             return _SeenLookup(lookup, lookups, plans)
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
@@ -148,7 +114,7 @@ class FollowedClient:
         every, client_id = self._all, self._identity.client_id
         if client_id is None:
             return
-        self._writes = every.appends.follows(client_id)
+        self._writes = every.pipelines.follows(client_id)
         self.pressure = every.backpressure.of_identity(self._identity, now_ms)
         if self.pressure is not None:
             every.registry.follow(client_id)
@@ -228,7 +194,7 @@ class _SeenProduce(SeenRequest):
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             appended: Callable[[str], None] = partial(
-                self._all.appends.appended,
+                self._all.pipelines.appended,
                 self._client_id,
                 partition=index,
                 start=base,
