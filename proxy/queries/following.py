@@ -130,79 +130,65 @@ class FollowedClient:
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenFetch(SeenRequest):
-    __slots__ = ("_ask", "_client", "_tracker")
+    ask: FetchRequestPartitions
+    tracker: FetchTracker
+    client: FollowedClient
 
     takes_whole = False
 
-    def __init__(
-        self, ask: FetchRequestPartitions, tracker: FetchTracker, client: FollowedClient
-    ) -> None:
-        self._ask = ask
-        self._tracker = tracker
-        self._client = client
-
     def measured(self, count: int) -> None:
-        if self._client.pressure is not None:
-            self._client.pressure.record_bytes(count)
+        if self.client.pressure is not None:
+            self.client.pressure.record_bytes(count)
 
     def held(self, start_ms: float, due_ms: float) -> None:
-        if self._client.pressure is not None:
-            self._client.pressure.record_hold(start_ms, due_ms)
+        if self.client.pressure is not None:
+            self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        return self._tracker.observer(self._ask, now_ms)
+        return self.tracker.observer(self.ask, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenLookup(SeenRequest):
-    __slots__ = ("_ask", "_lookups", "_plans")
-
-    def __init__(
-        self,
-        ask: OffsetLookup,
-        lookups: OffsetLookups,
-        plans: Callable[[Set[TopicPartition], float], None] | None,
-    ) -> None:
-        self._ask = ask
-        self._lookups = lookups
-        self._plans = plans
+    ask: OffsetLookup
+    lookups: OffsetLookups
+    plans: Callable[[Set[TopicPartition], float], None] | None
+    """Prepares pipelines for a driver's answer; None when the client is in none."""
 
     def wait_ms(self, now_ms: float) -> float:
-        return self._lookups.wait_ms(self._ask, now_ms)
+        return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        keys = {key for key, timestamp in self._ask.timestamps.items() if timestamp == LATEST}
-        if self._plans is not None and keys and not self._lookups.is_executor:
-            self._plans(keys, now_ms)
-        return self._lookups.answered(self._ask, version, frame, now_ms)
+        keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
+        if self.plans is not None and keys and not self.lookups.is_executor:
+            self.plans(keys, now_ms)
+        return self.lookups.answered(self.ask, version, frame, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenProduce(SeenRequest):
-    __slots__ = ("_all", "_asked", "_client_id")
-
-    def __init__(
-        self, asked: tuple[ProducedPartition, ...], client_id: str, following: Following
-    ) -> None:
-        self._asked = asked
-        self._client_id = client_id
-        self._all = following
+    asked: tuple[ProducedPartition, ...]
+    client_id: str
+    every: Following
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        sizes = {(each.topic, each.partition): each.offsets for each in self._asked}
+        sizes = {(each.topic, each.partition): each.offsets for each in self.asked}
         for topic, index, error_code, base in read_produce_response(version, frame):
             offsets = sizes.get((topic, index), 0)
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             appended: Callable[[str], None] = partial(
-                self._all.pipelines.appended,
-                self._client_id,
+                self.every.pipelines.appended,
+                self.client_id,
                 partition=index,
                 start=base,
                 end=base + offsets,
                 now_ms=now_ms,
             )
             if isinstance(topic, bytes):
-                self._all.names.when_known(topic, appended)
+                self.every.names.when_known(topic, appended)
             else:
                 appended(topic)
         return frame
