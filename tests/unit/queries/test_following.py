@@ -11,7 +11,11 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings
+from proxy.quota.rules import Rule
 from proxy.quota.rules import AdaptiveBound
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
