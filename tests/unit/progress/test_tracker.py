@@ -414,6 +414,7 @@ def run(script, names):
     return line.follower.seen, model.seen
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=steps(BY_NAME))
 def test_it_says_what_the_model_says(script):
@@ -421,6 +422,7 @@ def test_it_says_what_the_model_says(script):
     assert [each[:3] + each[4:] for each in seen] == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=steps(BY_ID))
 def test_names_that_come_late_change_nothing_that_is_told_of_a_topic(script):
