@@ -12,9 +12,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Login
 from proxy.cluster.upstream import Address, RefusedError, UpstreamError
-from proxy.state.errors import StateError
-from proxy.state.memory import MemoryStore
-from proxy.state.store import Record, Store
+from proxy.state.store import MemoryStore, Record, StateError, Store
 
 from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
 from .producer import Producer

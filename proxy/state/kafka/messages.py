@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from proxy.state.errors import StateError
-from proxy.state.store import Record
+from proxy.state.store import Record, StateError
 
 FORM = 1
 """Number of this form. Whoever changes it counts on, and reads the older ones still."""

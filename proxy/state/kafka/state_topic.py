@@ -8,7 +8,7 @@ from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
 from proxy.cluster.kafka_client import TRANSACTION_COORDINATOR, KafkaClient
 from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
-from proxy.state.errors import StateError
+from proxy.state.store import StateError
 
 MAX_REPLICAS = 3
 

@@ -11,6 +11,8 @@ from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE
 from proxy.devkit.jars import JarSet, default_cache_dir, fetch
 from proxy.devkit.loopback import free_ports
 
+pytestmark = pytest.mark.slow
+
 LEAF = "example:leaf:1"
 ROOT = "example:root:2"
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>

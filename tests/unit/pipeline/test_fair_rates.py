@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.pipeline.shares import Feed, fair_rates, room_for
+from proxy.pipeline.fair_rates import UpstreamRate, fair_rates, raised_rates
 
 INF = float("inf")
 
@@ -25,13 +25,13 @@ FAIR = {
 }
 
 
-def feeds_of(values) -> list[Feed]:
-    return [Feed(str(number), *value) for number, value in enumerate(values)]
+def rates_of(values) -> list[UpstreamRate]:
+    return [UpstreamRate(str(number), *value) for number, value in enumerate(values)]
 
 
-@pytest.mark.parametrize(("feeds", "capacity", "expected"), FAIR.values(), ids=FAIR.keys())
-def test_fair_rates(feeds, capacity, expected):
-    rates = fair_rates(feeds_of(feeds), capacity)
+@pytest.mark.parametrize(("upstream", "capacity", "expected"), FAIR.values(), ids=FAIR.keys())
+def test_fair_rates(upstream, capacity, expected):
+    rates = fair_rates(rates_of(upstream), capacity)
     wanted = {str(number): rate for number, rate in enumerate(expected) if rate is not None}
     assert rates == pytest.approx(wanted)
 
@@ -41,21 +41,21 @@ RATE = st.floats(1, 1e6)
 
 @given(st.lists(st.tuples(RATE, RATE, st.floats(0.01, 100)), min_size=1, max_size=8), RATE)
 def test_together_they_send_what_the_stage_processes_and_nobody_more_than_before(values, capacity):
-    feeds = feeds_of(values)
-    rates = fair_rates(feeds, capacity)
+    upstream = rates_of(values)
+    rates = fair_rates(upstream, capacity)
     assert rates
-    after = {feed.node: rates.get(feed.node, feed.rate) for feed in feeds}
-    sent = sum(feed.rate * feed.records for feed in feeds)
-    left = sum(after[feed.node] * feed.records for feed in feeds)
+    after = {each.node: rates.get(each.node, each.rate) for each in upstream}
+    sent = sum(each.rate * each.records for each in upstream)
+    left = sum(after[each.node] * each.records for each in upstream)
     assert left == pytest.approx(min(sent, capacity), rel=1e-5)
-    highest = max(after[feed.node] / feed.normal_rate for feed in feeds)
-    for feed in feeds:
-        assert after[feed.node] <= feed.rate * (1 + 1e-5)
-        if after[feed.node] < feed.rate * (1 - 1e-5):  # who slows down is at the level of all
-            assert after[feed.node] / feed.normal_rate == pytest.approx(highest, rel=1e-5)
+    highest = max(after[each.node] / each.normal_rate for each in upstream)
+    for each in upstream:
+        assert after[each.node] <= each.rate * (1 + 1e-5)
+        if after[each.node] < each.rate * (1 - 1e-5):  # who slows down is at the level of all
+            assert after[each.node] / each.normal_rate == pytest.approx(highest, rel=1e-5)
 
 
-ROOM = {
+RAISED = {
     "the stage is not held": ([(40, 100, 1)], INF, "0", {"0": INF}),
     "up to what it may take": ([(40, 100, 1)], 60, "0", {"0": 60}),
     "none left": ([(40, 100, 1)], 40.3, "0", {}),
@@ -64,6 +64,8 @@ ROOM = {
 }
 
 
-@pytest.mark.parametrize(("feeds", "capacity", "held", "expected"), ROOM.values(), ids=ROOM.keys())
-def test_room(feeds, capacity, held, expected):
-    assert room_for(feeds_of(feeds), capacity, held) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("upstream", "capacity", "held", "expected"), RAISED.values(), ids=RAISED.keys()
+)
+def test_raised_rates(upstream, capacity, held, expected):
+    assert raised_rates(rates_of(upstream), capacity, held) == pytest.approx(expected)

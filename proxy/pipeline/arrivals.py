@@ -12,8 +12,8 @@ Lags = dict[tuple[str, str], int]
 """By client and topic, how many records wait for it."""
 
 
-class Measuring:
-    """Looks at the progress of all queries, again and again.
+class Arrivals:
+    """Counts arrivals by the progress of all queries.
 
     Args:
         registry: knows log ends and lag.
@@ -23,10 +23,10 @@ class Measuring:
     def __init__(self, registry: QueryRegistry) -> None:
         self._registry = registry
         self._ends: dict[TopicPartition, int] = {}
-        """The log end of each partition that was known at the last look."""
+        """The log end of each partition that was known at the last time."""
         self._arrived: Arrived = {}
 
-    def look(self) -> tuple[Arrived, Lags]:
+    def measure(self) -> tuple[Arrived, Lags]:
         """Return how much has arrived so far, and the lag as it is now."""
         ends: dict[TopicPartition, int] = {}
         lags: Lags = defaultdict(int)

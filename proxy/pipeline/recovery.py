@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.lane import TopicRange
 from proxy.wire.topic_partition import TopicPartition
+
+from .edges import TopicRange
+from .graph import StageSettings
 
 LATE_MS = 60_000.0
 """The response to what is in the log at the start has passed by then: no client waits longer."""

@@ -19,7 +19,7 @@ stage and the ones before it would work in turns, and never at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BatchLimit:
     """What the next batch of a stage may have at most."""
 
     records: int
@@ -30,7 +30,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class UpstreamWriter:
     """A stage that writes to the topics of another one."""
 
     name: str
@@ -49,8 +49,8 @@ class Writer:
         return max(0.0, self.planned * self.records_out - self.written)
 
 
-def fitting(
-    max_lag: int, lag: int, writers: Sequence[Writer], name: str, least: int = 1
+def records_that_fit(
+    max_lag: int, lag: int, writers: Sequence[UpstreamWriter], name: str, least: int = 1
 ) -> int | None:
     """Return how many records the next batch of one of the writers may read; None: any number.
 

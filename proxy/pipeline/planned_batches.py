@@ -14,54 +14,51 @@ MAX_LATE = 1_000
 """Batches without a report that are told apart; where so many are late nobody reports."""
 
 
-"""Topic and number."""
-
-
-class Planned:
+class PlannedBatches:
     """The plans of one query. Totals are offsets, added up over its partitions."""
 
-    __slots__ = ("_asked", "_earlier")
+    __slots__ = ("_earlier", "_looked_up")
 
     def __init__(self) -> None:
-        self._asked: set[TopicPartition] = set()
-        """What the driver has asked for, for the plan that it makes or carries out."""
+        self._looked_up: set[TopicPartition] = set()
+        """What the driver has looked up, for the plan that it makes or carries out."""
         self._earlier: deque[int] = deque(maxlen=MAX_LATE)
         """What was told in all with each plan before that one; ascending."""
 
-    def asks(self, partitions: Set[TopicPartition], told: int) -> bool:
-        """Take note that the driver asks for ends; return whether it makes another plan.
+    def look_up(self, partitions: Set[TopicPartition], offered: int) -> bool:
+        """Record that the driver looks up ends; return whether it makes another plan.
 
-        It does when it asks for the same partition again. For one plan it asks each broker that
+        It does when it looks up the same partition again. For one plan it asks each broker that
         leads some of them.
 
         Args:
-            partitions: that it asks for.
-            told: what it was told before.
+            partitions: that it looks up.
+            offered: what it was told before, in all.
 
         """
-        if self._asked and self._asked.isdisjoint(partitions):
-            self._asked |= partitions
+        if self._looked_up and self._looked_up.isdisjoint(partitions):
+            self._looked_up |= partitions
             return False
-        self._asked = set(partitions)
-        if not self._earlier or told > self._earlier[-1]:
-            self._earlier.append(told)
+        self._looked_up = set(partitions)
+        if not self._earlier or offered > self._earlier[-1]:
+            self._earlier.append(offered)
         return True
 
     def reported(self) -> None:
-        """Take note that a batch was reported: what is asked for next makes another plan."""
-        self._asked.clear()
+        """Record that a batch was reported: what is looked up next makes another plan."""
+        self._looked_up.clear()
 
-    def batches(self, told: int, done: int) -> int:
+    def batches(self, offered: int, done: int) -> int:
         """Return how many batches are planned and not reported.
 
         Args:
-            told: what the driver was told in all.
+            offered: what the driver was told in all.
             done: what it has completed of that.
 
         """
         while self._earlier and self._earlier[0] <= done:
             self._earlier.popleft()
-        while self._earlier and self._earlier[-1] > told:
+        while self._earlier and self._earlier[-1] > offered:
             self._earlier.pop()  # of a run that is over
         # The latest of them is among these when the driver was told nothing new since.
-        return sum(total < told for total in self._earlier) + (told > done)
+        return sum(total < offered for total in self._earlier) + (offered > done)

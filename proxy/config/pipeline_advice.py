@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from proxy.config import Config, PipelineSection
-from proxy.pipeline.graph import PipelineGraph, StageSettings
+from proxy.config.models import Config
+from proxy.config.pipeline_models import PipelineSection
+from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 
@@ -12,19 +13,7 @@ def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
     """Yield a line for each thing that is not wrong and hardly what is wanted."""
     yield from find_unheld(config, table)
     for pipeline in config.pipelines:
-        yield from find_endless(pipeline)
-
-
-def find_endless(pipeline: PipelineSection) -> Iterator[str]:
-    """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
-    graph = PipelineGraph(pipeline.settings)
-    for stage in graph.stages.values():
-        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
-        if can_hold and stage.band[0] == 0 and pipeline.settings.max_lag is None:
-            yield (
-                f"pipeline {pipeline.name!r}: stage {stage.name!r} never asks for more again, its "
-                "band begins at 0: write a max_lag, or a band from above 0"
-            )
+        yield from find_endless(pipeline.settings)
 
 
 def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:

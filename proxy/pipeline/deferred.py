@@ -8,17 +8,18 @@ reported, or says that it is idle. What was not claimed then is nobody's.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from .graph import StageSettings
-from .lane import LaneKey, TopicRange
+from .edges import StagePartition, TopicRange
+from .graph import PipelineGraph
+from .ledger import LedgerItem
 
-EARLY_MS = 60_000.0
+MAX_WAIT_MS = 60_000.0
 """No batch waits longer, nor longer than half of the ledger's timeout: the stage before may be
 dead, or what was read may be another producer's."""
 
-MAX_EARLY = 1_000
+MAX_DEFERRED = 1_000
 """Batches of one stage that wait at most; beyond it the first is taken as it is."""
 
 
@@ -44,7 +45,7 @@ class StageBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Early:
+class DeferredBatch:
     """A batch that waits."""
 
     number: int
@@ -54,24 +55,26 @@ class Early:
     """When it was reported, monotonic."""
 
 
-class EarlyBatches:
+class DeferredBatches:
     """The batches of one pipeline that wait, in order of report for each stage.
 
     Args:
-        stages: in topological order.
-        known_to: tells up to which offset it is known who produced what waits in a lane.
-        timeout_ms: of the ledger.
+        graph: the pipeline.
+        known_to: returns up to which offset it is known who produced what waits somewhere.
+        mark: is called with what changed or went.
 
     """
 
     def __init__(
         self,
-        stages: Sequence[StageSettings],
-        known_to: Callable[[LaneKey], int],
-        timeout_ms: float,
+        graph: PipelineGraph,
+        known_to: Callable[[StagePartition], int],
+        mark: Callable[[LedgerItem], None],
     ) -> None:
+        self._mark = mark
+        self._graph = graph
         self._known_to = known_to
-        self._queues: dict[str, deque[Early]] = {}
+        self._queues: dict[str, deque[DeferredBatch]] = {}
         self._next = 1
         self.settled: dict[str, float] = {}
         """By stage the time before which all that it appended is reported, monotonic."""
@@ -79,38 +82,26 @@ class EarlyBatches:
         """Batches that were taken although it was not known what they had read."""
         self.dropped = 0
         """Batches whose stage went while they waited."""
-        self.dirty: set[int] = set()
-        """Numbers of batches that came or went since this was cleared."""
-        self.dirty_stages: set[str] = set()
-        """Stages whose time changed since this was cleared."""
-        self.update(stages, timeout_ms)
+        self.waiting: dict[int, DeferredBatch] = {}
+        """By number."""
+        self._kept: set[int] = set()
+        """Numbers of those that have records."""
 
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def update(self, stages: Sequence[StageSettings], timeout_ms: float) -> None:
+    def update(self, graph: PipelineGraph) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
-        self._limit_ms = min(EARLY_MS, timeout_ms / 2)
-        self._rank = {stage.name: rank for rank, stage in enumerate(stages)}
-        producers = {topic: stage.name for stage in stages for topic in stage.produces}
-        self._feeders = {
-            (stage.name, topic): producers[topic]
-            for stage in stages
-            for topic in stage.consumes
-            if topic in producers
-        }
-        for name in [name for name in self._queues if name not in self._rank]:
+        self._graph = graph
+        for name in self._queues.keys() - graph.stages:
             gone = self._queues.pop(name)
             self.dropped += len(gone)
-            self.dirty.update(early.number for early in gone)
-        for name in [name for name in self.settled if name not in self._rank]:
+            for deferred in gone:
+                self._remove(deferred.number)
+        for name in self.settled.keys() - graph.stages:
             del self.settled[name]
-            self.dirty_stages.add(name)
+            self._mark(("stage", name))
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
-        """Take a batch; `ready` gives it out again, at once if it need not wait."""
-        self.dirty.add(self._next)
-        self.restore(Early(self._next, batch, now_ms))
+        """Add a batch; `ready` gives it out again, at once if it need not wait."""
+        self._put(DeferredBatch(self._next, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Give out the batches that need not wait, each with whether its input is known.
@@ -118,55 +109,71 @@ class EarlyBatches:
         One goes after those that feed it and after the earlier ones of its stage. Each must be
         applied before the next is taken.
         """
-        for stage in sorted(self._queues, key=self._rank.__getitem__):
+        limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
+        for stage in [name for name in self._graph.order if name in self._queues]:
             queue = self._queues[stage]
             while queue:
-                early = queue[0]
-                is_known = self._is_known(early)
-                is_over = now_ms >= early.at_ms + self._limit_ms or len(queue) > MAX_EARLY
+                first = queue[0]
+                is_known = self._is_known(first)
+                is_over = now_ms >= first.at_ms + limit_ms or len(queue) > MAX_DEFERRED
                 if not (is_known or is_over):
+                    self._keep(queue)
                     break
                 queue.popleft()
-                self.dirty ^= {early.number}  # one that came since they were written is in it
+                self._remove(first.number)
                 self.forced += not is_known
-                yield early.batch, is_known
-                self.settle(stage, min(early.batch.started_ms, early.at_ms))
+                yield first.batch, is_known
+                self.settle(stage, min(first.batch.started_ms, first.at_ms))
             if not queue:
                 del self._queues[stage]
 
     def idle(self, stage: str, now_ms: float) -> None:
-        """Hear that a stage has nothing to do: all that it appended is reported."""
-        if stage in self._rank and stage not in self._queues:
+        """Record that a stage has nothing to do: all that it appended is reported."""
+        if stage in self._graph.stages and stage not in self._queues:
             self.settle(stage, now_ms)
 
     def settle(self, stage: str, time_ms: float) -> None:
-        """Take all as reported that a stage appended before that time."""
+        """Record that all is reported that a stage appended before that time."""
         settled_ms = self.settled.get(stage)
         if settled_ms is None or time_ms > settled_ms:
             self.settled[stage] = time_ms
-            self.dirty_stages.add(stage)
-
-    def waiting(self) -> dict[int, Early]:
-        """Return the batches that wait, by number."""
-        return {early.number: early for queue in self._queues.values() for early in queue}
+            self._mark(("stage", stage))
 
     def waiting_of(self, stage: str) -> int:
         """Return how many batches of a stage wait."""
         return len(self._queues.get(stage, ()))
 
-    def restore(self, early: Early) -> None:
-        """Take up a batch as it was; those of a stage in the order of their numbers."""
-        self._next = max(self._next, early.number + 1)
-        self._queues.setdefault(early.batch.stage, deque()).append(early)
+    def restore(self, deferred: DeferredBatch) -> None:
+        """Add a batch as it was; those of a stage in the order of their numbers."""
+        self._kept.add(deferred.number)
+        self._put(deferred)
 
-    def _is_known(self, early: Early) -> bool:
-        stage = early.batch.stage
-        for read in early.batch.inputs:
-            feeder = self._feeders.get((stage, read.topic))
+    def _put(self, deferred: DeferredBatch) -> None:
+        self._next = max(self._next, deferred.number + 1)
+        self._queues.setdefault(deferred.batch.stage, deque()).append(deferred)
+        self.waiting[deferred.number] = deferred
+
+    def _keep(self, queue: Iterable[DeferredBatch]) -> None:
+        """Let batches that do have to wait have records; most need not."""
+        for deferred in queue:
+            if deferred.number not in self._kept:
+                self._kept.add(deferred.number)
+                self._mark(("early", deferred.number))
+
+    def _remove(self, number: int) -> None:
+        del self.waiting[number]
+        if number in self._kept:
+            self._kept.remove(number)
+            self._mark(("early", number))
+
+    def _is_known(self, deferred: DeferredBatch) -> bool:
+        stage = deferred.batch.stage
+        for read in deferred.batch.inputs:
+            feeder = self._graph.feeder(stage, read.topic)
             if feeder is None or read.start == read.end:
                 continue
             settled_ms = self.settled.get(feeder)
-            if settled_ms is not None and settled_ms >= early.at_ms:
+            if settled_ms is not None and settled_ms >= deferred.at_ms:
                 continue
             if read.end > self._known_to((stage, read.topic, read.partition)):
                 return False

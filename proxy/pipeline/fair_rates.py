@@ -19,7 +19,7 @@ ROOM_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class UpstreamRate:
     """What one node sends to one stage."""
 
     node: str
@@ -35,7 +35,7 @@ class Feed:
         return self.rate / self.normal_rate
 
 
-def fair_rates(feeds: Sequence[Feed], capacity: float) -> dict[str, float]:
+def fair_rates(upstream: Sequence[UpstreamRate], capacity: float) -> dict[str, float]:
     """Return to which rates nodes are to slow down, so that the stage is sent `capacity`.
 
     A single node that sends one record for one is asked for `capacity` itself. When all together
@@ -43,29 +43,31 @@ def fair_rates(feeds: Sequence[Feed], capacity: float) -> dict[str, float]:
     are in records/s of the node.
     """
     # Who sends nothing to the stage is to blame only when nobody is known to send anything.
-    sending = [feed for feed in feeds if feed.records > 0]
+    sending = [each for each in upstream if each.records > 0]
     if not sending:
-        return {feed.node: capacity for feed in feeds}
-    sending.sort(key=lambda feed: feed.level)
-    weight = sum(feed.normal_rate * feed.records for feed in sending)
+        return {each.node: capacity for each in upstream}
+    sending.sort(key=lambda each: each.level)
+    weight = sum(each.normal_rate * each.records for each in sending)
     left = capacity
-    for index, feed in enumerate(sending):
+    for index, each in enumerate(sending):
         level = left / weight
-        if feed.level > level * (1 - SAME_LEVEL):
+        if each.level > level * (1 - SAME_LEVEL):
             return {item.node: item.normal_rate * level for item in sending[index:]}
-        left -= feed.rate * feed.records
-        weight -= feed.normal_rate * feed.records
+        left -= each.rate * each.records
+        weight -= each.normal_rate * each.records
     highest = sending[-1].level * (1 - SAME_LEVEL)
-    return {feed.node: feed.rate for feed in sending if feed.level >= highest}
+    return {each.node: each.rate for each in sending if each.level >= highest}
 
 
-def room_for(feeds: Sequence[Feed], capacity: float, held: Collection[str]) -> dict[str, float]:
+def raised_rates(
+    upstream: Sequence[UpstreamRate], capacity: float, held: Collection[str]
+) -> dict[str, float]:
     """Return up to which rates the held nodes may speed up; empty when there is no room.
 
     `capacity` is what the stage is held to; infinite when it is not.
     """
-    sent = sum(feed.rate * feed.records for feed in feeds)
+    sent = sum(each.rate * each.records for each in upstream)
     if sent >= capacity * (1 - ROOM_SHARE):
         return {}
     more = capacity / sent if sent else math.inf
-    return {feed.node: feed.rate * more for feed in feeds if feed.node in held}
+    return {each.node: each.rate * more for each in upstream if each.node in held}
