@@ -564,6 +564,7 @@ def test_completes_just_what_the_lineage_of_each_record_says(seed, stages, steps
     assert len(completion.ledger) == 0
 
 
+@pytest.mark.slow
 def test_100_000_roots_of_any_size_take_at_most_64_mib():
     """Does to the ledger and the edges what batches of a first stage do, each of 1,000 records."""
     roots, partitions = 100_000, 8

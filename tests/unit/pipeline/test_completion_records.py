@@ -80,6 +80,7 @@ def stored(store, completion):
     return written(store.items(completion.records.prefix))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(steps())
 def test_goes_on_from_its_records_as_if_nothing_had_happened(history):

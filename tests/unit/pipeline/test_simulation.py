@@ -168,6 +168,7 @@ def random_graph() -> Plant:
 CASES = {"chain": (chain, SLOW + 20, 700), "random graph": (random_graph, 150, 200)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "settle_s", "recover_s"), CASES.values(), ids=CASES.keys())
 def test_a_slow_stage_holds_back_all_before_it_and_lets_them_go(make, settle_s, recover_s):
     plant = make()

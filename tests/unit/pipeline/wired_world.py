@@ -15,7 +15,6 @@ from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries.queries import pipeline_settings, progress_settings
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
@@ -116,13 +115,11 @@ class World:
         made = self.config.quota_settings
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
-        self.registry = QueryRegistry(
-            progress_settings(self.config), lambda _: True, lambda _: None
-        )
+        self.registry = QueryRegistry(self.config.progress_settings, lambda _: True, lambda _: None)
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
-            pipeline_settings(self.config),
+            self.config.pipeline_settings,
             self.registry,
             self.backpressure.of_client,
             self.quotas,
@@ -144,7 +141,7 @@ class World:
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(self.config.quota_settings)
-        self.pipelines.update(pipeline_settings(self.config))
+        self.pipelines.update(self.config.pipeline_settings)
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
         document = {

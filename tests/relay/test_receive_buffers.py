@@ -9,7 +9,7 @@ from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
 from proxy.cluster.dial import MAX_UNSENT_BYTES
-from proxy.relay.buffers import (
+from proxy.relay.channel import (
     MAX_RECEIVE_BYTES,
     MIN_RECEIVE_BYTES,
     SHARED_RECEIVE_BYTES,
