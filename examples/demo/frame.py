@@ -17,8 +17,8 @@ from examples.demo import CHECKOUT, DemoError
 from examples.demo.children import Child
 from examples.demo.screen import Screen
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.command import stop_signals_interrupt
 from proxy.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
-from proxy.devkit.signals import stop_signals_interrupt
 
 HOST = "127.0.0.1"
 PROXY_TIMEOUT_S = 20.0

@@ -41,6 +41,8 @@ from proxy.config.fields import (
 )
 from proxy.config.pipeline_models import PipelineSection, Topic
 from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.pipeline.graph import PipelineSettings
+from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.values import BadValueError
@@ -128,7 +130,7 @@ class ListenerTls(Section):
 
 
 class ListenerSection(Section):
-    """Where clients connect, and what addresses they are told.
+    """Where clients connect, and which addresses are advertised to them.
 
     `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
     `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
@@ -182,11 +184,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
         """Return the rule, the `number`th of the file."""
         bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
         return Rule(
-            user=self.user,
-            client_id=self.client_id,
-            client_id_prefix=self.client_id_prefix,
-            listener=self.listener,
-            scope=self.scope,
+            **self.model_dump(include=set(RuleKeys.model_fields)),
             bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
             adaptive=self.adaptive.settings if self.adaptive else None,
             place=place,
@@ -312,6 +310,19 @@ class Config(Section):
             max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
             max_client_entities=self.limits.max_client_entities,
         )
+
+    @property
+    def progress_settings(self) -> ProgressSettings:
+        """The queries, and how many there may be."""
+        return ProgressSettings(
+            queries=tuple(query.settings for query in self.queries),
+            max_queries=self.limits.max_client_entities,
+        )
+
+    @property
+    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:
+        """The pipelines."""
+        return tuple(pipeline.settings for pipeline in self.pipelines)
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

@@ -15,6 +15,7 @@ from proxy.config.fields import (
     Section,
     Text,
 )
+from proxy.progress.query import QuerySettings
 from proxy.quota.rules import AdaptiveBound
 from proxy.quota.values import BadValueError
 
@@ -107,16 +108,11 @@ class AdaptiveSection(Section):
     @property
     def settings(self) -> AdaptiveBound:
         """What the quota takes."""
-        interval = self.batch_interval
-        gains = self.model_dump(include=set(GAINS), exclude_none=True)
+        interval, durations = self.batch_interval, {"batch_interval", "hold"}
         return AdaptiveBound(
+            **self.model_dump(exclude=durations, exclude_none=True),
             batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
-            estimator=self.estimator,
-            min_rate=self.min_rate,
-            max_rate=self.max_rate,
-            initial_rate=self.initial_rate,
             hold_ms=self.hold * MS_PER_SECOND,
-            **gains,
         )
 
 
@@ -139,3 +135,13 @@ class QuerySection(Section):
     def _by_default(cls, client_id: object, info: ValidationInfo) -> object:
         # Where the name is wrong, that is said of the name, and nothing here.
         return info.data.get("name", "?") if client_id is None else client_id
+
+    @property
+    def settings(self) -> QuerySettings:
+        """What progress is kept by."""
+        return QuerySettings(
+            name=self.name,
+            client_id=self.client_id,
+            commit_group=self.commit_group,
+            stuck_after_ms=self.stuck_after * MS_PER_SECOND,
+        )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
-from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
+from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions
 
 NO_ERROR = 0
 SESSION_NOT_FOUND = 70
@@ -37,7 +37,7 @@ def ask(session_id, epoch, positions, forgotten=()):
     return FetchRequestPartitions(
         session_id,
         epoch,
-        tuple(FetchPosition(*key, offset) for key, offset in positions.items()),
+        tuple((*key, offset) for key, offset in positions.items()),
         tuple(forgotten),
     )
 
@@ -210,9 +210,7 @@ def test_of_a_partition_named_twice_the_last_offset_counts():
     line = Line()
     line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
     second = line.ask(ask(9, 1, {}))
-    third = line.ask(
-        FetchRequestPartitions(9, 2, (FetchPosition(*P0, 7), FetchPosition(*P0, 8)), ())
-    )
+    third = line.ask(FetchRequestPartitions(9, 2, ((*P0, 7), (*P0, 8)), ()))
     assert line.answer(second, (NO_ERROR, 9), P0) == [5]
     assert line.answer(third, (NO_ERROR, 9), P0) == [8]
 
