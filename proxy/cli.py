@@ -267,15 +267,14 @@ def _broker(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from proxy.demo import (  # noqa: PLC0415 - not needed by the proxy
-        MEGABYTES,
-        run_backpressure_demo,
-        run_demo,
-        run_pipeline_demo,
-    )
+    checkout = Path(__file__).parents[1]
+    if not (checkout / "examples" / "demo").is_dir():
+        return _complain(
+            f"demo: {checkout}/examples/demo is not there, for only a checkout of the project has "
+            "the demo; fix: run `make demo` in one",
+            EXIT_BAD_INPUT,
+        )
+    sys.path.insert(0, str(checkout))
+    from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy
 
-    if options.show == "backpressure":
-        return run_backpressure_demo(options.brief)
-    if options.show == "pipeline":
-        return run_pipeline_demo(options.brief)
-    return run_demo(options.megabytes or MEGABYTES)
+    return run_demo(options.show, options.megabytes, options.brief)
