@@ -22,16 +22,11 @@ from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus
-from proxy.quota import (
-    DEFAULT,
-    ClientIdentity,
-    ClientQuotas,
-    QuotaKind,
-    QuotaManager,
-    QuotaSettings,
-    Rule,
-    RuleRegistry,
-)
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore

@@ -7,18 +7,15 @@ from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
-from .stats import Avg, Count, Max, MetricConfig, Min, Quota, Rate, SampledStat, Stat, WindowedSum
+from .stats import Count, MetricConfig, Quota, Rate, SampledStat, Stat, WindowedSum
 
 __all__ = [
-    "Avg",
     "BoundedLabels",
     "Count",
     "Instruments",
-    "Max",
     "Metric",
     "MetricConfig",
     "MetricName",
-    "Min",
     "Quota",
     "QuotaViolation",
     "Rate",

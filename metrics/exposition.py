@@ -42,24 +42,16 @@ class SensorCollector(Collector):
     """A prometheus_client collector: register it, and each scrape measures every sensor.
 
     One gauge family per metric name. Each metric with a quota has a sample with its labels in
-    the family `bound_metric` as well. Of two metrics that share name and labels the earlier one is
+    the family `bound_bytes` as well. Of two metrics that share name and labels the earlier one is
     shown, since a scrape with a doubled series is refused as a whole.
 
     `clock_ms` gives monotonic milliseconds, from the clock that the sensors are fed with. Measuring
     drops old samples, so scrape in the thread that records.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        clock_ms: Callable[[], float],
-        prefix: str = PREFIX,
-        bound_metric: str = BOUND_METRIC,
-    ) -> None:
+    def __init__(self, registry: Registry, clock_ms: Callable[[], float]) -> None:
         self._registry = registry
         self._clock_ms = clock_ms
-        self._prefix = prefix
-        self._bound_metric = bound_metric
 
     def collect(self) -> Iterable[Family]:
         """Return the families; none while there are no sensors.
@@ -70,15 +62,14 @@ class SensorCollector(Collector):
         helps: dict[str, str] = {}
         for sensor in sensors:
             for metric in sensor.metrics:
-                if metric.name.name not in helps:
-                    helps[metric.name.name] = metric.name.description
-                if self._bound_metric not in helps and metric.config.quota is not None:
-                    helps[self._bound_metric] = BOUND_HELP
+                helps.setdefault(metric.name.name, metric.name.description)
+                if metric.config.quota is not None:
+                    helps.setdefault(BOUND_METRIC, BOUND_HELP)
         return [self._family(name, text, sensors) for name, text in helps.items()]
 
     def _family(self, name: str, description: str, sensors: tuple[Sensor, ...]) -> Family:
-        family = Family(self._prefix + name, description, "gauge")
-        values = self._bounds if name == self._bound_metric else self._measured
+        family = Family(PREFIX + name, description, "gauge")
+        values = self._bounds if name == BOUND_METRIC else self._measured
 
         def samples() -> Iterator[Sample]:
             shown: set[Labels] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -50,24 +50,25 @@ class BoundedLabels(Collector, Generic[M]):
         self._label_names = label_names
         self._is_open = tuple(name in open_labels for name in label_names)
         self._max_sets = max_sets
-        self._children: dict[LabelValues, M] = {}
+        self.children: dict[LabelValues, M] = {}
+        """By its label values."""
         # Sets with OTHER are kept apart: they are few, and must not use up the room.
         self._others: dict[LabelValues, M] = {}
-        # The last values of the sets in use, by their other values: what `forget` drops at once.
-        self._last: dict[LabelValues, dict[str, None]] = {}
+        self.last_values: dict[LabelValues, dict[str, None]] = {}
+        """Of the sets in use, by their other values: what `forget` drops at once."""
 
     def of(self, *values: str) -> M:
         """Return the child for these label values, in the metric's order; hold it on hot paths.
 
         Raises ValueError when the number of values is not that of the labels.
         """
-        child = self._children.get(values)
+        child = self.children.get(values)
         if child is not None:
             return child
-        if len(self._children) < self._max_sets:
+        if len(self.children) < self._max_sets:
             child = self._metric.labels(*values)
-            self._children[values] = child
-            self._last.setdefault(values[:-1], {})[values[-1]] = None
+            self.children[values] = child
+            self.last_values.setdefault(values[:-1], {})[values[-1]] = None
             self._others.pop(values, None)
             return child
         values = tuple(
@@ -75,7 +76,7 @@ class BoundedLabels(Collector, Generic[M]):
             for is_open, value in zip(self._is_open, values, strict=True)
         )
         child = self._metric.labels(*values)
-        if values not in self._children:
+        if values not in self.children:
             self._others[values] = child
         return child
 
@@ -90,15 +91,15 @@ class BoundedLabels(Collector, Generic[M]):
         if len(names) < len(self._label_names) - 1 or set(names) != set(labels):
             raise ValueError(f"{sorted(labels)} are not {self._label_names}, nor all but the last")
         first = tuple(labels[name] for name in self._label_names[:-1])
-        last = self._last.get(first, {})
+        last = self.last_values.get(first, {})
         wanted = labels.get(self._label_names[-1])
         gone = list(last) if wanted is None else [wanted] if wanted in last else []
         for value in gone:
             del last[value]
-            del self._children[*first, value]
+            del self.children[*first, value]
             self._metric.remove(*first, value)
         if not last:
-            self._last.pop(first, None)
+            self.last_values.pop(first, None)
         return len(gone)
 
     def describe(self) -> Iterable[Family]:
@@ -110,7 +111,7 @@ class BoundedLabels(Collector, Generic[M]):
         return [read_late(family, self._samples) for family in self.describe()]
 
     def _samples(self) -> Iterator[Sample]:
-        for sets in (self._children, self._others):
+        for sets in (self.children, self._others):
             for values in tuple(sets):
                 child = sets.get(values)
                 if child is not None:
@@ -118,6 +119,16 @@ class BoundedLabels(Collector, Generic[M]):
                     for family in child.collect():
                         for sample in family.samples:
                             yield sample._replace(labels={**labels, **sample.labels})
+
+
+class InstrumentRow(NamedTuple):
+    """What users read of a metric."""
+
+    name: str
+    """With its prefix."""
+    type: str
+    labels: tuple[str, ...]
+    meaning: str
 
 
 class Instruments:
@@ -133,130 +144,127 @@ class Instruments:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
         self._max_label_sets = max_label_sets
+        self.rows: list[InstrumentRow] = []
+        """All of them, for documents."""
+        bounded, plain = self._bounded, self._plain
 
-        self.bytes_total = self._bounded_counter(
+        self.bytes_total = bounded(
+            Counter,
             "bytes_total",
             "Bytes relayed to and from clients.",
             ("listener", "user", "client_id", "api"),
-            open_labels=("user", "client_id"),
+            ("user", "client_id"),
         )
-        self.requests_total = self._bounded_counter(
-            "requests_total",
-            "Requests received from clients.",
-            ("api", "version"),
-            open_labels=("api", "version"),
+        self.requests_total = bounded(
+            Counter, "requests_total", "Requests received from clients.", ("api", "version")
         )
-        self.violations_total = self._bounded_counter(
+        self.violations_total = bounded(
+            Counter,
             "violations_total",
             "Measurements that exceeded a quota.",
             ("quota_entity", "quota"),
-            open_labels=("quota_entity",),
+            ("quota_entity",),
         )
-        self.throttled_responses_total = self._bounded_counter(
+        self.throttled_responses_total = bounded(
+            Counter,
             "throttled_responses_total",
             "Responses held back, and requests kept waiting, to keep a quota.",
             ("quota_entity", "quota"),
-            open_labels=("quota_entity",),
+            ("quota_entity",),
         )
-        self.pid_bound_bytes = self._bounded_gauge(
-            "pid_bound_bytes", "Adaptive bound of a query, in bytes per second.", ("query",)
+        self.pid_bound_bytes = bounded(
+            Gauge, "pid_bound_bytes", "Adaptive bound of a query, in bytes per second.", ("query",)
         )
-        self.stage_state = self._bounded_gauge(
+        self.stage_state = bounded(
+            Gauge,
             "stage_state",
             "1 while a node of a pipeline is held to a lower rate.",
             ("pipeline", "stage"),
         )
-        self.stage_rate = self._bounded_gauge(
+        self.stage_rate = bounded(
+            Gauge,
             "stage_rate",
             "Rate in force of a node of a pipeline, in records per second.",
             ("pipeline", "stage"),
         )
-        self.ledger_pending = self._bounded_gauge(
-            "ledger_pending", "Source batches that are not finished.", ("pipeline",)
+        self.ledger_pending = bounded(
+            Gauge, "ledger_pending", "Source batches that are not finished.", ("pipeline",)
         )
-        self.ledger_completion_seconds = self._bounded(
-            Histogram(
-                PREFIX + "ledger_completion_seconds",
-                "Time from the start of a source batch until all that came of it is done.",
-                ["pipeline"],
-                buckets=COMPLETION_BUCKETS_S,
-                registry=None,
-            ),
+        self.ledger_completion_seconds = bounded(
+            Histogram,
+            "ledger_completion_seconds",
+            "Time from the start of a source batch until all that came of it is done.",
             ("pipeline",),
-            ("pipeline",),
+            buckets=COMPLETION_BUCKETS_S,
         )
-        self.ledger_failed_total = self._bounded_counter(
+        self.ledger_failed_total = bounded(
+            Counter,
             "ledger_failed_total",
             "Source batches that were not finished, by reason.",
             ("pipeline", "reason"),
-            open_labels=("pipeline",),
+            ("pipeline",),
         )
-        self.throttle_seconds = Histogram(
-            PREFIX + "throttle_seconds",
+        self.throttle_seconds = plain(
+            Histogram,
+            "throttle_seconds",
             "Time for which a response was held back or a request kept waiting.",
-            ["quota"],
+            ("quota",),
             buckets=THROTTLE_BUCKETS_S,
-            registry=registry,
         )
-        self.delay_queue_size = Gauge(
-            PREFIX + "delay_queue_size",
-            "Responses that wait in the delay queue.",
-            ["api"],
-            registry=registry,
+        self.delay_queue_size = plain(
+            Gauge, "delay_queue_size", "Responses that wait in the delay queue.", ("api",)
         )
-        self.delay_queue_lag_seconds = Histogram(
-            PREFIX + "delay_queue_lag_seconds",
+        self.delay_queue_lag_seconds = plain(
+            Histogram,
+            "delay_queue_lag_seconds",
             "Time by which a held response was released later than due.",
             buckets=LAG_BUCKETS_S,
-            registry=registry,
         )
-        self.connections = Gauge(
-            PREFIX + "connections", "Open client connections.", ["listener"], registry=registry
+        self.connections = plain(Gauge, "connections", "Open client connections.", ("listener",))
+        self.unbounded_clients = plain(
+            Gauge, "unbounded_clients", "Connected clients that no rule bounds."
         )
-        self.unbounded_clients = Gauge(
-            PREFIX + "unbounded_clients",
-            "Connected clients that no rule bounds.",
-            registry=registry,
-        )
-        self.connections_rejected_total = self._counter(
+        self.connections_rejected_total = plain(
+            Counter,
             "connections_rejected_total",
             "Client connections refused, or closed for what they sent.",
             ("reason",),
         )
-        self.upstream_errors_total = self._counter(
+        self.upstream_errors_total = plain(
+            Counter,
             "upstream_errors_total",
             "Failures to reach a broker or to talk to one.",
             ("reason",),
         )
-        self.config_reloads_total = self._counter(
-            "config_reloads_total",
-            "Attempts to reload the configuration.",
-            ("result",),
+        self.config_reloads_total = plain(
+            Counter, "config_reloads_total", "Attempts to reload the configuration.", ("result",)
         )
 
-    def _counter(self, name: str, description: str, label_names: tuple[str, ...]) -> Counter:
-        return Counter(PREFIX + name, description, label_names, registry=self._registry)
-
-    def _bounded_gauge(
-        self, name: str, description: str, label_names: tuple[str, ...]
-    ) -> BoundedLabels[Gauge]:
-        gauge = Gauge(PREFIX + name, description, label_names, registry=None)
-        return self._bounded(gauge, label_names, label_names)
-
-    def _bounded_counter(
+    def _plain(
         self,
+        kind: type[M],
         name: str,
-        description: str,
-        label_names: tuple[str, ...],
-        *,
-        open_labels: tuple[str, ...],
-    ) -> BoundedLabels[Counter]:
-        counter = Counter(PREFIX + name, description, label_names, registry=None)
-        return self._bounded(counter, label_names, open_labels)
+        meaning: str,
+        labels: LabelValues = (),
+        registered: bool = True,
+        **options: Any,
+    ) -> M:
+        self.rows.append(InstrumentRow(PREFIX + name, kind.__name__.lower(), labels, meaning))
+        registry = self._registry if registered else None
+        return kind(PREFIX + name, meaning, labels, registry=registry, **options)
 
     def _bounded(
-        self, metric: M, label_names: tuple[str, ...], open_labels: tuple[str, ...]
+        self,
+        kind: type[M],
+        name: str,
+        meaning: str,
+        labels: LabelValues,
+        open_labels: LabelValues | None = None,
+        **options: Any,
     ) -> BoundedLabels[M]:
-        bounded = BoundedLabels(metric, label_names, open_labels, self._max_label_sets)
-        self._registry.register(bounded)
-        return bounded
+        """Register a metric whose `open_labels`, or else all, have values that clients choose."""
+        metric = self._plain(kind, name, meaning, labels, registered=False, **options)
+        opened = labels if open_labels is None else open_labels
+        made = BoundedLabels(metric, labels, opened, self._max_label_sets)
+        self._registry.register(made)
+        return made

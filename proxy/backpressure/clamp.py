@@ -351,7 +351,7 @@ class Clamp:
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
-                log_end = partition.high_watermark
+                log_end = partition.log.high_watermark
                 if log_end is not None and key not in log_ends and key not in self.advertised:
                     yield key, log_end
 

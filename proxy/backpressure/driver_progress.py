@@ -47,7 +47,7 @@ class DriverProgress:
             return None
         end = self.advertised.get(key)
         partition = self.query.partitions.get(key)
-        log_start = partition.log_start if partition is not None else None
+        log_start = partition.log.log_start_offset if partition is not None else None
         return max(base, end.idle_offset if end else 0, log_start or 0)
 
     def completed(self, key: TopicPartition) -> int | None:

@@ -66,9 +66,7 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read a YAML file whose top is a mapping.
 
-    Raises:
-        ConfigError: it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
-
+    Raises ConfigError if it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
     """
     file = str(path)
     try:

@@ -61,9 +61,7 @@ class PortRange:
     def port_of(self, node_id: int) -> int:
         """Return the port of a broker, or 0 when the system shall choose one.
 
-        Raises:
-            ValueError: the range has no port for this broker.
-
+        Raises ValueError if the range has no port for this broker.
         """
         if self.any_free:
             return 0
@@ -83,9 +81,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 def parse_endpoint(value: object) -> HostPort:
     """Read `HOST:PORT` with a port from 1 to 65535; an IPv6 address stands in brackets.
 
-    Raises:
-        BadValueError: for anything else.
-
+    Raises BadValueError for anything else.
     """
     endpoint = parse_bind(value)
     if endpoint.port == 0:
@@ -96,9 +92,7 @@ def parse_endpoint(value: object) -> HostPort:
 def parse_bind(value: object) -> HostPort:
     """Read `HOST:PORT` to listen on, where port 0 is any free port.
 
-    Raises:
-        BadValueError: for anything else.
-
+    Raises BadValueError for anything else.
     """
     if not isinstance(value, str):
         raise BadValueError(f"{shown(value)} is not HOST:PORT", _ENDPOINT_FIX)
@@ -149,9 +143,7 @@ def _check_host(host: str) -> None:
 def parse_advertised_host(value: object) -> str:
     """Read a host name or address that clients can connect to, without a port.
 
-    Raises:
-        BadValueError: for anything else, and for a wildcard such as 0.0.0.0.
-
+    Raises BadValueError for anything else, and for a wildcard such as 0.0.0.0.
     """
     if not isinstance(value, str):
         raise BadValueError(f"{shown(value)} is not a host name or address", "write it as text")
@@ -173,9 +165,7 @@ def parse_advertised_host(value: object) -> str:
 def parse_broker_ports(value: object) -> PortRange:
     """Read `FIRST-LAST` with ports from 1 to 65535, or 0 for any free port (meant for tests).
 
-    Raises:
-        BadValueError: for anything else.
-
+    Raises BadValueError for anything else.
     """
     if value in (0, "0") and value is not False:
         return PortRange(0, 0)
@@ -197,9 +187,7 @@ def parse_broker_ports(value: object) -> PortRange:
 def parse_sni(value: object) -> str:
     """Read a pattern of server names such as `broker-{node_id}.kafka.example`.
 
-    Raises:
-        BadValueError: without exactly one `{node_id}`, or when it makes no host name.
-
+    Raises BadValueError without exactly one `{node_id}`, or when it makes no host name.
     """
     fix = f'write a name with {NODE_ID} once, in quotes: "broker-{NODE_ID}.kafka.example"'
     if not isinstance(value, str) or value.count(NODE_ID) != 1:

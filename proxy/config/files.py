@@ -12,9 +12,7 @@ from proxy.quota.values import BadValueError, shown
 def read_bytes(path: Path) -> bytes:
     """Read a whole file.
 
-    Raises:
-        BadValueError: it does not exist, is a directory, or cannot be read.
-
+    Raises BadValueError if it does not exist, is a directory, or cannot be read.
     """
     try:
         return path.read_bytes()
@@ -38,11 +36,8 @@ def read_bytes(path: Path) -> bytes:
 def resolve(value: object, info: ValidationInfo) -> Path:
     """Take a path from the YAML file; a relative one starts at that file's directory.
 
-    The directory is the validation context; without one, paths stay as they are.
-
-    Raises:
-        BadValueError: it is not text, or empty.
-
+    The directory is the validation context; without one, paths stay as they are. Raises
+    BadValueError if it is not text, or empty.
     """
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise BadValueError(f"{shown(value)} is not a path", "write the path of a file")
@@ -52,9 +47,7 @@ def resolve(value: object, info: ValidationInfo) -> Path:
 def check_certificates(path: Path) -> Path:
     """Return `path` when it holds at least one certificate in PEM form.
 
-    Raises:
-        BadValueError: it cannot be read or holds something else.
-
+    Raises BadValueError if it cannot be read or holds something else.
     """
     read_bytes(path)
     try:
@@ -70,11 +63,8 @@ def check_certificates(path: Path) -> Path:
 def check_private_key(path: Path) -> Path:
     """Return `path` when it looks like an unencrypted private key in PEM form.
 
-    Whether the key is sound shows only together with its certificate: see `check_pair`.
-
-    Raises:
-        BadValueError: it cannot be read, holds something else, or needs a passphrase.
-
+    Whether the key is sound shows only together with its certificate: see `check_pair`. Raises
+    BadValueError if it cannot be read, holds something else, or needs a passphrase.
     """
     content = read_bytes(path)
     if b"PRIVATE KEY-----" not in content:
@@ -93,9 +83,7 @@ def check_private_key(path: Path) -> Path:
 def check_pair(cert_file: Path, key_file: Path) -> None:
     """Check that a key belongs to a certificate.
 
-    Raises:
-        BadValueError: it does not, or the key is damaged.
-
+    Raises BadValueError if it does not, or the key is damaged.
     """
     try:
         # A passphrase is given so that OpenSSL never asks for one on the terminal.
@@ -117,9 +105,7 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
 def check_token(path: Path) -> Path:
     """Return `path` when it holds a token.
 
-    Raises:
-        BadValueError: it cannot be read or is empty.
-
+    Raises BadValueError if it cannot be read or is empty.
     """
     if not read_bytes(path).strip():
         raise BadValueError(f"{shown(str(path))} is empty", "put the token into it, on one line")
@@ -129,9 +115,7 @@ def check_token(path: Path) -> Path:
 def check_password(path: Path) -> Path:
     """Return `path` when it holds a password, on one line.
 
-    Raises:
-        BadValueError: it cannot be read, is empty, or holds something else.
-
+    Raises BadValueError if it cannot be read, is empty, or holds something else.
     """
     read_password(path)
     return path
@@ -140,9 +124,7 @@ def check_password(path: Path) -> Path:
 def read_password(path: Path) -> str:
     """Return the password in a file: all of it but the end of its line, if it has one.
 
-    Raises:
-        BadValueError: it cannot be read, is empty, or holds something else.
-
+    Raises BadValueError if it cannot be read, is empty, or holds something else.
     """
     try:
         password = read_bytes(path).decode().removesuffix("\n").removesuffix("\r")
@@ -161,9 +143,8 @@ def read_password(path: Path) -> str:
 def check_database(path: Path) -> None:
     """Check that a database at `path` can be opened, or made when it does not exist.
 
-    Raises:
-        BadValueError: it is a directory, its directory does not exist, or may not be written to.
-
+    Raises BadValueError if it is a directory, its directory does not exist, or may not be written
+    to.
     """
     try:
         if path.is_dir():

@@ -22,9 +22,7 @@ _UNKNOWN_KEY: Final = "extra_forbidden"
 def load_config(path: Path) -> Config:
     """Read and check a configuration file; paths in it are relative to its directory.
 
-    Raises:
-        ConfigError: with every mistake of the file, in line order.
-
+    Raises ConfigError with every mistake of the file, in line order.
     """
     document = read_document(path)
     problems = [*document.problems, *find_problems(document)]

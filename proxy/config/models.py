@@ -42,7 +42,7 @@ from proxy.config.fields import (
 from proxy.config.pipeline_models import PipelineSection, Topic
 from proxy.config.query_models import AdaptiveSection, QuerySection
 from proxy.pipeline.graph import PipelineSettings
-from proxy.progress.settings import ProgressSettings
+from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.values import BadValueError

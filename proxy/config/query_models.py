@@ -15,7 +15,7 @@ from proxy.config.fields import (
     Section,
     Text,
 )
-from proxy.progress.settings import QuerySettings
+from proxy.progress.query import QuerySettings
 from proxy.quota.rules import AdaptiveBound
 from proxy.quota.values import BadValueError
 

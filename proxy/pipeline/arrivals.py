@@ -32,7 +32,7 @@ class Arrivals:
         lags: Lags = defaultdict(int)
         for query in self._registry.queries:
             for key, partition in query.partitions.items():
-                end = partition.high_watermark
+                end = partition.log.high_watermark
                 if end is not None:
                     ends[key] = max(ends.get(key, 0), end)
                 lag = partition.lag_records()

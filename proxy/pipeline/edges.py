@@ -137,9 +137,8 @@ class PartitionEdges:
         self._forget_lowest()
 
     def _forget_lowest(self) -> None:
-        first = self.done.first
-        if len(self.done) > MAX_DONE_RANGES and first is not None:
-            self.done.remove_below(self.done.end_at(first) or 0)
+        if len(self.done) > MAX_DONE_RANGES:
+            self.done.remove_below(self.done.ends[0])
 
 
 @dataclass(slots=True)

@@ -328,6 +328,6 @@ def _inputs(stage: StageSettings, query: QueryProgress, batch: BatchReport) -> I
         start = span.start
         if start is None:  # the first batch of a query
             kept = query.partitions.get((topic, partition))
-            start = min(span.end, (kept.log_start if kept else None) or 0)
+            start = min(span.end, (kept.log.log_start_offset if kept else None) or 0)
         if start < span.end:
             yield TopicRange(topic, partition, start, span.end)

@@ -93,7 +93,7 @@ def _batch(batch: LastBatch | None, times: Times) -> Document | None:
 
 def _partition(partition: PartitionProgress, times: Times) -> Document:
     lag_ms = partition.lag_ms(times.now_ms)
-    topic_id = partition.topic_id
+    topic_id = partition.log.topic_id
     refetched = partition.refetched
     return {
         "topic": partition.topic,
@@ -104,8 +104,8 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
         "completed_to": partition.committed_to,
         "completed_at": partition.committed_at_s,
         "committed": partition.group_offset,
-        "high_watermark": partition.high_watermark,
-        "log_start": partition.log_start,
+        "high_watermark": partition.log.high_watermark,
+        "log_start": partition.log.log_start_offset,
         "lag_records": partition.lag_records(),
         "lag_s": round(lag_ms / MS_PER_SECOND, 3) if lag_ms is not None else None,
         "in_flight": _ranges(partition.pending),
@@ -114,9 +114,9 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
             "records": partition.refetched_records,
             "latest": list(refetched) if refetched is not None else None,
         },
-        "skipped": [_skip(skip, times) for skip in partition.skips.skips],
-        "skipped_records": partition.skips.records,
-        "stuck_since": times.at_s(partition.stall.since_ms) if partition.stall.stuck else None,
+        "skipped": [_skip(skip, times) for skip in partition.skipped.ranges],
+        "skipped_records": partition.skipped.records,
+        "stuck_since": times.at_s(partition.stuck_since_ms) if partition.stuck else None,
     }
 
 

@@ -3,10 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from .partition import PartitionProgress
 
 
 class EventKind(StrEnum):
@@ -54,23 +50,6 @@ ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | A
 """The kinds that are worth a warning."""
 
 
-class SkipReason(StrEnum):
-    """Why a range was skipped."""
-
-    RETENTION = "retention"
-    """The broker removed it before the query had read it."""
-    OUT_OF_RANGE = "out_of_range"
-    """The query asked for it, was told that it is not there, and went on behind it."""
-    NEW_CHECKPOINT = "new_checkpoint"
-    """Another query, with a checkpoint of its own, took over and began behind it."""
-    RECREATED = "recreated"
-    """It was unread when the topic was made anew."""
-    UNEXPLAINED = "unexplained"
-    """A batch began behind the end of the one before, and no report was lost."""
-    SEVERAL = "several"
-    """Older ranges with different reasons, shown as one."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
     """One thing that happened."""
@@ -97,7 +76,7 @@ class Advice:
         return iter(self._events.values())
 
     def add(self, event: ProgressEvent) -> bool:
-        """Keep a event in the place of its kind's last one; say whether it is the first."""
+        """Set the event of its kind; return whether it is the first."""
         last = self._events.get(event.kind)
         if last is None or last.text != event.text:
             self._events[event.kind] = event
@@ -106,26 +85,14 @@ class Advice:
         return is_first
 
     def withdraw(self, kind: EventKind) -> None:
-        """Take event that nothing of this kind is to be mended any more."""
+        """Remove the event of this kind: nothing is to be mended any more."""
         self._events.pop(kind, None)
 
     def clear(self) -> None:
-        """Begin anew, for another run."""
+        """Remove everything, for another run."""
         self._events.clear()
         self._said.clear()
 
 
-class PartitionSink(Protocol):
-    """Who is told what happens to a partition."""
-
-    def add_event(
-        self, kind: EventKind, partition: "PartitionProgress | None", text: str, now_ms: float
-    ) -> None:
-        """Take event of what happened; without a partition it happened to the query."""
-
-    def changed(self, partition: "PartitionProgress") -> None:
-        """Learn that what is completed, or what a record says beside it, has changed."""
-
-
 OnEvent = Callable[[ProgressEvent], None]
-"""Is told what happened."""
+"""Called with what happened."""

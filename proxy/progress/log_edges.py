@@ -1,20 +1,20 @@
-"""Where the log of a partition begins and ends, as far as is known, and whether it is the same."""
+"""Where the log of a partition begins and ends, as far as is known, and when it ended where."""
 
 import math
-
-from .lag import EndHistory
+from array import array
+from bisect import bisect_right
 
 CUT_CONFIRM_MS = 1000.0
 """How long the log must be seen to end below what is completed before it is taken for another."""
-
-MAX_FORMER_IDS = 4
-"""How many ids of topics that are gone are remembered."""
 
 MIN_END_AGE_MS = 100.0
 """An end that was learned later than that is recent, whoever asks."""
 
 SILENCE_PER_AGE = 60.0
 """An end may be older by one millisecond for each so many that nothing was seen of its reader."""
+
+MAX_SAMPLES = 128
+"""Of the end of one log; two kilobytes."""
 
 
 def end_age_ms(silent_ms: float) -> float:
@@ -25,6 +25,61 @@ def end_age_ms(silent_ms: float) -> float:
     leaves out.
     """
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
+
+
+class EndHistory:
+    """When the end of a log was where: samples of (time, log end), linear between them.
+
+    The end must not go back. Where it stands still, the first and the last time are kept, so what
+    is appended after a pause is not dated into the pause. When there are MAX_SAMPLES, every second
+    one goes and the first and the last stay: old times become coarse, none is cut off.
+    """
+
+    __slots__ = ("_ends", "_times_ms")
+
+    def __init__(self) -> None:
+        self._times_ms = array("d")
+        self._ends = array("q")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def add(self, now_ms: float, end: int) -> None:
+        """Record the log end; a lower one than before, or an earlier time, is left out."""
+        times, ends = self._times_ms, self._ends
+        if ends:
+            if end < ends[-1] or now_ms < times[-1]:
+                return
+            if end == ends[-1] and len(ends) > 1 and ends[-2] == end:
+                times[-1] = now_ms
+                return
+        times.append(now_ms)
+        ends.append(end)
+        if len(ends) >= MAX_SAMPLES:  # from 1 in steps of 2, without the last
+            del times[1:-1:2]
+            del ends[1:-1:2]
+
+    def passed_ms(self, offset: int) -> float | None:
+        """Return when the log end went beyond `offset`; None when it has not, as far as is known.
+
+        When it was beyond it before the first sample, that sample's time: it was then or earlier.
+        """
+        times, ends = self._times_ms, self._ends
+        after = bisect_right(ends, offset)
+        if after == len(ends):
+            return None
+        if after == 0:
+            return times[0]
+        before = after - 1
+        share = (offset - ends[before]) / (ends[after] - ends[before])
+        return times[before] + share * (times[after] - times[before])
+
+    def forget_below(self, offset: int) -> None:
+        """Forget the samples that only serve offsets below this one."""
+        needless = bisect_right(self._ends, offset) - 1
+        if needless > 0:
+            del self._times_ms[:needless]
+            del self._ends[:needless]
 
 
 class LogEdges:
@@ -38,29 +93,32 @@ class LogEdges:
     """
 
     __slots__ = (
-        *("_cut_end", "_cut_ms", "_former_ids", "ends"),
-        *("end_ms", "high_watermark", "log_start", "topic_id"),
+        *("_cut_since_ms", "cut_at", "end_ms", "ends"),
+        *("former_topic_ids", "high_watermark", "log_start_offset", "topic_id"),
     )
 
     def __init__(self) -> None:
         self.topic_id: bytes | None = None
-        """None while only messages without topic ids were seen."""
-        self._former_ids: list[bytes] = []
-        self.ends = EndHistory()
+        """The 16 bytes that tell the topic from another one of its name; None while only messages
+        without were seen."""
+        self.former_topic_ids: list[bytes] = []
+        """Of topics that had the name before; the latest ones."""
         self.forget()
 
     def forget(self) -> None:
         """Forget the ends: the log is another one."""
         self.high_watermark: int | None = None
+        self.log_start_offset: int | None = None
+        """The offset of the first record that is still there; it only goes up."""
         self.end_ms = -math.inf
         """When an end was last learned, also one that was left out."""
-        self.log_start: int | None = None
-        self._cut_ms: float | None = None
-        self._cut_end: int | None = None
-        self.ends.clear()
+        self.cut_at: int | None = None
+        """Where the last look-up found the log to end, if that was below what is completed."""
+        self._cut_since_ms = 0.0
+        self.ends = EndHistory()
 
-    def record_high_watermark(self, end: int, now_ms: float) -> bool:
-        """Take note of a high watermark; return whether it counts, not being below another."""
+    def record_end(self, end: int, now_ms: float) -> bool:
+        """Record a high watermark; return whether it counts: it is not below another."""
         if end < 0:
             return False
         self.end_ms = max(self.end_ms, now_ms)
@@ -71,35 +129,8 @@ class LogEdges:
         return True
 
     def is_cut(self, end: int, now_ms: float) -> bool:
-        """Take note of a looked-up end below what is completed; return whether it is certain."""
-        self._cut_end = end
-        if self._cut_ms is None:
-            self._cut_ms = now_ms
-        return now_ms - self._cut_ms >= CUT_CONFIRM_MS
-
-    def is_whole(self) -> None:
-        """Take note that the log is not cut, after all."""
-        self._cut_ms = self._cut_end = None
-
-    def may_be_cut_below(self, offset: int) -> bool:
-        """Say whether the last look-up found the log to end below this offset."""
-        return self._cut_end is not None and self._cut_end < offset
-
-    def record_log_start(self, offset: int) -> bool:
-        """Take note of the log start, which only goes up; return whether it went up."""
-        if offset < 0 or (self.log_start is not None and offset <= self.log_start):
-            return False
-        self.log_start = offset
-        return True
-
-    def is_gone(self, topic_id: bytes) -> bool:
-        """Say whether this is the id of a topic that had the name before."""
-        return topic_id in self._former_ids
-
-    def replace_id(self, topic_id: bytes) -> bool:
-        """Take over a topic id that is not gone; return whether there was another one before."""
-        replaced = self.topic_id is not None
-        if self.topic_id is not None:
-            self._former_ids = [*self._former_ids, self.topic_id][-MAX_FORMER_IDS:]
-        self.topic_id = topic_id
-        return replaced
+        """Record a looked-up end below what is completed; return whether it is certain."""
+        if self.cut_at is None:
+            self._cut_since_ms = now_ms
+        self.cut_at = end
+        return now_ms - self._cut_since_ms >= CUT_CONFIRM_MS

@@ -25,54 +25,50 @@ class RangeSet(Generic[Point]):
     both. Raises ValueError when `max_ranges` is below 1.
     """
 
-    __slots__ = ("_drop_lowest", "_ends", "_max", "_starts", "filled_gaps")
+    __slots__ = ("_drop_lowest", "_max", "ends", "filled_gaps", "starts")
 
     def __init__(self, max_ranges: int = MAX_RANGES, *, drop_lowest: bool = False) -> None:
         if max_ranges < 1:
             raise ValueError(f"max_ranges must be 1 or more, not {max_ranges}")
         self._max = max_ranges
         self._drop_lowest = drop_lowest
-        self._starts: list[Point] = []
-        self._ends: list[Point] = []
+        self.starts: list[Point] = []
+        self.ends: list[Point] = []
+        """Of the ranges, in order; for reading."""
         self.filled_gaps: Point = 0
         """How much was taken in only to keep to the bound, since the set was made."""
 
     def __iter__(self) -> Iterator[tuple[Point, Point]]:
-        return iter(list(zip(self._starts, self._ends, strict=True)))
+        return iter(list(zip(self.starts, self.ends, strict=True)))
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.starts)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self)})"
 
-    @property
-    def first(self) -> Point | None:
-        """The lowest point; None when there is none."""
-        return self._starts[0] if self._starts else None
-
     def end_at(self, point: Point) -> Point | None:
         """Return where the range that has this point ends; None when none has it."""
-        index = bisect_right(self._starts, point) - 1
-        if index < 0 or self._ends[index] <= point:
+        index = bisect_right(self.starts, point) - 1
+        if index < 0 or self.ends[index] <= point:
             return None
-        return self._ends[index]
+        return self.ends[index]
 
     def covered(self, start: Point, end: Point) -> Point:
         """Return how much of the range from `start` to before `end` is in the set."""
         covered: Point = 0
         if start >= end:
             return covered
-        low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
         for index in range(low, high):
-            covered += min(self._ends[index], end) - max(self._starts[index], start)
+            covered += min(self.ends[index], end) - max(self.starts[index], start)
         return covered
 
     def add(self, start: Point, end: Point) -> Point:
         """Add what is from `start` to before `end`; return how much of it was not in the set."""
         if start >= end:
             return 0
-        starts, ends = self._starts, self._ends
+        starts, ends = self.starts, self.ends
         if ends and starts[-1] <= start <= ends[-1]:  # the usual case: reading on
             new = end - ends[-1]
             if new <= 0:
@@ -93,9 +89,9 @@ class RangeSet(Generic[Point]):
 
         At the bound a hole within a range may close again; see `filled_gaps`.
         """
-        if start >= end or not self._starts:
+        if start >= end or not self.starts:
             return
-        starts, ends = self._starts, self._ends
+        starts, ends = self.starts, self.ends
         low, high = bisect_right(ends, start), bisect_left(starts, end)
         if low >= high:
             return
@@ -107,23 +103,23 @@ class RangeSet(Generic[Point]):
 
     def remove_below(self, point: Point) -> None:
         """Remove every point below this one."""
-        if self._starts and self._starts[0] < point:
-            self.remove(self._starts[0], point)
+        if self.starts and self.starts[0] < point:
+            self.remove(self.starts[0], point)
 
     def clear(self) -> None:
         """Remove every point."""
-        self._starts.clear()
-        self._ends.clear()
+        self.starts.clear()
+        self.ends.clear()
 
     def missing(self, start: Point, end: Point) -> list[tuple[Point, Point]]:
         """Return the ranges of `start` to before `end` that are not in the set, in order."""
         gaps: list[tuple[Point, Point]] = []
-        for index in range(bisect_right(self._ends, start), len(self._starts)):
-            if self._starts[index] >= end:
+        for index in range(bisect_right(self.ends, start), len(self.starts)):
+            if self.starts[index] >= end:
                 break
-            if self._starts[index] > start:
-                gaps.append((start, self._starts[index]))
-            start = self._ends[index]
+            if self.starts[index] > start:
+                gaps.append((start, self.starts[index]))
+            start = self.ends[index]
         if start < end:
             gaps.append((start, end))
         return gaps
@@ -135,11 +131,11 @@ class RangeSet(Generic[Point]):
     def copy(self) -> Self:
         """Return a set of the same points with the same bound."""
         copy = type(self)(self._max, drop_lowest=self._drop_lowest)
-        copy._starts, copy._ends = self._starts.copy(), self._ends.copy()
+        copy.starts, copy.ends = self.starts.copy(), self.ends.copy()
         return copy
 
     def _keep_bound(self) -> None:
-        starts, ends = self._starts, self._ends
+        starts, ends = self.starts, self.ends
         while len(starts) > self._max:
             if self._drop_lowest:
                 del starts[0], ends[0]

@@ -1,36 +1,46 @@
 """What one query has been given of one partition, what it has completed, and how far behind it is.
 
     skipped or completed  |  delivered, not completed: pending or failed  |  not delivered
-                    committed_to                                     position
+                    committed_to                                       position
 
 What lies above `committed_to` is kept as ranges, in sets with a bound. Times are monotonic
 milliseconds.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .events import EventKind, PartitionSink, SkipReason
+from metrics.clock import MS_PER_SECOND
+from proxy.wire.topic_partition import TopicPartition
+
+from .events import EventKind
 from .log_edges import LogEdges
 from .offset_ranges import OffsetRange, OffsetRanges
 from .report import BatchRange
-from .skipped_ranges import SkippedRanges
-from .stall import Stall
+from .skipped_ranges import SkippedRanges, SkipReason
+
+if TYPE_CHECKING:
+    from .query import QueryProgress
+
+MAX_FORMER_IDS = 4
+"""How many ids of topics that are gone are remembered."""
 
 
 class PartitionProgress:
     """One partition as one query reads it; see `log` for what is believed of the log's ends."""
 
     __slots__ = (
-        *("_sink", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
-        *("fetched_from", "fetched_from_ms", "group_offset", "is_dropped", "leader", "log"),
+        *("_query", "client_saw_end", "committed_at_s", "committed_to", "delivered", "failed"),
+        *("fetched_from", "fetched_from_ms", "group_offset", "is_dropped", "key", "leader", "log"),
         *("may_go_back", "out_of_range_at", "partition", "read_ms", "refetched"),
-        *("refetched_records", "run_id", "skips", "stall", "started_over", "topic"),
+        *("refetched_records", "run_id", "skipped", "started_over", "stuck", "stuck_since_ms"),
+        "topic",
     )
 
-    def __init__(self, topic: str, partition: int, sink: PartitionSink) -> None:
+    def __init__(self, topic: str, partition: int, query: "QueryProgress") -> None:
         self.topic: Final = topic
         self.partition: Final = partition
-        self._sink = sink
+        self.key: Final[TopicPartition] = (topic, partition)
+        self._query = query
         self.log = LogEdges()
         self.leader: int | None = None
         """The broker that answered the last Fetch."""
@@ -40,12 +50,15 @@ class PartitionProgress:
         """When it was last asked for."""
         self.is_dropped = False
         """Whether the query has let go of it; whoever holds it looks for the new one."""
-        self.skips = SkippedRanges()
+        self.skipped = SkippedRanges()
         self.refetched_records = 0
         """How many records were delivered that had been delivered before."""
         self.refetched: OffsetRange | None = None
         """The latest range of them."""
-        self.stall = Stall()
+        self.stuck = False
+        """Whether the alarm is on: nothing has moved for too long although there is lag."""
+        self.stuck_since_ms: float | None = None
+        """Since when there is lag and nothing moves; None without lag."""
         self.group_offset: int | None = None
         """What the commit group has, as far as is known."""
         self.may_go_back = False
@@ -56,9 +69,9 @@ class PartitionProgress:
         """What was delivered, at or above `committed_to`."""
         self.failed = OffsetRanges()
         """The part of it that will be delivered again."""
-        self._clear()
+        self._forget_log()
 
-    def _clear(self) -> None:
+    def _forget_log(self) -> None:
         self.committed_to: int | None = None
         """All below was completed; None before the first report."""
         self.fetched_from: int | None = None
@@ -67,33 +80,16 @@ class PartitionProgress:
         self.out_of_range_at: int | None = None
         """The position that was out of range, until the query goes on somewhere."""
         self.client_saw_end = False
-        """Whether a client was told the log end in this run."""
+        """Whether a client looked the log end up in this run."""
         self.started_over = False
         """Whether the log is another one since the last report."""
         self.log.forget()
+        self._forget_ranges()
+
+    def _forget_ranges(self) -> None:
         self.delivered.clear()
         self.failed.clear()
-        self.skips.forget_known()
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Topic and partition."""
-        return self.topic, self.partition
-
-    @property
-    def high_watermark(self) -> int | None:
-        """The log end as far as is known."""
-        return self.log.high_watermark
-
-    @property
-    def log_start(self) -> int | None:
-        """The offset of the first record that is still there, as far as is known."""
-        return self.log.log_start
-
-    @property
-    def topic_id(self) -> bytes | None:
-        """The 16 bytes that tell the topic from another one of its name; None when not known."""
-        return self.log.topic_id
+        self.skipped.known.clear()
 
     @property
     def position(self) -> int | None:
@@ -101,13 +97,19 @@ class PartitionProgress:
 
         What was delivered beyond a hole, as when several executors read, is in `pending` only.
         """
+        delivered, skipped = self.delivered, self.skipped.known
         at = self.committed_to
         if at is None:
-            at = self.delivered.first
-            if at is None:
+            if not delivered.starts:
                 return self.fetched_from
-        while (end := self.delivered.end_at(at) or self.skips.end_at(at)) is not None:
+            at = delivered.ends[0]
+        elif (end := delivered.end_at(at)) is not None:
             at = end
+        while skipped.starts:
+            end = skipped.end_at(at)
+            if end is None:
+                break
+            at = delivered.end_at(end) or end
         return at
 
     @property
@@ -121,14 +123,14 @@ class PartitionProgress:
         return self.delivered.without(self.failed)
 
     def lag_records(self) -> int | None:
-        """Return how many records lie between the position and the log end; None if unknown."""
-        end = self.log.high_watermark
-        if end is None or (lag_from := self.lag_from) is None:
-            return None
-        return max(end - lag_from, 0)
+        """Return how many records lie between `lag_from` and the log end; None if unknown."""
+        end, at = self.log.high_watermark, self.committed_to
+        if at is None:
+            at = self.position
+        return None if end is None or at is None else max(end - at, 0)
 
     def lag_ms(self, now_ms: float) -> float | None:
-        """Return for how long the record at the position has been in the log, 0 without lag.
+        """Return for how long the record at `lag_from` has been in the log, 0 without lag.
 
         None when unknown. What was in the log when that was first seen counts from then.
         """
@@ -138,118 +140,132 @@ class PartitionProgress:
         passed_ms = self.log.ends.passed_ms(lag_from)
         return None if passed_ms is None else max(now_ms - passed_ms, 0.0)
 
-    def asked(self, offset: int, now_ms: float) -> None:
-        """Take note of an offset that a reader goes on from."""
+    # What passes
+
+    def record_fetch_offset(self, offset: int, now_ms: float) -> None:
+        """Record an offset that a reader goes on from."""
         if self.fetched_from is None or offset < self.fetched_from:
             self.fetched_from, self.fetched_from_ms = offset, now_ms
 
     def deliver(self, start: int, end: int, now_ms: float) -> None:
-        """Take note of what a reader was given. What lies beyond the log end is left out."""
-        if self.log.high_watermark is not None:
-            end = min(end, self.log.high_watermark)
+        """Record what a reader was given. What lies beyond the log end is left out."""
+        if self.log.high_watermark is not None and end > self.log.high_watermark:
+            end = self.log.high_watermark
         if start >= end:
             return
-        low = start if self.committed_to is None else min(max(start, self.committed_to), end)
-        was_exact = not (self.delivered.filled_gaps or self.failed.filled_gaps)
-        again = (end - start) - self.delivered.add(low, end)
+        delivered, failed, done = self.delivered, self.failed, self.committed_to
+        was_exact = not (delivered.filled_gaps or failed.filled_gaps)
+        low = start if done is None or start >= done else min(done, end)
+        again = (end - start) - delivered.add(low, end)
         if again:
             self.refetched_records += again
             self.refetched = (start, end)
-        if self.failed:
-            self.failed.remove(low, end)
-        if was_exact and (self.delivered.filled_gaps or self.failed.filled_gaps):
-            self._merged("delivered", now_ms)
-        if self.committed_to is None:
-            self._moved(now_ms)
+        if failed.starts:
+            failed.remove(low, end)
+        if was_exact and (delivered.filled_gaps or failed.filled_gaps):
+            self._record_merged("delivered", now_ms)
+        if done is None:
+            self._record_move(now_ms)
 
     def record_high_watermark(self, end: int, now_ms: float) -> None:
-        """Take note of a high watermark; a lower one than is known is left out."""
-        if self.log.record_high_watermark(end, now_ms):
-            if self.committed_to is None or end >= self.committed_to:
-                self.log.is_whole()
-            if self.stall.since_ms is None and self.lag_records():
-                self.stall.since_ms = now_ms
+        """Record a high watermark; a lower one than is known is left out."""
+        log = self.log
+        if log.record_end(end, now_ms):
+            if log.cut_at is not None and (self.committed_to is None or end >= self.committed_to):
+                log.cut_at = None
+            if self.stuck_since_ms is None and self.lag_records():
+                self.stuck_since_ms = now_ms
 
     def record_lookup_end(self, end: int, now_ms: float, *, client_saw_it: bool) -> None:
-        """Take note of a log end from a look-up; see LogEdges on one that is lower than before.
+        """Record a log end from a look-up; see LogEdges on one that is lower than before.
 
-        `client_saw_it`: whether a client of the query was told it.
+        `client_saw_it`: whether it was a client of the query that looked it up.
         """
         if end < 0:
             return
         self.client_saw_end |= client_saw_it
-        if self.committed_to is not None and end < self.committed_to:
-            if self.log.is_cut(end, now_ms):
-                self.start_over(f"its log ends at {end} now, below what was completed", now_ms)
-        else:
-            self.log.is_whole()
+        if self.committed_to is None or end >= self.committed_to:
+            self.log.cut_at = None
+        elif self.log.is_cut(end, now_ms):
+            self.start_over(f"its log ends at {end} now, below what was completed", now_ms)
         self.record_high_watermark(end, now_ms)
 
     def record_log_start(self, offset: int, now_ms: float) -> None:
-        """Take note of the log start; what was unread below it is skipped."""
-        if self.log.record_log_start(offset):
-            self._check_retention(now_ms)
+        """Record the log start, which only goes up; what was unread below it is skipped."""
+        log = self.log
+        if offset >= 0 and (log.log_start_offset is None or offset > log.log_start_offset):
+            log.log_start_offset = offset
+            self._skip_removed(now_ms)
 
     def skip(self, start: int, end: int, reason: SkipReason, now_ms: float) -> None:
-        """Take note of a range that is skipped; what of it was noted before does not count."""
-        was_exact = not self.skips.filled_gaps
-        new = self.skips.add(start, end, reason, now_ms)
+        """Record a range that is skipped; what of it was recorded before does not count."""
+        known = self.skipped.known
+        was_exact = not known.filled_gaps
+        new = self.skipped.add(start, end, reason, now_ms)
         if new:
             records = sum(high - low for low, high in new)
             text = f"{records} records skipped, offsets {new[0][0]} to before {new[-1][1]}"
-            self._sink.add_event(EventKind.SKIPPED, self, f"{text}: {reason}", now_ms)
-        if was_exact and self.skips.filled_gaps:
-            self._merged("skipped", now_ms)
+            self._add_event(EventKind.SKIPPED, f"{text}: {reason}", now_ms)
+        if was_exact and known.filled_gaps:
+            self._record_merged("skipped", now_ms)
+
+    # Another log under the same name
 
     def accepts_topic_id(self, topic_id: bytes, now_ms: float) -> bool:
-        """Say whether an answer under this topic id is about this partition as it is now.
+        """Return whether an answer under this topic id is about this partition as it is now.
 
         An id that is new means that the topic was made anew: the partition starts over. One that
-        was replaced is not heard any more.
+        was replaced does not count any more.
         """
-        if topic_id == self.log.topic_id:
+        log = self.log
+        if topic_id == log.topic_id:
             return True
-        if self.log.is_gone(topic_id):
+        if topic_id in log.former_topic_ids:
             return False
-        if self.log.replace_id(topic_id):
-            self.start_over("the topic was made anew, it has another id", now_ms)
+        former, log.topic_id = log.topic_id, topic_id
+        if former is None:
+            self._query.changed(self)
         else:
-            self._sink.changed(self)
+            log.former_topic_ids = [*log.former_topic_ids, former][-MAX_FORMER_IDS:]
+            self.start_over("the topic was made anew, it has another id", now_ms)
         return True
 
     def start_over(self, why: str, now_ms: float) -> None:
         """Forget what was known of the log: it is another one. What was unread is skipped."""
-        if self.committed_to is not None and self.high_watermark is not None:
-            self.skip(self.committed_to, self.high_watermark, SkipReason.RECREATED, now_ms)
-        self.end_stall("it starts over", now_ms)
-        self._clear()
+        if self.committed_to is not None and self.log.high_watermark is not None:
+            self.skip(self.committed_to, self.log.high_watermark, SkipReason.RECREATED, now_ms)
+        self.end_alarm("it starts over", now_ms)
+        self._forget_log()
         self.started_over = True
         self.may_go_back = True
-        self._sink.add_event(EventKind.RECREATED, self, f"starts over: {why}", now_ms)
-        self._sink.changed(self)
+        self._add_event(EventKind.RECREATED, f"starts over: {why}", now_ms)
+        self._query.changed(self)
 
     def may_be_another_log(self, offset: int) -> bool:
-        """Say whether the log was seen to be another one, or to end below this offset."""
-        return self.started_over or self.log.may_be_cut_below(offset)
+        """Return whether the log was seen to be another one, or to end below this offset."""
+        cut_at = self.log.cut_at
+        return self.started_over or (cut_at is not None and cut_at < offset)
 
-    def fail_pending(self) -> None:
-        """Take what is in flight as to be delivered again: the run that read it has ended."""
-        self.failed = self.delivered.copy()
+    # Runs and batches
 
     def begin_run(self, began_ms: float | None, now_ms: float) -> None:
-        """Take note of a new run, which began then; None: that is not known."""
+        """Record a new run, which began then; None: that is not known."""
         self.client_saw_end = False
         if began_ms is not None and self.fetched_from_ms < began_ms:
             self.fetched_from = None
-        self.end_stall("a new run began", now_ms)
+        self.end_alarm("a new run began", now_ms)
+
+    def fail_pending(self) -> None:
+        """Record that what is in flight will be delivered again: the run that read it has ended."""
+        self.failed = self.delivered.copy()
 
     def complete(
-        self, span: BatchRange, run_id: str, gap: SkipReason | None, now_ms: float, now_s: float
+        self, read: BatchRange, run_id: str, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> None:
-        """Take note of what a batch completed.
+        """Record what a batch completed.
 
         Args:
-            span: the offsets; `intake` has refused those that cannot be.
+            read: the offsets; ReportHandler has refused those that cannot be.
             run_id: of the query's run.
             gap: why offsets between those completed and the batch are skipped, if there are any;
                 None when batches whose reports were lost completed them.
@@ -257,7 +273,7 @@ class PartitionProgress:
             now_s: the time in seconds of the Unix epoch.
 
         """
-        start, end = self._start_of(span, run_id), span.end
+        start, end = self._start_of(read, run_id), read.end
         if start > end and not self.started_over:
             self.start_over(f"the query went back with its log, from {start} to {end}", now_ms)
         done = self.committed_to
@@ -272,45 +288,29 @@ class PartitionProgress:
         self.delivered.remove_below(end)
         self.failed.remove_below(end)
         # What was found lost stays known: the reader may yet pass over it.
-        self.skips.forget_below(
-            end if self.out_of_range_at is None else min(end, self.out_of_range_at)
-        )
+        lost = self.out_of_range_at
+        self.skipped.known.remove_below(end if lost is None else min(end, lost))
         self.log.ends.forget_below(end)
-        self._check_retention(now_ms)
-        self._sink.changed(self)
+        self._skip_removed(now_ms)
+        self._query.changed(self)
         if done != end:
-            self._moved(now_ms)
+            self._record_move(now_ms)
 
-    def check_stuck(self, now_ms: float, stuck_after_ms: float) -> None:
-        """Raise the alarm, once, when nothing has moved for so long although there is lag."""
-        lag = self.lag_records()
-        if not lag or self.stall.since_ms is None:
-            self._moved(now_ms)
-        elif self.stall.check(now_ms, stuck_after_ms):
-            waited_s = (now_ms - self.stall.since_ms) / 1000
-            text = f"stands at {self.lag_from} for {waited_s:.0f} s, {lag} records behind"
-            self._sink.add_event(EventKind.STUCK, self, text, now_ms)
-
-    def end_stall(self, why: str, now_ms: float) -> None:
-        """Take the alarm back, and let the time for it begin anew."""
-        if self.stall.end(None):
-            self._sink.add_event(EventKind.UNSTUCK, self, why, now_ms)
-
-    def _start_of(self, span: BatchRange, run_id: str) -> int:
-        if span.start is not None:
-            return span.start
+    def _start_of(self, read: BatchRange, run_id: str) -> int:
+        if read.start is not None:
+            return read.start
         if self.committed_to is not None and self.run_id == run_id:
             return self.committed_to
-        if self.fetched_from is not None and self.fetched_from <= span.end:
+        if self.fetched_from is not None and self.fetched_from <= read.end:
             return self.fetched_from
-        return span.end
+        return read.end
 
     def _pass_gap(self, done: int, start: int, gap: SkipReason | None, now_ms: float) -> None:
         if gap is None:
             text = f"offsets {done} to before {start} were completed by lost reports"
-            self._sink.add_event(EventKind.LOST_REPORTS, self, text, now_ms)
+            self._add_event(EventKind.LOST_REPORTS, text, now_ms)
             return
-        removed = min(max(self.log_start or 0, done), start)
+        removed = min(max(self.log.log_start_offset or 0, done), start)
         self.skip(done, removed, SkipReason.RETENTION, now_ms)
         self.skip(removed, start, gap, now_ms)
 
@@ -320,17 +320,16 @@ class PartitionProgress:
             # Not counted here: it was, or will be, when it was delivered.
             self.refetched = (start, again)
             text = f"a new run read offsets {start} to before {again} again"
-            self._sink.add_event(EventKind.REPLAY, self, text, now_ms)
+            self._add_event(EventKind.REPLAY, text, now_ms)
         if end < done:
-            self.delivered.clear()
-            self.failed.clear()
-            self.skips.forget_known()
+            self._forget_ranges()
             self.may_go_back = True
             text = f"the query went back from {done} to {end}, to an older checkpoint"
-            self._sink.add_event(EventKind.RESET, self, text, now_ms)
+            self._add_event(EventKind.RESET, text, now_ms)
 
-    def _check_retention(self, now_ms: float) -> None:
-        done, first = self.committed_to, self.log.log_start
+    def _skip_removed(self, now_ms: float) -> None:
+        """Skip what the broker has removed and the query has not read."""
+        done, first = self.committed_to, self.log.log_start_offset
         if done is None or first is None or first <= done:
             return
         # What was delivered and did not fail may still be completed.
@@ -338,12 +337,35 @@ class PartitionProgress:
             self.skip(start, min(end, first), SkipReason.RETENTION, now_ms)
         self.failed.remove_below(first)
 
-    def _moved(self, now_ms: float) -> None:
-        lag = self.lag_records()
-        if self.stall.end(now_ms if lag else None):
-            text = f"moves again, {lag} records behind"
-            self._sink.add_event(EventKind.UNSTUCK, self, text, now_ms)
+    # The alarm
 
-    def _merged(self, what: str, now_ms: float) -> None:
+    def check_stuck(self, now_ms: float, stuck_after_ms: float) -> None:
+        """Raise the alarm, once, when nothing has moved for so long although there is lag."""
+        lag, since_ms = self.lag_records(), self.stuck_since_ms
+        if not lag or since_ms is None:
+            self._record_move(now_ms)
+        elif not self.stuck and now_ms - since_ms >= stuck_after_ms:
+            self.stuck = True
+            waited_s = (now_ms - since_ms) / MS_PER_SECOND
+            text = f"stands at {self.lag_from} for {waited_s:.0f} s, {lag} records behind"
+            self._add_event(EventKind.STUCK, text, now_ms)
+
+    def end_alarm(self, why: str, now_ms: float) -> None:
+        """Take the alarm back, and begin anew to wait for it."""
+        self.stuck_since_ms = None
+        if self.stuck:
+            self.stuck = False
+            self._add_event(EventKind.UNSTUCK, why, now_ms)
+
+    def _record_move(self, now_ms: float) -> None:
+        lag = self.lag_records()
+        if self.stuck:
+            self.end_alarm(f"moves again, {lag} records behind", now_ms)
+        self.stuck_since_ms = now_ms if lag else None
+
+    def _record_merged(self, what: str, now_ms: float) -> None:
         text = f"too many {what} ranges: the nearest ones are kept as one"
-        self._sink.add_event(EventKind.MERGED, self, text, now_ms)
+        self._add_event(EventKind.MERGED, text, now_ms)
+
+    def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
+        self._query.add_event(kind, self, text, now_ms)

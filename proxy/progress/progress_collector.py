@@ -1,7 +1,6 @@
 """Shows progress and lag of partitions to Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -12,12 +11,9 @@ from metrics.exposition import PREFIX
 from metrics.instruments import OTHER
 
 from .partition import PartitionProgress
+from .query_registry import QueryRegistry
 
 LABELS = ("query", "topic", "partition")
-
-
-Values = tuple[float | None, ...]
-"""One for each family, None where it is not known."""
 
 GAUGES = (
     ("partition_position", "Offset below which a query was given everything."),
@@ -35,19 +31,8 @@ SECONDS = 4
 """The gauge that is not added up under `other`: its highest value is shown."""
 
 
-class ProgressSource(Protocol):
-    """Who knows the figures."""
-
-    @property
-    def report_results(self) -> Mapping[str, int]:
-        """How many reports there were, by what became of them."""
-
-    def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
-        """Yield each partition with its query's label."""
-
-
 class ProgressCollector(Collector):
-    """A prometheus_client collector: register it, and each scrape reads the registry.
+    """A prometheus_client collector: register it, and each scrape reads the registry of queries.
 
     The first `max_label_sets` partitions have series of their own, in the order in which they came
     to be followed. The others are added up with OTHER for query, topic and partition; of their lag
@@ -57,11 +42,11 @@ class ProgressCollector(Collector):
     """
 
     def __init__(
-        self, source: ProgressSource, clock_ms: Callable[[], float], max_label_sets: int
+        self, queries: QueryRegistry, clock_ms: Callable[[], float], max_label_sets: int
     ) -> None:
         if max_label_sets < 1:
             raise ValueError(f"max_label_sets must be 1 or more, not {max_label_sets}")
-        self._source = source
+        self._queries = queries
         self._clock_ms = clock_ms
         self._max_label_sets = max_label_sets
 
@@ -72,55 +57,40 @@ class ProgressCollector(Collector):
             *(GaugeMetricFamily(PREFIX + name, text, labels=LABELS) for name, text in GAUGES),
             *(CounterMetricFamily(PREFIX + name, text, labels=LABELS) for name, text in COUNTERS),
         ]
-        others: list[float | None] = [None] * len(families)
-        for number, (query, partition) in enumerate(self._source.rows()):
-            values = _values(partition, now_ms)
-            if number >= self._max_label_sets:
-                _add(others, values)
-                continue
+        others: dict[int, float] = {}
+        for number, (query, partition) in enumerate(self._queries.rows()):
             labels = (query, partition.topic, str(partition.partition))
-            _show(families, labels, values)
-        _show(families, (OTHER,) * len(LABELS), others)
+            for index, value in enumerate(_values(partition, now_ms)):
+                if value is None:
+                    continue
+                if number < self._max_label_sets:
+                    families[index].add_metric(labels, value)
+                elif index == SECONDS:
+                    others[index] = max(others.get(index, value), value)
+                else:
+                    others[index] = others.get(index, 0) + value
+        for index, value in others.items():
+            families[index].add_metric((OTHER,) * len(LABELS), value)
         results = CounterMetricFamily(
             PREFIX + "spark_reports_total",
             "Batch reports of queries, by what became of them.",
             labels=("result",),
         )
-        for result, count in self._source.report_results.items():
+        for result, count in self._queries.reports.results.items():
             results.add_metric((str(result),), count)
         return [*families, results]
 
 
-def _values(partition: PartitionProgress, now_ms: float) -> Values:
+def _values(partition: PartitionProgress, now_ms: float) -> tuple[float | None, ...]:
+    """Return one for each family, None where it is not known."""
     lag_ms = partition.lag_ms(now_ms)
     return (
         partition.position,
-        partition.high_watermark,
+        partition.log.high_watermark,
         partition.committed_to,
         partition.lag_records(),
         lag_ms / MS_PER_SECOND if lag_ms is not None else None,
-        float(partition.stall.stuck),
-        partition.skips.records,
+        float(partition.stuck),
+        partition.skipped.records,
         partition.refetched_records,
     )
-
-
-def _add(sums: list[float | None], values: Values) -> None:
-    for index, value in enumerate(values):
-        known = sums[index]
-        if value is None:
-            continue
-        if known is None:
-            sums[index] = value
-        else:
-            sums[index] = max(known, value) if index == SECONDS else known + value
-
-
-def _show(
-    families: Iterable[GaugeMetricFamily | CounterMetricFamily],
-    labels: tuple[str, ...],
-    values: Iterable[float | None],
-) -> None:
-    for family, value in zip(families, values, strict=True):
-        if value is not None:
-            family.add_metric(labels, value)

@@ -143,9 +143,9 @@ def load_records(
 
 
 def _query_for(kept: ProgressRecord, clients: QueryClients) -> tuple[QueryProgress | None, str]:
-    query = clients.labelled(kept.label)
+    query = clients.query_named(kept.label)
     if query is None or query.settings is None:
-        query = clients.add(kept.client_id, make_room=False)
+        query = clients.follow(kept.client_id, make_room=False)
     if query is None:
         return None, "there are too many queries"
     if query.query_id is not None:

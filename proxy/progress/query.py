@@ -1,4 +1,4 @@
-"""One query: its runs, its partitions, and what was noted of it."""
+"""One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from typing import Protocol
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import Advice, EventKind, ProgressEvent, SkipReason
+from .events import Advice, EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, Refusal, TriggerKind, TriggerReport
-from .settings import QuerySettings
+from .skipped_ranges import SkipReason
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -28,6 +28,51 @@ LIVE_MS = 60_000.0
 
 LEFT_AFTER_BATCHES = 3
 """A partition that so many batches of a run did not name, and nobody asked for, is let go."""
+
+STUCK_AFTER_MS = 300_000.0
+"""By default, how long nothing may complete while there is lag."""
+
+MAX_QUERIES = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuerySettings:
+    """One query of the configuration. Raises ValueError for a value out of range."""
+
+    name: str
+    client_id: str
+    commit_group: str | None = None
+    """The consumer group that completed offsets are committed to; None: to none."""
+    stuck_after_ms: float = STUCK_AFTER_MS
+    """Above 0."""
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.client_id):
+            raise ValueError("a query needs a name and a client id")
+        if not self.stuck_after_ms > 0:
+            raise ValueError(f"stuck_after_ms must be above 0, not {self.stuck_after_ms}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSettings:
+    """The configured queries and how many there may be at all.
+
+    Raises ValueError when two share a name, a client id or a commit group, or `max_queries` is
+    below 1.
+    """
+
+    queries: tuple[QuerySettings, ...] = ()
+    max_queries: int = MAX_QUERIES
+    """With those that only reports or rules name. The configured ones are always followed."""
+
+    def __post_init__(self) -> None:
+        if self.max_queries < 1:
+            raise ValueError(f"max_queries must be 1 or more, not {self.max_queries}")
+        for what in ("name", "client_id", "commit_group"):
+            given = [getattr(query, what) for query in self.queries]
+            given = [value for value in given if value is not None]
+            if len(set(given)) != len(given):
+                raise ValueError(f"two queries share a {what}")
 
 
 class RunState(StrEnum):
@@ -54,19 +99,19 @@ class LastBatch:
 
 
 class QuerySink(Protocol):
-    """Who is told what happens to queries."""
+    """Gets what happens to queries."""
 
-    def add_event(self, event: ProgressEvent) -> None:
-        """Take note of what happened."""
+    def add_event(self, event: ProgressEvent, /) -> None:
+        """Record what happened."""
 
     def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Learn that a partition's record is out of date, and its offset may be to be committed."""
+        """Record that a partition's record, and what is to be committed, may be out of date."""
 
     def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Learn that a partition's record is not wanted any more."""
+        """Record that a partition's record is not wanted any more."""
 
     def relabelled(self, query: "QueryProgress", old_label: str) -> None:
-        """Learn that the records of a query are to stand under another label."""
+        """Record that the records of a query are to stand under another label."""
 
 
 class QueryProgress:
@@ -161,12 +206,12 @@ class QueryProgress:
         return max((time for time in times if time is not None), default=None)
 
     def reports_are_fresh(self, now_ms: float) -> bool:
-        """Say whether its run has not ended and its listener was heard lately."""
+        """Return whether its run has not ended and its listener was heard lately."""
         last_ms = self.last_heard_ms
         return not self.ended and last_ms is not None and now_ms - last_ms < LIVE_MS
 
     def is_live(self, now_ms: float) -> bool:
-        """Say whether its listener was heard lately, its run not having ended, or it reads."""
+        """Return whether its listener was heard lately, its run not having ended, or it reads."""
         read_ms = self.last_read_ms
         reads = read_ms is not None and now_ms - read_ms < LIVE_MS
         return reads or self.reports_are_fresh(now_ms)
@@ -180,20 +225,20 @@ class QueryProgress:
         return RunState.IDLE if self.idle else RunState.RUNNING
 
     def reader(self, node_id: int | None = None) -> Reader:
-        """Return a FetchFollower for one connection, to the broker with that id.
+        """Return the reader of one connection, to the broker with that id.
 
         Positions are followed by connection: several executors may read one partition.
         """
         return Reader(self.open, node_id)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Take note of a log end that a client of the query was told."""
+        """Record a log end that a client of the query has looked up."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
             kept.record_lookup_end(offset, now_ms, client_saw_it=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Take note of a log start that a client of the query was told."""
+        """Record a log start that a client of the query has looked up."""
         kept = self.open(topic, partition, now_ms)
         if kept is not None:
             kept.record_log_start(offset, now_ms)
@@ -214,7 +259,7 @@ class QueryProgress:
         return kept
 
     def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
-        """Take over a new run, which began then. What was in flight will be delivered again.
+        """Record a new run, which began then. What was in flight will be delivered again.
 
         `began_ms`: None when the run has been going for a time that is not known.
         """
@@ -234,7 +279,7 @@ class QueryProgress:
         self.ended = self.idle = False
         self.error = None
 
-    def completed(
+    def complete(
         self,
         batch_id: int,
         ranges: Mapping[TopicPartition, BatchRange],
@@ -242,7 +287,7 @@ class QueryProgress:
         now_ms: float,
         now_s: float,
     ) -> None:
-        """Take note of a batch of this run; see PartitionProgress.complete."""
+        """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
@@ -256,10 +301,10 @@ class QueryProgress:
         self.run_batches += 1
         self.last_batch_id = batch_id
 
-    def completed_late(
+    def complete_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
     ) -> None:
-        """Take note of a batch of an earlier run. Nothing goes back, nor does it end this run."""
+        """Record a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
@@ -273,15 +318,15 @@ class QueryProgress:
                 kept.complete(span, run_id, None, now_ms, now_s)
 
     def end_run(self, error: str | None, now_ms: float) -> None:
-        """Take note that the run has ended, and of what."""
+        """Record that the run has ended, and of what."""
         self.ended, self.error = True, error
         for partition in self.partitions.values():
-            partition.end_stall("the query has ended", now_ms)
+            partition.end_alarm("the query has ended", now_ms)
             if error is not None:
                 partition.fail_pending()
 
     def sweep(self, now_ms: float, stuck_after_ms: float) -> None:
-        """Raise alarms, and let partitions go that the run does not read."""
+        """Raise alarms, and forget partitions that the run does not read."""
         for partition in list(self.partitions.values()):
             if self._has_left(partition):
                 self.let_go(partition, "the query reads it no more", now_ms)

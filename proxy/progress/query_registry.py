@@ -4,117 +4,66 @@ Sans-I/O and for one thread. `now_ms` is monotonic, `now_s` the same moment on t
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 
 from proxy.state import Journal, Record
 from proxy.wire.topic_partition import TopicPartition
 
 from .commits import Commits
 from .documents import Document, Times, query_document
-from .events import OnEvent, ProgressEvent
+from .events import OnEvent
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
 from .progress_records import FORMAT, key_of, load_records, record_of
-from .query import QueryProgress
+from .query import STUCK_AFTER_MS, ProgressSettings, QueryProgress
 from .query_clients import QueryClients
-from .report import Report, ReportRefused
-from .report_handler import AcceptedReport, KnowsClient, ReportHandler
-from .settings import STUCK_AFTER_MS, ProgressSettings
-
-__all__ = ["AcceptedReport", "QueryRegistry"]
+from .report_handler import KnowsClient, ReportHandler
 
 MAX_RECORDS_PER_WRITE = 1000
 """Making them takes some 10 ms."""
 
 
-class QueryRegistry:
+class QueryRegistry(QueryClients):
     """Who is followed, what they were given and have completed, and what is to be kept of it.
 
     Args:
         settings: the configured queries, and how many there may be.
-        knows_client: says whether a client id has ever connected through the proxy.
-        on_event: is told what somebody should know; each query keeps its latest notes as well.
+        knows_client: returns whether a client id has ever connected through the proxy.
+        on_event: is called with what somebody should know; each query keeps its latest events.
 
     """
 
     def __init__(
         self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
     ) -> None:
-        self._on_event = on_event
+        super().__init__(self)
+        self.add_event = on_event
+        self.reports = ReportHandler(self, knows_client)
         self._journal = Journal(record_of, key_of)
         self._commits = Commits()
-        self._clients = QueryClients(self)
-        self._reports = ReportHandler(self._clients, knows_client)
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
         self.update(settings)
 
-    @property
-    def generation(self) -> int:
-        """Changes whenever the set of followed client ids does."""
-        return self._clients.generation
-
-    @property
-    def queries(self) -> list[QueryProgress]:
-        """All followed queries."""
-        return list(self._clients)
-
-    @property
-    def report_results(self) -> Mapping[str, int]:
-        """How many reports there were, by what became of them: see ReportHandler.results."""
-        return self._reports.results
-
     def update(self, settings: ProgressSettings) -> None:
-        """Take over the configuration's queries."""
-        groups = {query: query.commit_group for query in self._clients}
-        self._clients.update(settings)
-        for query in self._clients:
+        """Set the configuration's queries."""
+        groups = {query: query.commit_group for query in self.queries}
+        self.configure(settings)
+        for query in self.queries:
             if query.commit_group != groups.get(query):
                 self._commits.regroup(query)
         self._commits.keep_only(
             each.commit_group for each in settings.queries if each.commit_group is not None
         )
 
-    def follow(self, client_id: str) -> bool:
-        """Follow a client although nothing but a rule names it; say whether there was room."""
-        return self._clients.add(client_id) is not None
-
-    def query_of(self, client_id: str | None) -> QueryProgress | None:
-        """Return the query that reads with this client id; None when it is not followed."""
-        return self._clients.get(client_id) if client_id is not None else None
-
-    def query_named(self, name: str) -> QueryProgress | None:
-        """Return the query of this name; None when it is not known."""
-        return self._clients.labelled(name)
-
-    def unknown_ends(self, report: Report) -> set[TopicPartition]:
-        """Return the partitions of which a report says more than is known of the log.
-
-        Ask the cluster for their ends, and pass them on to `report`.
-        """
-        return self._reports.unknown_ends(report)
-
-    def report(
-        self,
-        report: Report,
-        now_ms: float,
-        now_s: float,
-        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
-    ) -> AcceptedReport:
-        """Take in a report. Raises ReportRefused, and then nothing but counts has changed."""
-        return self._reports.accept(report, ends, now_ms, now_s)
-
-    def report_unread(self, error: ReportRefused) -> None:
-        """Count a report that `parse_report` refused."""
-        self._reports.refused(error)
-
     def sweep(self, now_ms: float) -> None:
         """Raise alarms for stuck partitions, and forget what is long gone; every second or so."""
-        self._clients.sweep(now_ms)
-        for query in self._clients:
+        self.forget_gone(now_ms)
+        for query in self.queries:
             settings = query.settings
             stuck_after_ms = settings.stuck_after_ms if settings is not None else STUCK_AFTER_MS
             query.sweep(now_ms, stuck_after_ms)
+
+    # What is shown
 
     def documents(self, now_ms: float, now_s: float) -> list[Document]:
         """Return each query as JSON, sorted by name."""
@@ -125,53 +74,56 @@ class QueryRegistry:
                 self._commits.state(query.commit_group) if query.commit_group else None,
                 times,
             )
-            for query in sorted(self._clients, key=lambda query: query.name)
+            for query in sorted(self.queries, key=lambda query: query.name)
         ]
 
     def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
         """Yield each partition with its query's label: those of one query together."""
-        for query in self._clients:
+        for query in self.queries:
             for partition in query.partitions.values():
                 yield query.name, partition
+
+    # Where logs begin and end
 
     def partitions(self) -> set[TopicPartition]:
         """Return the partitions whose log ends are worth asking for."""
         self._readers = {}
-        return self._seek(kept for query in self._clients for kept in query.partitions.values())
+        return self._seek(partition for _, partition in self.rows())
 
     def stale(self, now_ms: float) -> set[TopicPartition]:
         """Return those of them that a query at work reads, and whose end was not learned lately."""
         stale: list[PartitionProgress] = []
-        for query in self._clients:
+        for query in self.queries:
             seen_ms = query.last_seen_ms
             if query.ended or seen_ms is None:
                 continue
             due_ms = now_ms - end_age_ms(now_ms - seen_ms)
-            stale += [kept for kept in query.partitions.values() if kept.log.end_ms <= due_ms]
+            stale += [each for each in query.partitions.values() if each.log.end_ms <= due_ms]
         return self._seek(stale)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Learn a log end (read_uncommitted) that no client was told."""
-        for kept in self._each(topic, partition):
-            kept.record_lookup_end(offset, now_ms, client_saw_it=False)
+        """Record a log end (read_uncommitted) that the proxy has looked up."""
+        for each in self._each(topic, partition):
+            each.record_lookup_end(offset, now_ms, client_saw_it=False)
 
     def appended(self, topic: str, partition: int, end: int, now_ms: float) -> None:
-        """Learn up to where a client has written; a lower end than is known is left out."""
-        for kept in self._each(topic, partition):
-            kept.record_high_watermark(end, now_ms)
+        """Record up to where a client has written; a lower end than is known is left out."""
+        for each in self._each(topic, partition):
+            each.record_high_watermark(end, now_ms)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
-        """Learn a log start that no client was told."""
-        for kept in self._each(topic, partition):
-            kept.record_log_start(offset, now_ms)
+        """Record a log start that the proxy has looked up."""
+        for each in self._each(topic, partition):
+            each.record_log_start(offset, now_ms)
+
+    # What is kept
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return records to write and keys to delete since the last call, until there are none.
 
-        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still.
-
-        A partition has a record once a batch has completed something of it. What is delivered
-        alone makes no record due: it is written with what is completed.
+        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still. A
+        partition has a record once a batch has completed something of it. What is delivered alone
+        makes no record due: it is written with what is completed.
         """
         return self._journal.take(MAX_RECORDS_PER_WRITE)
 
@@ -184,43 +136,43 @@ class QueryRegistry:
 
         Call it once, before anything is reported. Refused ones stay in the state, untouched.
         """
-        return load_records(records, self._clients, self._journal, self._commits)
+        return load_records(records, self, self._journal, self._commits)
+
+    # What is committed to consumer groups
 
     def commits(self) -> dict[str, dict[TopicPartition, int]]:
         """Return what is due by group: the offset of the first record that is not complete."""
         return self._commits.due()
 
     def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Learn what a group had before the first commit to it. It is not moved back by that."""
+        """Record what a group had before the first commit to it. It is not moved back by that."""
         for query in self._of_group(group):
             self._commits.group_has(query, offsets)
 
     def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
-        """Learn that these offsets are in the group: they are due no more."""
+        """Record that these offsets are in the group: they are due no more."""
         for query in self._of_group(group):
             self._commits.committed(query, offsets, now_ms)
 
     def commit_failed(self, group: str, message: str) -> None:
-        """Learn that what is due could not be committed, all or some of it, and why."""
+        """Record that what is due could not be committed, all or some of it, and why."""
         for query in self._of_group(group):
             self._commits.failed(query, message)
 
-    def add_event(self, event: ProgressEvent) -> None:
-        """Pass an event on; for the queries of this registry."""
-        self._on_event(event)
+    # A sink for the queries
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Take note that a partition's record is out of date; for the queries of this book."""
+        """See QuerySink."""
         self._journal.mark_changed((query, partition.key))
         self._commits.changed(query, partition)
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Take note that a partition is let go; for the queries of this book."""
+        """See QuerySink."""
         self._journal.mark_removed((query, partition.key))
         self._commits.removed(query, partition)
 
     def relabelled(self, query: QueryProgress, old_label: str) -> None:
-        """Move a query's records under its present label; for the queries of this registry."""
+        """See QuerySink."""
         for key in query.partitions:
             self._journal.mark_deleted(FORMAT.key(old_label, *key))
             self._journal.mark_changed((query, key))
@@ -228,17 +180,17 @@ class QueryRegistry:
     def _seek(self, partitions: Iterable[PartitionProgress]) -> set[TopicPartition]:
         """Return their keys; keep who reads them, so that what is learned finds them at once."""
         keys: set[TopicPartition] = set()
-        for kept in partitions:
-            keys.add(kept.key)
-            self._readers.setdefault(kept.key, set()).add(kept)
+        for each in partitions:
+            keys.add(each.key)
+            self._readers.setdefault(each.key, set()).add(each)
         return keys
 
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
         key = (topic, partition)
         readers = self._readers.get(key)
         if readers is None:
-            return [query.partitions[key] for query in self._clients if key in query.partitions]
-        return [kept for kept in readers if not kept.is_dropped]
+            return [query.partitions[key] for query in self.queries if key in query.partitions]
+        return [each for each in readers if not each.is_dropped]
 
     def _of_group(self, group: str) -> list[QueryProgress]:
-        return [query for query in self._clients if query.commit_group == group]
+        return [query for query in self.queries if query.commit_group == group]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from proxy.wire.fetch import FetchedPartition
 
-from .events import SkipReason
 from .partition import PartitionProgress
+from .skipped_ranges import SkipReason
 
 OFFSET_OUT_OF_RANGE = 1
 """Kafka's error code for a position that is not in the log."""
 
-MAX_FLOWS = 20_000
+MAX_CURSORS = 20_000
 """So many partitions of one connection are kept before those are dropped that the query let go of.
 Twice as many as a query may have at a time."""
 
@@ -21,58 +21,73 @@ OpenPartition = Callable[[str, int, float], PartitionProgress | None]
 """Returns what is kept of a topic's partition, at this time; None when there are too many."""
 
 
-class _Flow:
-    """One partition as one connection reads it."""
+class ReadCursor:
+    """Where one connection is in one partition."""
 
-    __slots__ = ("asked", "given_to", "has_bytes", "lost", "partition", "topic_id")
+    __slots__ = (
+        "delivered_to",
+        "fetch_offset",
+        "has_records",
+        "out_of_range",
+        "progress",
+        "topic_id",
+    )
 
-    def __init__(self, partition: PartitionProgress, topic_id: bytes | None, offset: int) -> None:
-        self.partition = partition
+    def __init__(self, progress: PartitionProgress, topic_id: bytes | None, offset: int) -> None:
+        self.progress = progress
         self.topic_id = topic_id
-        self.asked = offset
-        self.given_to = offset
-        """What was given from `asked` to here is noted already."""
-        self.has_bytes = False
-        """Whether records came since it was asked whose last offset is not known."""
-        self.lost = False
-        """Whether `asked` was out of range."""
+        self.fetch_offset = offset
+        """Of the last request."""
+        self.delivered_to = offset
+        """What was delivered from `fetch_offset` to here is recorded already."""
+        self.has_records = False
+        """Whether records came since that request whose last offset is not known."""
+        self.out_of_range = False
+        """Whether `fetch_offset` was."""
 
 
 class Reader:
-    """A FetchFollower for one connection of a query.
+    """One connection of a query, as it reads partitions.
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
     all between. One that got none has only moved.
 
     Args:
-        open_partition: gives the partition to tell.
+        open_partition: gives what is kept of a partition.
         node_id: the broker at the other end; None when not known.
 
     """
 
-    __slots__ = ("_flows", "_node_id", "_open")
+    __slots__ = ("_node_id", "_open", "cursors")
 
     def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
         self._open = open_partition
         self._node_id = node_id
-        self._flows: dict[tuple[str, int], _Flow] = {}
+        self.cursors: dict[tuple[str, int], ReadCursor] = {}
 
     def fetch_asked(
         self, topic: str, partition: int, topic_id: bytes | None, offset: int, now_ms: float
     ) -> None:
-        """Take note of a position in a Fetch request."""
-        flow = self._flows.get((topic, partition))
-        if flow is None or flow.partition.is_dropped or flow.topic_id != topic_id:
+        """Record a position in a Fetch request; `topic_id` is None before version 13."""
+        cursor = self.cursors.get((topic, partition))
+        if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
             self._begin(topic, partition, topic_id, offset, now_ms)
             return
-        flow.partition.read_ms = now_ms
-        if offset != flow.given_to:
+        progress = cursor.progress
+        progress.read_ms = now_ms
+        if offset != cursor.delivered_to:
             if offset < 0:
                 return
-            self._move(flow, offset, now_ms)
-        flow.asked = flow.given_to = offset
-        flow.has_bytes = False
+            if cursor.out_of_range:
+                progress.skip(cursor.fetch_offset, offset, SkipReason.OUT_OF_RANGE, now_ms)
+                cursor.out_of_range = False
+                progress.out_of_range_at = None
+            elif cursor.has_records and topic_id in (None, progress.log.topic_id):
+                progress.deliver(cursor.delivered_to, offset, now_ms)
+            progress.record_fetch_offset(offset, now_ms)
+        cursor.fetch_offset = cursor.delivered_to = offset
+        cursor.has_records = False
 
     def fetch_answered(
         self,
@@ -83,32 +98,44 @@ class Reader:
         answer: FetchedPartition,
         now_ms: float,
     ) -> None:
-        """Take note of a partition in a Fetch response, and of the offset that was asked for."""
-        flow = self._flows.get((topic, partition))
-        if flow is None or flow.partition.is_dropped or flow.topic_id != topic_id:
-            flow = self._begin(topic, partition, topic_id, asked_offset, now_ms)
-            if flow is None:
+        """Record a partition in a Fetch response; `asked_offset` is None when it is not known."""
+        cursor = self.cursors.get((topic, partition))
+        if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
+            cursor = self._begin(topic, partition, topic_id, asked_offset, now_ms)
+            if cursor is None:
                 return
-        kept = flow.partition
+        progress = cursor.progress
         if answer.error_code:
-            if answer.error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
-                flow.lost = asked_offset == flow.asked
-                kept.out_of_range_at = asked_offset
+            _record_error(cursor, asked_offset, answer.error_code)
             return
-        if topic_id is not None and not kept.accepts_topic_id(topic_id, now_ms):
+        log = progress.log
+        if (
+            topic_id is not None
+            and topic_id != log.topic_id
+            and not progress.accepts_topic_id(topic_id, now_ms)
+        ):
             return
         if asked_offset is not None:
-            if kept.out_of_range_at is not None:
-                self._find_lost(flow, asked_offset, answer.log_start_offset, now_ms)
-            if kept.fetched_from is None:  # a new run began, or the topic was made anew, meanwhile
-                kept.asked(asked_offset, now_ms)
+            if progress.out_of_range_at is not None:
+                _end_out_of_range(cursor, asked_offset, answer.log_start_offset, now_ms)
+            if progress.fetched_from is None:  # a new run, or a new topic, began meanwhile
+                progress.record_fetch_offset(asked_offset, now_ms)
         if self._node_id is not None:
-            kept.leader = self._node_id
-        kept.record_high_watermark(answer.high_watermark, now_ms)
+            progress.leader = self._node_id
+        progress.record_high_watermark(answer.high_watermark, now_ms)
         if answer.records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
-            self._given(flow, asked_offset, answer.end_offset, now_ms)
+            end = answer.end_offset
+            if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
+                if end is not None:
+                    progress.deliver(asked_offset, end, now_ms)
+            elif end is None:
+                cursor.has_records = True
+            elif end > cursor.delivered_to:
+                progress.deliver(cursor.delivered_to, end, now_ms)
+                cursor.delivered_to = end
         # Only after what was delivered: the rest below it is lost.
-        kept.record_log_start(answer.log_start_offset, now_ms)
+        if answer.log_start_offset != log.log_start_offset:
+            progress.record_log_start(answer.log_start_offset, now_ms)
 
     def _begin(
         self,
@@ -117,57 +144,46 @@ class Reader:
         topic_id: bytes | None,
         offset: int | None,
         now_ms: float,
-    ) -> _Flow | None:
-        """Follow a partition that this connection did not read before."""
+    ) -> ReadCursor | None:
+        """Return the cursor of a partition that this connection did not read before."""
         key = (topic, partition)
-        kept = self._open(topic, partition, now_ms)
-        if kept is None:
-            self._flows.pop(key, None)
+        progress = self._open(topic, partition, now_ms)
+        if progress is None:
+            self.cursors.pop(key, None)
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
-            return _Flow(kept, topic_id, -1)
-        kept.read_ms = now_ms
-        kept.asked(offset, now_ms)
-        if len(self._flows) >= MAX_FLOWS:
-            self._flows = {
-                each: flow for each, flow in self._flows.items() if not flow.partition.is_dropped
+            return ReadCursor(progress, topic_id, -1)
+        progress.read_ms = now_ms
+        progress.record_fetch_offset(offset, now_ms)
+        if len(self.cursors) >= MAX_CURSORS:
+            self.cursors = {
+                each: cursor
+                for each, cursor in self.cursors.items()
+                if not cursor.progress.is_dropped
             }
-        flow = self._flows[key] = _Flow(kept, topic_id, offset)
-        return flow
+        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset)
+        return cursor
 
-    def _move(self, flow: _Flow, offset: int, now_ms: float) -> None:
-        kept = flow.partition
-        if flow.lost:
-            kept.skip(flow.asked, offset, SkipReason.OUT_OF_RANGE, now_ms)
-            flow.lost = False
-            kept.out_of_range_at = None
-        elif flow.has_bytes and flow.topic_id in (None, kept.topic_id):
-            kept.deliver(flow.given_to, offset, now_ms)
-        kept.asked(offset, now_ms)
 
-    def _find_lost(self, flow: _Flow, asked: int, log_start: int, now_ms: float) -> None:
-        """Learn from an answer what became of a position that was out of range.
+def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int) -> None:
+    if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
+        cursor.out_of_range = asked_offset == cursor.fetch_offset
+        cursor.progress.out_of_range_at = asked_offset
 
-        The reader that was told so may have a successor on another connection.
-        """
-        kept = flow.partition
-        out_of_range_at = kept.out_of_range_at
-        if out_of_range_at is None or asked < out_of_range_at:
-            return
-        kept.out_of_range_at = None
-        if asked == out_of_range_at:  # it is there after all
-            flow.lost = False
-            return
-        there_from = asked if log_start < 0 else min(asked, log_start)
-        kept.skip(out_of_range_at, there_from, SkipReason.OUT_OF_RANGE, now_ms)
 
-    def _given(self, flow: _Flow, asked: int, end: int | None, now_ms: float) -> None:
-        if asked != flow.asked:  # the client has gone on meanwhile
-            if end is not None:
-                flow.partition.deliver(asked, end, now_ms)
-        elif end is None:
-            flow.has_bytes = True
-        elif end > flow.given_to:
-            flow.partition.deliver(flow.given_to, end, now_ms)
-            flow.given_to = end
+def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
+    """Record from an answer what became of a position that was out of range.
+
+    The reader that had that answer may have a successor on another connection.
+    """
+    progress = cursor.progress
+    lost_from = progress.out_of_range_at
+    if lost_from is None or asked_offset < lost_from:
+        return
+    progress.out_of_range_at = None
+    if asked_offset == lost_from:  # it is there after all
+        cursor.out_of_range = False
+        return
+    there_from = asked_offset if log_start < 0 else min(asked_offset, log_start)
+    progress.skip(lost_from, there_from, SkipReason.OUT_OF_RANGE, now_ms)

@@ -1,23 +1,25 @@
-"""Takes in reports: each is checked completely before it changes anything."""
+"""Applies reports to what is known: each is checked completely before it changes anything."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import EventKind, SkipReason
+from .events import EventKind
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
 from .report import BatchRange, Refusal, Report, ReportRefused
 from .senders import Senders
+from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
 
 KnowsClient = Callable[[str], bool]
-"""Says whether a client id has ever connected."""
+"""Returns whether a client id has ever connected."""
 
 _OWN_ID = "give each query a client id of its own: kafka.client.id, or client_options(name)"
 _IN_ORDER = "send each report once, in the order of the events"
@@ -30,18 +32,18 @@ class AcceptedReport:
 
     report: Report
     query: QueryProgress
-    new_run: bool
+    new_run: bool = False
     """Whether it is the first of its run that was accepted."""
-    lost_reports: int
+    lost_reports: int = 0
     """How many reports of its sender, of this or another query, were lost just before it."""
 
 
 class ReportHandler:
-    """Checks reports against what is known, and passes them on.
+    """Checks reports against what is known, and applies them.
 
     An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
-    that is known to be up to date: the cluster was just asked, or a client of the query was told
-    the end through this proxy in this run, from which the driver has its offsets then. Otherwise
+    that is known to be up to date: the cluster was just asked, or a client of the query looked the
+    end up through this proxy in this run, from which the driver has its offsets then. Otherwise
     nothing is known of it.
     """
 
@@ -50,44 +52,49 @@ class ReportHandler:
         self._knows_client = knows_client
         self._senders = Senders()
         self.results: Counter[str] = Counter()
-        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Signs of
-        life that were accepted do not count."""
+        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Heartbeats
+        that were accepted do not count."""
 
-    def refused(self, error: ReportRefused) -> None:
-        """Count a report that could not even be read."""
+    def refuse(self, error: ReportRefused) -> None:
+        """Count a report that `parse_report` refused."""
         self.results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
-        """Return the partitions of which the report says more than is known of the log."""
+        """Return the partitions of which a report says more than is known of the log.
+
+        Ask the cluster for their ends, and pass them on to `accept`.
+        """
         client_id = report.client_id or self._clients.client_of(report.name or "")
-        query = self._clients.get(client_id)
+        query = self._clients.query_of(client_id)
         partitions = query.partitions if query is not None else {}
-        ranges = report.batch.ranges if report.batch is not None else {}
         return {
             key
-            for key, span in ranges.items()
-            if (kept := partitions.get(key)) is None
-            or kept.high_watermark is None
-            or kept.high_watermark < span.end
+            for key, read in _ranges(report).items()
+            if (known := partitions.get(key)) is None
+            or known.log.high_watermark is None
+            or known.log.high_watermark < read.end
         }
 
     def accept(
-        self, report: Report, ends: Mapping[TopicPartition, int], now_ms: float, now_s: float
+        self,
+        report: Report,
+        now_ms: float,
+        now_s: float,
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> AcceptedReport:
-        """Take a report in. Raises ReportRefused, and then nothing but counts has changed.
+        """Apply a report. Raises ReportRefused, and then nothing but counts has changed.
 
         `ends`: log ends that the cluster was just asked for.
         """
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
-            query = self._clients.get(client_id) or self._movable(report, now_ms)
-            ranges = report.batch.ranges if report.batch is not None else {}
-            self._check(report, client_id, query, ranges, ends, now_ms)
+            query = self._clients.query_of(client_id) or self._movable(report, now_ms)
+            self._check(report, client_id, query, ends, now_ms)
         except ReportRefused as error:
-            self.results[error.reason] += 1
+            self.refuse(error)
             if report.number is not None:
-                self._senders.refused(report.sender, report.number)
+                self._senders.refuse(report.sender, report.number)
             if query is not None:
                 query.refused_reports[error.reason] += 1
                 if error.reason is Refusal.CLIENT_TAKEN:
@@ -96,19 +103,24 @@ class ReportHandler:
                     query.advise(EventKind.CLIENT_SHARED, text, now_ms)
             raise
         if query is None:
-            query = self._clients.add(client_id)
+            query = self._clients.follow(client_id)
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._clients.move(query, client_id)
         is_late = _is_late(report, query)
         if report.number is None:
-            return self._greet(report, query, now_ms)
-        lost = self._count(report, report.number, query)
+            return self._apply_heartbeat(report, query, now_ms)
+        lost = self._senders.accept(report.sender, report.number)
+        self.results["accepted"] += 1
+        self.results["lost"] += lost
+        query.received += 1
+        query.lost_reports += lost
         if is_late:
             if report.batch is not None:
-                query.completed_late(report.run_id, ranges, now_ms, now_s)
-            return AcceptedReport(report, query, new_run=False, lost_reports=lost)
-        return self._apply(report, query, ranges, lost, now_ms, now_s)
+                query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
+            return AcceptedReport(report, query, lost_reports=lost)
+        new_run = self._apply(report, query, now_ms, now_s)
+        return AcceptedReport(report, query, new_run, lost)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
@@ -121,12 +133,21 @@ class ReportHandler:
             "name the query with queryName, or tell the listener its Kafka client id",
         )
 
+    def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
+        """Return what is known of the query, if it read with another client id in another run."""
+        for query in self._clients.queries:
+            if query.query_id == report.query_id:
+                can_move = query.settings is None and not query.reports_are_fresh(now_ms)
+                return query if can_move else None
+        return None
+
+    # Checks
+
     def _check(
         self,
         report: Report,
         client_id: str,
         query: QueryProgress | None,
-        ranges: Mapping[TopicPartition, BatchRange],
         ends: Mapping[TopicPartition, int],
         now_ms: float,
     ) -> None:
@@ -138,12 +159,12 @@ class ReportHandler:
         if query is not None:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
+        ranges = _ranges(report)
         if len(partitions.keys() | ranges.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
-        for key, span in ranges.items():
-            _check_end(key, span.end, partitions.get(key), ends.get(key))
-            _check_span(key, span, partitions.get(key), report.run_id)
+        for key, read in ranges.items():
+            _check_range(key, read, partitions.get(key), ends.get(key), report.run_id)
 
     def _check_unknown(
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
@@ -161,93 +182,74 @@ class ReportHandler:
             )
         self._clients.now_ms = now_ms
         if query is None and not self._clients.has_room():
+            count = len(self._clients.queries)
             raise ReportRefused(
                 Refusal.UNKNOWN_QUERY,
-                f"{len(self._clients)} queries are followed already, and none of them is gone",
+                f"{count} queries are followed already, and none of them is gone",
                 "raise limits.max_client_entities, or stop queries",
             )
 
-    def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
-        """Return what is known of the query, if it read with another client id in another run."""
-        query = self._clients.of_query(report.query_id)
-        if query is None or query.settings is not None or query.reports_are_fresh(now_ms):
-            return None
-        return query
+    # What is accepted
 
-    def _greet(self, report: Report, query: QueryProgress, now_ms: float) -> AcceptedReport:
-        """Take note that a run lives. One that is not known began some time ago."""
+    def _apply_heartbeat(
+        self, report: Report, query: QueryProgress, now_ms: float
+    ) -> AcceptedReport:
+        """Record that a run lives. One that is not known began some time ago."""
         if _is_past(report, query, now_ms):
-            return AcceptedReport(report, query, new_run=False, lost_reports=0)
+            return AcceptedReport(report, query)
         new_run = query.run_id != report.run_id
         if new_run:
-            self._begin_run(report, query, None, now_ms)
-        self._heard(report, query, now_ms)
-        return AcceptedReport(report, query, new_run, lost_reports=0)
+            _begin_run(report, query, None, now_ms)
+        self._apply_run(report, query, now_ms)
+        return AcceptedReport(report, query, new_run)
 
-    def _begin_run(
-        self, report: Report, query: QueryProgress, began_ms: float | None, now_ms: float
-    ) -> None:
-        if query.query_id not in (None, report.query_id):
-            text = f"query {report.query_id} takes over from {query.query_id}"
-            query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-        query.begin_run(report.run_id, began_ms, now_ms)
-
-    def _heard(self, report: Report, query: QueryProgress, now_ms: float) -> None:
-        """Take note of what each report of the present run says."""
+    def _apply_run(self, report: Report, query: QueryProgress, now_ms: float) -> None:
+        """Record what each report of the present run says."""
         if report.event in ("started", "running"):
             query.run_sender = report.sender
         query.last_heard_ms = now_ms
         query.query_id = report.query_id
-        if report.name is not None:
-            query.reported_name = report.name
-        if report.trigger is not None:
-            query.trigger = report.trigger
+        query.reported_name = report.name or query.reported_name
+        query.trigger = report.trigger or query.trigger
         self._clients.relabel(query)
 
-    def _count(self, report: Report, number: int, query: QueryProgress) -> int:
-        """Count an accepted report of an event; return how many were lost just before it."""
-        lost = self._senders.accepted(report.sender, number)
-        self.results["accepted"] += 1
-        self.results["lost"] += lost
-        query.received += 1
-        query.lost_reports += lost
-        return lost
-
-    def _apply(
-        self,
-        report: Report,
-        query: QueryProgress,
-        ranges: Mapping[TopicPartition, BatchRange],
-        lost: int,
-        now_ms: float,
-        now_s: float,
-    ) -> AcceptedReport:
+    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
+        """Apply an event of the present run, or of a new one; return whether it is a new one."""
         query.last_report_ms = now_ms
         began_ms = now_ms - report.age_ms
         # A run that is idle may have been going for long: it does not begin now.
         known_ms = began_ms if report.event in ("started", "progress") else None
         new_run = query.run_id != report.run_id
         if new_run:
-            self._begin_run(report, query, known_ms, now_ms)
+            _begin_run(report, query, known_ms, now_ms)
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms
-        self._heard(report, query, now_ms)
+        self._apply_run(report, query, now_ms)
         query.idle = report.event == "idle"
-        if report.batch is not None:
+        batch = report.batch
+        if batch is not None:
             sender_lost = self._senders.lost(report.sender)
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(
-                report.batch.batch_id,
-                report.batch.rows,
-                report.batch.execution_ms,
-                began_ms,
+                batch.batch_id, batch.rows, batch.execution_ms, ended_ms=began_ms
             )
-            query.completed(report.batch.batch_id, ranges, gap, now_ms, now_s)
+            query.complete(batch.batch_id, batch.ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
             error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
             query.end_run(error, now_ms)
-        return AcceptedReport(report, query, new_run, lost)
+        return new_run
+
+
+def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
+    return report.batch.ranges if report.batch is not None else {}
+
+
+def _begin_run(report: Report, query: QueryProgress, began_ms: float | None, now_ms: float) -> None:
+    if query.query_id not in (None, report.query_id):
+        text = f"query {report.query_id} takes over from {query.query_id}"
+        query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+    query.begin_run(report.run_id, began_ms, now_ms)
 
 
 def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
@@ -262,7 +264,7 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 
 
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
-    """Say whether a sign of life is of a run that is known to be over, or of one that never was.
+    """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
 
     A driver that lives on without its queries may say that they run: while another one is heard of
     another run of the query, that is believed. A driver itself speaks of its latest run only.
@@ -277,7 +279,7 @@ def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
 
 
 def _is_late(report: Report, query: QueryProgress) -> bool:
-    """Say whether an event is of an earlier run of the query than the present one.
+    """Return whether an event is of an earlier run of the query than the present one.
 
     Spark calls listeners at the start of a run at once, and of all else in order, but later: the
     last events of a run come after the start of the next when that follows at once.
@@ -311,40 +313,36 @@ def _check_run(report: Report, client_id: str, query: QueryProgress, now_ms: flo
 
 
 def _check_same_run(report: Report, query: QueryProgress) -> None:
+    batch, last = report.batch, query.last_batch_id
     if report.event == "started":
-        raise ReportRefused(Refusal.REPEATED, "the run has begun before", _IN_ORDER)
-    if query.ended and report.event != "running":
-        again = report.event == "terminated"
-        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
-        raise ReportRefused(reason, "the run has ended before", _IN_ORDER)
-    last = query.last_batch_id
-    if report.batch is not None and last is not None and report.batch.batch_id <= last:
-        again = report.batch.batch_id == last
-        raise ReportRefused(
-            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
-            f"batch {report.batch.batch_id} after batch {last}",
-            _IN_ORDER,
-        )
+        again, text = True, "the run has begun before"
+    elif query.ended and report.event != "running":
+        again, text = report.event == "terminated", "the run has ended before"
+    elif batch is not None and last is not None and batch.batch_id <= last:
+        again, text = batch.batch_id == last, f"batch {batch.batch_id} after batch {last}"
+    else:
+        return
+    raise ReportRefused(Refusal.REPEATED if again else Refusal.OUT_OF_ORDER, text, _IN_ORDER)
 
 
-def _check_end(
-    key: TopicPartition, end: int, partition: PartitionProgress | None, asked_end: int | None
+def _check_range(
+    key: TopicPartition,
+    read: BatchRange,
+    partition: PartitionProgress | None,
+    asked_end: int | None,
+    run_id: str,
 ) -> None:
-    """Raise ReportRefused when the log is known not to reach that far."""
-    seen = partition.high_watermark if partition is not None else None
+    """Raise ReportRefused when a batch cannot have completed this of a partition.
+
+    `asked_end`: of the log, if the cluster was just asked for it.
+    """
+    where, start, end = f"{key[0]}-{key[1]}", read.start, read.end
+    seen = partition.log.high_watermark if partition is not None else None
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
     log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
     if is_fresh and log_end is not None and end > log_end:
-        text = f"{key[0]}-{key[1]} ends at {end}, beyond the log's end {log_end}"
+        text = f"{where} ends at {end}, beyond the log's end {log_end}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, _THIS_PROXY)
-
-
-def _check_span(
-    key: TopicPartition, span: BatchRange, partition: PartitionProgress | None, run_id: str
-) -> None:
-    """Raise ReportRefused when a batch cannot have completed this of a partition."""
-    where = f"{key[0]}-{key[1]}"
-    start, end = span.start, span.end
     # Spark goes back with a log that is another one, if it is told not to fail on data loss.
     another = partition is not None and partition.may_be_another_log(
         end if start is None else start
@@ -352,10 +350,8 @@ def _check_span(
     if start is not None and end < start and not another:
         text = f"{where} ends at {end}, below its start {start}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
-    if partition is None:
-        return
-    done = partition.committed_to
-    if done is None or partition.run_id != run_id or another:
+    done = partition.committed_to if partition is not None else None
+    if partition is None or done is None or partition.run_id != run_id or another:
         return
     low = end if start is None else min(start, end)
     if low < done:

@@ -1,4 +1,4 @@
-"""Tells from the numbers of reports whether some were lost or came twice."""
+"""Finds from the numbers of reports whether some were lost or came twice."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Senders:
         self._senders: dict[str, Sender] = {}
 
     def is_repeated(self, sender_id: str, number: int) -> bool:
-        """Say whether this number, or a higher one, was accepted already."""
+        """Return whether this number, or a higher one, was accepted already."""
         sender = self._senders.get(sender_id)
         return sender is not None and number <= sender.last
 
@@ -38,22 +38,23 @@ class Senders:
         sender = self._senders.get(sender_id)
         return sender.lost if sender is not None else 0
 
-    def accepted(self, sender_id: str, number: int) -> int:
-        """Take note of a number; return how many were lost just before it."""
+    def accept(self, sender_id: str, number: int) -> int:
+        """Record a number that is accepted; return how many were lost just before it."""
         sender = self._senders.pop(sender_id, None)
         if sender is None:
             sender = Sender(number - 1)
             if len(self._senders) >= MAX_SENDERS:
                 del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
-        lost = sum(high - low for low, high in sender.refused.missing(sender.last + 1, number))
+        came = sender.refused.covered(sender.last + 1, number)
+        lost = number - 1 - sender.last - came
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
         return lost
 
-    def refused(self, sender_id: str, number: int) -> None:
-        """Take note of a number that came but was not accepted."""
+    def refuse(self, sender_id: str, number: int) -> None:
+        """Record a number that came but is not accepted."""
         sender = self._senders.get(sender_id)
         if sender is not None and number > sender.last:
             sender.refused.add(number, number + 1)

@@ -1,12 +1,29 @@
 """Keeps the ranges of a partition that were skipped: each counted once, none dropped silently."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from .events import SkipReason
 from .offset_ranges import OffsetRange, OffsetRanges
 
 MAX_SKIPS = 16
 """How many are kept one by one; the two oldest become one when there are more."""
+
+
+class SkipReason(StrEnum):
+    """Why a range was skipped."""
+
+    RETENTION = "retention"
+    """The broker removed it before the query had read it."""
+    OUT_OF_RANGE = "out_of_range"
+    """The query asked for it, was told that it is not there, and went on behind it."""
+    NEW_CHECKPOINT = "new_checkpoint"
+    """Another query, with a checkpoint of its own, took over and began behind it."""
+    RECREATED = "recreated"
+    """It was unread when the topic was made anew."""
+    UNEXPLAINED = "unexplained"
+    """A batch began behind the end of the one before, and no report was lost."""
+    SEVERAL = "several"
+    """Older ranges with different reasons, shown as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,54 +43,36 @@ class SkippedRange:
 class SkippedRanges:
     """The skipped ranges of one partition.
 
-    What is skipped again, for whatever reason, is not counted again until `forget_below` was
-    called for it. The number of known ranges is bounded (see OffsetRanges): beyond it, what lies in
-    a narrow gap between two skipped ranges counts as known.
+    What is skipped again, for whatever reason, is not counted again while it is in `known`. Its
+    bound counts what lies in a narrow gap between two skipped ranges as known.
     """
 
-    __slots__ = ("_known", "records", "skips")
+    __slots__ = ("known", "ranges", "records")
 
     def __init__(self) -> None:
-        self._known = OffsetRanges()
-        self.skips: list[SkippedRange] = []
+        self.known = OffsetRanges()
+        """What is not counted anew."""
+        self.ranges: list[SkippedRange] = []
         """In order of time; at most MAX_SKIPS."""
         self.records = 0
         """How many offsets were skipped, ever."""
 
-    @property
-    def filled_gaps(self) -> int:
-        """How many offsets count as known only to keep to the bound."""
-        return self._known.filled_gaps
-
     def add(self, start: int, end: int, reason: SkipReason, now_ms: float) -> list[OffsetRange]:
-        """Take note of a skipped range; return the parts of it that are new."""
-        new = self._known.missing(start, end)
+        """Record a skipped range; return the parts of it that are new."""
+        new = self.known.missing(start, end)
         for low, high in new:
-            self._known.add(low, high)
+            self.known.add(low, high)
             self.records += high - low
-            self.skips.append(SkippedRange(low, high, reason, high - low, now_ms))
-            if len(self.skips) > MAX_SKIPS:
-                self.skips[:2] = (_joined(*self.skips[:2]),)
+            self.ranges.append(SkippedRange(low, high, reason, high - low, now_ms))
+            if len(self.ranges) > MAX_SKIPS:
+                older, newer = self.ranges[:2]
+                self.ranges[:2] = (
+                    SkippedRange(
+                        min(older.start, newer.start),
+                        max(older.end, newer.end),
+                        older.reason if older.reason is newer.reason else SkipReason.SEVERAL,
+                        older.records + newer.records,
+                        newer.at_ms,
+                    ),
+                )
         return new
-
-    def end_at(self, offset: int) -> int | None:
-        """Return where the skipped range that holds this offset ends; None when none does."""
-        return self._known.end_at(offset)
-
-    def forget_below(self, offset: int) -> None:
-        """Let what is skipped below this offset from now on count anew; the log stays."""
-        self._known.remove_below(offset)
-
-    def forget_known(self) -> None:
-        """Let everything count anew: the log or the query began again. What was logged stays."""
-        self._known.clear()
-
-
-def _joined(older: SkippedRange, newer: SkippedRange) -> SkippedRange:
-    return SkippedRange(
-        min(older.start, newer.start),
-        max(older.end, newer.end),
-        older.reason if older.reason is newer.reason else SkipReason.SEVERAL,
-        older.records + newer.records,
-        newer.at_ms,
-    )

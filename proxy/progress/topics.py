@@ -42,7 +42,8 @@ class TopicNames:
         """Replays that were dropped: of ids given up, or because too many waited."""
         self._max_names = max_names
         self._max_queued = max_queued
-        self._names: dict[bytes, str] = {}
+        self.known: dict[bytes, str] = {}
+        """Name by id; for reading."""
         self._queue: deque[tuple[bytes, Replay]] = deque()
         self._waiting: Counter[bytes] = Counter()
         """How many replays wait for each wanted id, never 0."""
@@ -52,13 +53,9 @@ class TopicNames:
         """How many replays wait."""
         return len(self._queue)
 
-    def name(self, topic_id: bytes) -> str | None:
-        """Return the topic's name, None while it is not known."""
-        return self._names.get(topic_id)
-
     def when_known(self, topic_id: bytes, replay: Replay) -> None:
         """Call `replay` with the name: now, or when it becomes known, in the order of the calls."""
-        name = self._names.get(topic_id)
+        name = self.known.get(topic_id)
         if name is not None:
             replay(name)
             return
@@ -76,10 +73,10 @@ class TopicNames:
     def resolved(self, names: Mapping[bytes, str]) -> None:
         """Learn names, also of ids that nobody asked for, and replay what waited for them."""
         for topic_id, name in names.items():
-            self._names.pop(topic_id, None)
-            self._names[topic_id] = name
-            if len(self._names) > self._max_names:
-                del self._names[next(iter(self._names))]
+            self.known.pop(topic_id, None)
+            self.known[topic_id] = name
+            if len(self.known) > self._max_names:
+                del self.known[next(iter(self.known))]
         for topic_id, replay in self._take(names):
             replay(names[topic_id])
 

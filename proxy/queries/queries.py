@@ -23,9 +23,9 @@ from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.quota.manager import QuotaManager
@@ -152,13 +152,13 @@ class Queries:
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self._registry.report_unread(error)
+            self._registry.reports.refuse(error)
             raise
-        unknown = self._registry.unknown_ends(report)
+        unknown = self._registry.reports.unknown_ends(report)
         unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown)
         now_ms = clock_ms()
-        accepted = self._registry.report(report, now_ms, time.time(), ends)
+        accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
         query = accepted.query
         self._backpressure.record_report(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)

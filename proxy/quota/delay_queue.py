@@ -1,7 +1,7 @@
 """Release held responses when they are due, in order, each exactly once.
 
-Time comes in by argument: the queue is told what time it is, and the reaper is given a clock and a
-way to set a timer. Neither sleeps and neither polls.
+Time comes in by argument, and the reaper is given a clock and a way to set a timer. Neither sleeps
+and neither polls.
 """
 
 import math
@@ -18,55 +18,42 @@ Release = Callable[[], None]
 
 
 class Delayed:
-    """One held response, waiting in a `DelayQueue`."""
+    """One held response, waiting in a `DelayQueue` until `due_ms` on the queue's clock."""
 
-    __slots__ = ("_queue", "_release", "due_ms")
+    __slots__ = ("_queue", "due_ms", "release")
 
     def __init__(self, queue: "DelayQueue", due_ms: float, release: Release) -> None:
         self._queue = queue
-        self._release: Release | None = release
         self.due_ms = due_ms
-        """When it is to be released, on the queue's clock."""
+        self.release: Release | None = release
+        """None once the entry was released or cancelled."""
 
     @property
     def waiting(self) -> bool:
         """True until the entry was released or cancelled."""
-        return self._release is not None
+        return self.release is not None
 
     def cancel(self) -> bool:
         """Leave the queue at once; the callback will not run. False if it had left already."""
-        if self._release is None:
+        if self.release is None:
             return False
-        self._release = None
-        self._queue._left()
+        self.release = None
+        self._queue.left()
         return True
-
-    def take(self) -> Release | None:
-        """Leave the queue and hand over the callback; None if the entry had left already."""
-        release = self._release
-        if release is not None:
-            self.cancel()
-        return release
 
 
 class DelayQueue:
     """Held responses of one API family (`fetch`, `produce`, `request`), ordered by due time.
 
     Entries with the same due time keep their order of arrival. Adding costs O(log n), cancelling
-    O(1), releasing O(log n) each, all amortised. Not thread-safe.
-
-    Args:
-        api: the API family, for the label of the size gauge.
-        on_error: is told each exception that a callback raises; the other callbacks run
-            regardless. None: `release_due` raises them together once all callbacks have run.
-
+    O(1), releasing O(log n) each, all amortised. Not thread-safe. `api` is the API family, for the
+    label of the size gauge.
     """
 
-    __slots__ = ("_heap", "_on_error", "_sequence", "_size", "api")
+    __slots__ = ("_heap", "_sequence", "_size", "api")
 
-    def __init__(self, api: str, on_error: Callable[[Exception], None] | None = None) -> None:
+    def __init__(self, api: str) -> None:
         self.api = api
-        self._on_error = on_error
         # Cancelled entries stay in the heap until they surface or the heap is compacted.
         self._heap: list[tuple[float, int, Delayed]] = []
         self._size = 0
@@ -79,7 +66,8 @@ class DelayQueue:
     @property
     def next_due_ms(self) -> float | None:
         """The earliest due time, or None when nothing is held."""
-        self._drop_cancelled_head()
+        while self._heap and not self._heap[0][2].waiting:
+            heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def add(self, due_ms: float, release: Release) -> Delayed:
@@ -100,13 +88,13 @@ class DelayQueue:
 
         Args:
             now_ms: the time; infinity releases everything.
-            on_late: is told for each entry how many seconds after its due time it runs.
+            on_late: called for each entry with how many seconds after its due time it runs.
 
         Returns:
             How many callbacks ran.
 
         Raises:
-            ExceptionGroup: callbacks failed and there is no `on_error`.
+            ExceptionGroup: callbacks failed; the others ran regardless.
 
         """
         due: list[Delayed] = []
@@ -115,32 +103,27 @@ class DelayQueue:
         released = 0
         errors: list[Exception] = []
         for delayed in due:
-            release = delayed.take()
+            release = delayed.release
             if release is None:
                 continue
+            delayed.cancel()
             released += 1
             if on_late is not None:
                 on_late((now_ms - delayed.due_ms) / MS_PER_SECOND)
             try:
                 release()
             except Exception as error:  # one response must not keep the others
-                if self._on_error is None:
-                    errors.append(error)
-                else:
-                    self._on_error(error)
+                errors.append(error)
         if errors:
             raise ExceptionGroup(f"releasing {self.api} responses failed", errors)
         return released
 
-    def _left(self) -> None:
+    def left(self) -> None:
+        """Count an entry no longer, and make room once most of the heap is dead."""
         self._size -= 1
         if len(self._heap) >= COMPACT_AT_ENTRIES and self._size * 2 < len(self._heap):
             self._heap[:] = [entry for entry in self._heap if entry[2].waiting]
             heapify(self._heap)
-
-    def _drop_cancelled_head(self) -> None:
-        while self._heap and not self._heap[0][2].waiting:
-            heappop(self._heap)
 
 
 class TimerHandle(Protocol):
@@ -158,9 +141,8 @@ class Reaper:
     Args:
         queue: what to release from.
         clock_ms: the monotonic time.
-        call_at: calls back at a time of that clock, or at once when it has passed. For asyncio:
-            `lambda at_ms, call: loop.call_at(at_ms / 1000, call)` with `loop.time() * 1000`.
-        on_late: is told for each entry how many seconds after its due time it was released.
+        call_at: calls back at a time of that clock, or at once when it has passed.
+        on_late: called for each entry with how many seconds after its due time it was released.
 
     """
 

@@ -1,4 +1,4 @@
-"""Charge each client's traffic to the sensors that its rules give it, and say when to hold it.
+"""Charge each client's traffic to the sensors that its rules give it.
 
 Sans-I/O: the time is an argument and nothing here waits. One thread.
 """
@@ -46,9 +46,9 @@ class QuotaManager:
         instruments: where violations, and clients without a bound, are counted.
         registry: keeps the sensors; make it with `settings.max_sensors`. It must only be expired
             through this manager.
-        on_overflow: is told once per rule and kind that clients share its sensor `other`.
-        on_state: is told once when the throttling of an entity begins and once when it has ended:
-            entity, kind, rule, whether it is throttled, rate and bound. Rate and bound are in
+        on_overflow: called once per rule and kind when clients share its sensor `other`.
+        on_state: called once when the throttling of an entity begins and once when it has ended,
+            with entity, kind, rule, whether it is throttled, rate and bound; the last two in
             bytes per second, or percent.
 
     """
@@ -145,23 +145,17 @@ class QuotaManager:
         return list(self._clients)
 
     def unbounded(self) -> list[ClientIdentity]:
-        """Return the connected clients that no rule bounds, as of their last request or `settle`.
+        """Return the connected clients that no rule bounds, as of their last request or `settling`.
 
         The first to be known as such comes first.
         """
         return list(self._unbounded)
 
-    def settle(self) -> int:
+    def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that have sent nothing since the last update.
 
-        Call it every second or so: `unbounded` is right then. Returns how many there were.
-        """
-        return sum(self.settling())
-
-    def settling(self) -> Iterator[bool]:
-        """Do what `settle` does in small steps, between which other calls may come.
-
-        Yields for each client whether its rules were looked up.
+        Run it every second or so: `unbounded` is right then. As all that follow it goes in small
+        steps, between which other calls may come. Yields whether a client was looked up.
         """
         while self._unsettled:
             quotas = self._unsettled.pop()
@@ -174,14 +168,10 @@ class QuotaManager:
         """Return for each kind in turn all rules in force that bound it, and which one applies."""
         return self.table.explain(identity)
 
-    def snapshot(self, now_ms: float) -> list[QuotaRow]:
-        """Return a row for each sensor in use. Costs a walk over all sensors and clients."""
-        return [row for row in self.rows(lambda: now_ms) if row is not None]
-
     def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
-        """Yield what `snapshot` returns, in small steps, between which other calls may come.
+        """Yield a row for each sensor in use, in small steps; None for a step without a row.
 
-        None stands for a step without a row. What has gone by its step is left out.
+        Costs a walk over all sensors and clients. What has gone by its step is left out.
         """
         # Most sensors have one client: a list for each would bring on Python's full collections.
         first: dict[str, ClientIdentity] = {}
@@ -208,7 +198,7 @@ class QuotaManager:
                 yield MeasuredRate(meter.entity, meter.kind, rate, meter.bound)
 
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
-        """Take note that a response is really held for a charge, beginning now.
+        """Record that a response is really held for a charge, beginning now.
 
         Call it for each response that waits, with the one charge that makes it wait. A charge may
         come to nothing: its time had passed when the response was there, or another one is longer.
@@ -224,19 +214,12 @@ class QuotaManager:
         meter = self._meters.get(name)
         if meter is not None and meter.held(hold_ms, charge.due_ms, now_ms):
             self._throttled[name] = meter
-            self._tell(meter, throttled=True, now_ms=now_ms)
-
-    def sweep(self, now_ms: float) -> int:
-        """Tell whose throttling has ended: no hold for `QUIET_MS`; return how many there were.
-
-        Call it every second or so; it looks at those that are throttled and at no others.
-        """
-        return sum(self.sweeping(now_ms))
+            self._report_state(meter, throttled=True, now_ms=now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
-        """Do what `sweep` does in small steps, between which other calls may come.
+        """Report whose throttling has ended: no hold for `QUIET_MS`; run it every second or so.
 
-        Yields for each that is throttled whether that has ended.
+        Yields for each entity that is throttled whether that has ended.
         """
         for name, meter in tuple(self._throttled.items()):
             ended = self._throttled.get(name) is meter and (
@@ -244,20 +227,13 @@ class QuotaManager:
             )
             if ended:
                 del self._throttled[name]
-                self._tell(meter, throttled=False, now_ms=now_ms)
+                self._report_state(meter, throttled=False, now_ms=now_ms)
             yield ended
 
-    def expire(self, now_ms: float) -> int:
+    def expiring(self, now_ms: float) -> Iterator[bool]:
         """Drop the sensors that are idle for an hour or that no rule names any more.
 
-        Call it every minute or so. Returns how many were dropped.
-        """
-        return sum(self.expiring(now_ms))
-
-    def expiring(self, now_ms: float) -> Iterator[bool]:
-        """Do what `expire` does in small steps, between which other calls may come.
-
-        Yields for each sensor that is looked at whether it was dropped.
+        Run it every minute or so. Yields for each sensor that is examined whether it was dropped.
         """
         for name in self._registry.expiring(now_ms):
             yield self._drop_expired(name, now_ms)
@@ -337,7 +313,7 @@ class QuotaManager:
         del self._meters[name]
         meter.gate.open()
         if self._throttled.pop(name, None) is not None:
-            self._tell(meter, throttled=False, now_ms=now_ms)
+            self._report_state(meter, throttled=False, now_ms=now_ms)
         self._client_sensors[meter.kind] -= meter.is_clients
         if meter.violations is not None:
             # Make room for the label sets of the clients to come.
@@ -345,7 +321,7 @@ class QuotaManager:
             self._instruments.violations_total.forget(**labels)
             self._instruments.throttled_responses_total.forget(**labels)
 
-    def _tell(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
+    def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         if self._on_state is not None:
             rate, bound = meter.metric.measure(now_ms), meter.bound
             self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, bound)

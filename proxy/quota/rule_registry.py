@@ -55,7 +55,7 @@ class RuleRegistry:
     of an adaptive rule is adaptive too, if it bounds what each consumer reads.
 
     Args:
-        manager: is given the rules at once and after each change.
+        manager: gets the rules at once and after each change.
         store: keeps the overrides; those that it has are in force from the start.
         settings: from the configuration, rules included.
 
@@ -108,19 +108,18 @@ class RuleRegistry:
         entry = _override(keys, bounds, scope, by, at_s)
         value: Json = {
             "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
-            "scope": entry.rule.scope,
-            "by": entry.by,
+            "scope": scope,
+            "by": by,
             "at_s": entry.at_s,
         }
         self._store.put(NAMESPACE + name, value, FORM)
         self._overrides[name] = entry
         self._compose()
-        (made,) = (
-            entry
-            for entry in self._entries
-            if entry.source is RuleOrigin.OVERRIDE and selector(entry.rule.keys) == name
+        return next(
+            made
+            for made in self._entries
+            if made.source is RuleOrigin.OVERRIDE and selector(made.rule.keys) == name
         )
-        return made
 
     def delete(self, keys: Mapping[str, str]) -> bool:
         """Take an override back; return whether there was one with exactly these keys.
@@ -207,11 +206,11 @@ def _override(
 
 def _load(record: Record) -> RuleEntry:
     name = record.key.removeprefix(NAMESPACE)
-    if record.version != FORM:
-        raise _unreadable(
-            record, f"it has form {record.version}, this version of quota-proxy knows {FORM}"
-        )
     try:
+        if record.version != FORM:
+            raise ValueError(
+                f"it has form {record.version}, this version of quota-proxy knows {FORM}"
+            )
         keys = parse_selector(name)
         if selector(keys) != name:
             raise ValueError("its name is not written as quota-proxy writes it")
@@ -220,11 +219,8 @@ def _load(record: Record) -> RuleEntry:
                 return _override(keys, bounds, scope, by, at_s)
         raise ValueError("it lacks bounds, scope, by or at_s")
     except ValueError as error:
-        raise _unreadable(record, str(error)) from error
-
-
-def _unreadable(record: Record, reason: str) -> StateError:
-    return StateError(
-        f"the override {record.key!r} in the state cannot be read: {reason}",
-        "start the version that wrote it, restore the state from a backup, or remove this record",
-    )
+        raise StateError(
+            f"the override {record.key!r} in the state cannot be read: {error}",
+            "start the version that wrote it, restore the state from a backup, or remove this "
+            "record",
+        ) from error

@@ -217,11 +217,13 @@ def _load() -> dict[int, Api]:
     return apis
 
 
-_KNOWN = _load()
+KNOWN_APIS = _load()
+"""All that is known, by API key: also what has no schema, and what is hidden."""
+
 _UNKNOWN = Api(_NO_VERSION)
 _NAMES: dict[int, str] = {key.value: key.name for key in ApiKey}
 
-APIS = {key: api for key, api in _KNOWN.items() if api.request is not None}
+APIS = {key: api for key, api in KNOWN_APIS.items() if api.request is not None}
 """Every API that has both schemas, by its key."""
 
 
@@ -233,7 +235,7 @@ def is_known(api_key: int, version: int) -> bool:
 
 def api_of(api_key: int) -> Api:
     """Return what is known of an API; of one that is not known, that nothing is."""
-    return _KNOWN.get(api_key, _UNKNOWN)
+    return KNOWN_APIS.get(api_key, _UNKNOWN)
 
 
 def api_name(api_key: int) -> str:
@@ -246,8 +248,8 @@ def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | Non
 
     None stands for any: an API that is not known, with `passes_unknown`.
     """
-    if api_key in _KNOWN:
-        return _KNOWN[api_key].max_version
+    if api_key in KNOWN_APIS:
+        return KNOWN_APIS[api_key].max_version
     return None if passes_unknown else _NO_VERSION
 
 
@@ -281,7 +283,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
 def _handling(api_key: int, version: int) -> Handling:
     if api_key == API_VERSIONS:
         return Handling.API_VERSIONS
-    api = _KNOWN.get(api_key)
+    api = KNOWN_APIS.get(api_key)
     if api is None:
         return Handling.UNKNOWN
     if not 0 <= version <= api.max_version:

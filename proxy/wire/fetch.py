@@ -1,41 +1,14 @@
 """What a Fetch request asks for, and what a Fetch response says of each partition."""
 
-import struct
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat, takewhile
+from itertools import repeat
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from proxy.wire.apis import FETCH, is_known
-from proxy.wire.layout import (
-    Buffer,
-    Fixed,
-    Node,
-    Record,
-    Sized,
-    read_tags,
-    read_uvarint,
-    record_of,
-    request_layout,
-)
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
-
-__all__ = [
-    "FINAL_EPOCH",
-    "INITIAL_EPOCH",
-    "NO_OFFSET",
-    "NO_SESSION",
-    "TOPIC_ID_BYTES",
-    "FetchPosition",
-    "FetchRequestPartitions",
-    "FetchedPartition",
-    "TopicKey",
-    "leading_fields",
-    "packing",
-    "read_fetch_request",
-]
+from proxy.wire.apis import FETCH
+from proxy.wire.layout import UNREADABLE, Buffer, request_layout, skip_tags
+from proxy.wire.malformed import MalformedFrame
 
 TopicKey: TypeAlias = str | bytes
 """A topic's name; from Fetch version 13 on its id, 16 bytes."""
@@ -51,12 +24,7 @@ FINAL_EPOCH = -1
 
 NO_OFFSET = -1
 
-TOPIC_ID_BYTES = 16
-
-_NULL = -1
 _INT32 = Struct(">i")
-_CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
-"""Of `struct`, by the size of a field."""
 
 
 class FetchPosition(NamedTuple):
@@ -123,122 +91,72 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
     """
     form = _form(version)
     try:
-        return form.read(body)
-    except (IndexError, ValueError, struct.error, MalformedResponse) as error:
+        return form.read(memoryview(body))
+    except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Fetch request: {error}") from None
 
 
-def packing(fields: Mapping[str, Node], wanted: Iterable[str]) -> Struct:
-    """Return how to unpack the `wanted` ones of these fields of fixed size, in wire order.
-
-    The others are passed over. Integers come out signed, ids as bytes.
-    """
-    parts = []
-    for name, node in fields.items():
-        if not isinstance(node, Fixed):
-            raise TypeError(f"{name} has no fixed size")
-        parts.append(_CODES[node.size] if name in wanted else f"{node.size}x")
-    return Struct(">" + "".join(parts))
-
-
-def leading_fields(record: Record) -> dict[str, Node]:
-    """Return the fields of fixed size with which a record begins."""
-    return dict(takewhile(lambda field: isinstance(field[1], Fixed), record.fields.items()))
-
-
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """How the requests of one version are read."""
+class _RequestForm:
+    """How the requests of one version are read, up to the end of their partitions."""
 
     head: Struct
     """Up to the topics. Unpacks session id and epoch, where there are any."""
 
-    position: Struct
+    topics: Any
+    topic: Any
+    partitions: Any
+    """Layouts of the array, of a topic's name or id, of its array of partitions."""
+
+    row: Struct
     """Partition and offset; in flexible versions the first byte of the tag section, too."""
 
-    topic_name: Sized | None
-    """None: topics have ids."""
-
-    flexible: bool
+    is_flexible: bool
     has_forgotten: bool
 
-    def read(self, body: Buffer) -> FetchRequestPartitions:
-        """Raise IndexError, ValueError, struct.error or MalformedResponse for malformed bytes."""
-        session_id, epoch = self.head.unpack_from(body) or (NO_SESSION, FINAL_EPOCH)
-        view = memoryview(body)
+    def read(self, view: memoryview) -> FetchRequestPartitions:
+        session_id, epoch = self.head.unpack_from(view) or (NO_SESSION, FINAL_EPOCH)
         positions: list[FetchPosition] = []
-        topics, pos = self._count(view, self.head.size)
+        topics, pos = self.topics.count(view, self.head.size)
         for _ in range(topics):
-            topic, pos = self._topic(view, pos)
-            pos = self._read_positions(view, pos, topic, positions)
+            topic, pos = self.topic.read(view, pos)
+            pos = self._read_partitions(view, pos, topic, positions)
+            if self.is_flexible:
+                pos = skip_tags(view, pos)
         forgotten: list[tuple[TopicKey, int]] = []
         if self.has_forgotten:
-            topics, pos = self._count(view, pos)
+            topics, pos = self.topics.count(view, pos)
             for _ in range(topics):
-                topic, pos = self._topic(view, pos)
-                count, pos = self._count(view, pos)
+                topic, pos = self.topic.read(view, pos)
+                count, pos = self.partitions.count(view, pos)
                 end = _checked(view, pos + count * _INT32.size)
                 forgotten += [(topic, index) for (index,) in _INT32.iter_unpack(view[pos:end])]
-                pos = self._skip_tags(view, end)
+                pos = skip_tags(view, end) if self.is_flexible else end
         return FetchRequestPartitions(session_id, epoch, tuple(positions), tuple(forgotten))
 
-    def _read_positions(
+    def _read_partitions(
         self, view: memoryview, pos: int, topic: TopicKey, positions: list[FetchPosition]
     ) -> int:
-        """Read the partitions of one topic and return the position behind the topic."""
-        count, pos = self._count(view, pos)
-        form = self.position
-        end = _checked(view, pos + count * form.size)
+        """Read the partitions of one topic, all at once if none of them has tagged fields."""
+        count, pos = self.partitions.count(view, pos)
+        row = self.row
+        end = _checked(view, pos + count * row.size)
         if count == 1:  # most often, in a session
-            index, offset, *tags = form.unpack_from(view, pos)
+            index, offset, *tags = row.unpack_from(view, pos)
             positions.append(FetchPosition(topic, index, offset))
-            pos = read_tags(view, end - 1)[1] if tags and tags[0] else end
-        elif count:
-            # Zipped to columns: indexes, offsets and, in flexible versions, sizes of tag sections.
-            indexes, offsets, *tags = zip(*form.iter_unpack(view[pos:end]), strict=True)
-            if tags and any(tags[0]):
-                for _ in range(count):
-                    index, offset, _ = form.unpack_from(view, pos)
-                    positions.append(FetchPosition(topic, index, offset))
-                    pos = read_tags(view, pos + form.size - 1)[1]
-            else:  # no tagged fields, so each row lies where it was read
-                positions += map(FetchPosition._make, zip(repeat(topic), indexes, offsets))
-                pos = end
-        return self._skip_tags(view, pos)
-
-    def _count(self, view: memoryview, pos: int) -> tuple[int, int]:
-        """Return an array's count and the position behind it; 0 for null."""
-        if self.flexible:
-            count, pos = read_uvarint(view, pos)
-            count -= 1
-        else:
-            (count,) = _INT32.unpack_from(view, pos)
-            pos += _INT32.size
-        if not _NULL <= count <= len(view) - pos:  # no element takes less than a byte
-            raise ValueError(f"an array of {count} elements in {len(view) - pos} bytes")
-        return max(count, 0), pos
-
-    def _topic(self, view: memoryview, pos: int) -> tuple[TopicKey, int]:
-        """Return a topic's name or id and the position behind it."""
-        if self.topic_name is None:
-            end = _checked(view, pos + TOPIC_ID_BYTES)
-            return bytes(view[pos:end]), end
-        length = self.topic_name.length
-        if length is None:
-            size, pos = read_uvarint(view, pos)
-            size -= 1
-        else:
-            (size,) = length.unpack_from(view, pos)
-            pos += length.size
-        if size < _NULL:
-            raise ValueError(f"a topic name of {size} bytes")
-        end = _checked(view, pos + max(size, 0))
-        return str(view[pos:end], "utf-8"), end
-
-    def _skip_tags(self, view: memoryview, pos: int) -> int:
-        if not self.flexible:
+            return skip_tags(view, end - 1) if tags else end
+        if count == 0:
             return pos
-        return read_tags(view, pos)[1] if view[pos] else pos + 1
+        # Zipped to columns: indexes, offsets and, in flexible versions, sizes of tag sections.
+        indexes, offsets, *tags = zip(*row.iter_unpack(view[pos:end]), strict=True)
+        if not (tags and any(tags[0])):
+            positions += map(FetchPosition._make, zip(repeat(topic), indexes, offsets))
+            return end
+        for _ in range(count):
+            index, offset, _ = row.unpack_from(view, pos)
+            positions.append(FetchPosition(topic, index, offset))
+            pos = skip_tags(view, pos + row.size - 1)
+        return pos
 
 
 def _checked(view: memoryview, end: int) -> int:
@@ -248,20 +166,18 @@ def _checked(view: memoryview, end: int) -> int:
 
 
 @cache
-def _form(version: int) -> _Form:
-    if not is_known(FETCH, version):
-        raise ValueError(f"no schema for Fetch version {version}")
+def _form(version: int) -> _RequestForm:
     request = request_layout(FETCH, version)
-    topic = record_of(request.fields["topics"])
-    partition = record_of(topic.fields["partitions"])
-    name = topic.fields.get("topic")
-    assert name is None or isinstance(name, Sized)  # the schemas say so
-    flexible = request.tags is not None
-    position = packing(partition.fields, ("partition", "fetch_offset"))
-    return _Form(
-        head=packing(leading_fields(request), ("session_id", "session_epoch")),
-        position=Struct(position.format + "B") if flexible else position,
-        topic_name=name,
-        flexible=flexible,
+    topics = request.fields["topics"]
+    topic, partitions = topics.element.fields.values()
+    is_flexible = request.tags is not None
+    row = partitions.element.head("partition", "fetch_offset")
+    return _RequestForm(
+        head=request.head("session_id", "session_epoch"),
+        topics=topics,
+        topic=topic,
+        partitions=partitions,
+        row=Struct(row.format + "B") if is_flexible else row,
+        is_flexible=is_flexible,
         has_forgotten="forgotten_topics_data" in request.fields,
     )

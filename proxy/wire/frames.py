@@ -123,8 +123,16 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
         raise MalformedResponse(f"the header's tag section: {error}") from None
 
 
+def whole_response_body(api_key: int, version: int, frame: Buffer) -> int:
+    """Return as `response_body` does; raise MalformedResponse, too, when the frame is not whole."""
+    start = response_body(api_key, version, frame)
+    if _LENGTH.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
+        raise MalformedResponse("the frame's length is not that of the frame")
+    return start
+
+
 def ends_with_frame(data: Buffer) -> bool:
-    """Say whether `data`, which starts with a frame, holds whole frames and nothing else."""
+    """Return whether `data`, which starts with a frame, holds whole frames and nothing else."""
     pos = 0
     while pos + LENGTH_BYTES <= len(data):
         pos += LENGTH_BYTES + max(_LENGTH.unpack_from(data, pos)[0], 0)

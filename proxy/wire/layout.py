@@ -1,45 +1,48 @@
-"""Message layouts as small trees, compiled from kafka-python's schemas.
+"""Where each field of a message lies, compiled from kafka-python's schemas.
 
-The tree says where each field of a message lies, so that one field can be read or changed and every
-other byte, tagged fields of the future included, stays as it came. kafka-python's own decode and
-encode would lose them: it drops unknown tags and tagged fields that hold their default.
+One field can be read or changed so, and every other byte, tagged fields of the future included,
+stays as it came. kafka-python's own decode and encode would lose them: it drops unknown tags and
+tagged fields that hold their default.
+
+Positions count from the start of a buffer. What reads returns a value and the position behind it,
+what skips that position, which may lie behind the end. Both raise one of INCOMPLETE where the
+buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
-from proxy.wire.apis import APIS
-from proxy.wire.malformed import MalformedResponse
+from proxy.wire.apis import APIS, is_known
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Skip: TypeAlias = Callable[[Buffer, int], int]
+
+INCOMPLETE = (IndexError, struct.error)
+UNREADABLE = (*INCOMPLETE, ValueError)
+"""All that is raised for bytes that do not follow a layout."""
+
+NULL = -1
+"""As a length or count."""
 
 MAX_UVARINT_BYTES = 5
-"""Kafka's varints hold 32 bits, seven in each byte."""
+"""Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
 
-MAX_UVARINT = 2**32 - 1
-
+_MAX_UVARINT = 2**32 - 1
 _MORE = 0x80
 _PAYLOAD = 0x7F
 _PAYLOAD_BITS = 7
 
-
-class Tag(NamedTuple):
-    """One tagged field of a section: its number and where its value lies in the buffer."""
-
-    number: int
-    start: int
-    end: int
+_NULL_STRUCT = 0xFF
+_CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
+"""Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
 
 
 def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
-    """Return the number at `pos` and the position behind it.
-
-    Raises IndexError when the buffer ends inside the number, ValueError when it has more than 32
-    bits.
-    """
+    """Read a number of at most 32 bits."""
     first = data[pos]
     if first < _MORE:
         return first, pos + 1
@@ -48,7 +51,7 @@ def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
         byte = data[pos + index]
         value |= (byte & _PAYLOAD) << (_PAYLOAD_BITS * index)
         if byte < _MORE:
-            if value > MAX_UVARINT:
+            if value > _MAX_UVARINT:
                 break
             return value, pos + index + 1
     raise ValueError("a varint has more than 32 bits")
@@ -64,21 +67,31 @@ def write_uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
-    """Return the tagged fields of the section at `pos` and the position behind the section.
+class Tag(NamedTuple):
+    """One tagged field of a section: its number and where its value lies in the buffer."""
 
-    Raises IndexError when the buffer ends first, ValueError for a varint that is too long.
-    """
+    number: int
+    start: int
+    end: int
+
+
+def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
+    """Read the section of tagged fields that ends a record."""
     count, pos = read_uvarint(data, pos)
     tags: list[Tag] = []
     for _ in range(count):
         number, pos = read_uvarint(data, pos)
-        size, pos = read_uvarint(data, pos)
-        if pos + size > len(data):
+        size, start = read_uvarint(data, pos)
+        pos = start + size
+        if pos > len(data):
             raise IndexError("a tagged field runs over the end")
-        tags.append(Tag(number, pos, pos + size))
-        pos += size
+        tags.append(Tag(number, start, pos))
     return tags, pos
+
+
+def skip_tags(data: Buffer, pos: int) -> int:
+    """Skip the section of tagged fields that ends a record."""
+    return pos + 1 if data[pos] == 0 else read_tags(data, pos)[1]
 
 
 def write_tags(fields: list[tuple[int, bytes]]) -> bytes:
@@ -89,266 +102,314 @@ def write_tags(fields: list[tuple[int, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
+class Length(NamedTuple):
+    """How a length or count is read and written; NULL is one, too."""
 
-_NULL = -1
-_NULL_STRUCT = 0xFF
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """A value, or a run of values, of always the same size."""
-
-    size: int
-    """In bytes."""
+    read: Callable[[Buffer, int], tuple[int, int]]
+    write: Callable[[int], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A length, then that many bytes."""
-
-    length: Struct | None
-    """Form of the length, -1 for null. None: a varint of length + 1, 0 for null."""
-
-    is_bytes: bool
-    """Bytes or records, whose content is of no interest here; else a string."""
+def _read_compact(data: Buffer, pos: int) -> tuple[int, int]:
+    number, pos = read_uvarint(data, pos)
+    return number + NULL, pos
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """A count, then that many elements."""
+def _fixed_length(form: Struct) -> Length:
+    unpack, size = form.unpack_from, form.size
 
-    compact: bool
-    """The count is a varint of count + 1, 0 for null; else an int32, -1 for null."""
+    def read(data: Buffer, pos: int) -> tuple[int, int]:
+        (number,) = unpack(data, pos)
+        if number < NULL:
+            raise ValueError(f"a length of {number}")
+        return number, pos + size
 
-    element: "Node"
+    return Length(read, form.pack)
+
+
+_COMPACT = Length(_read_compact, lambda number: write_uvarint(number - NULL))
+"""A varint of the number + 1, 0 for null."""
+
+_INT16 = _fixed_length(Struct(">h"))
+_INT32 = _fixed_length(Struct(">i"))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class _Fixed:
+    """An integer, or an id of 16 bytes."""
+
+    form: Struct
+
+    def read(self, data: Buffer, pos: int) -> tuple[Any, int]:
+        return self.form.unpack_from(data, pos)[0], pos + self.form.size
+
+    def skip(self, _data: Buffer, pos: int) -> int:
+        return pos + self.form.size
+
+    def write(self, number: int) -> bytes:
+        return self.form.pack(number)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A string or bytes: a length, then so many bytes. Null reads as empty."""
+
+    length: Length
+    is_text: bool
+
+    def content(self, data: Buffer, pos: int) -> tuple[int, int]:
+        """Return where the bytes begin and end."""
+        size, start = self.length.read(data, pos)
+        end = start + max(size, 0)
+        if end > len(data):
+            raise IndexError(f"a length of {size} with {len(data) - start} bytes left")
+        return start, end
+
+    def read(self, data: Buffer, pos: int) -> tuple[Any, int]:
+        start, end = self.content(data, pos)
+        return (str(data[start:end], "utf-8") if self.is_text else bytes(data[start:end])), end
+
+    def skip(self, data: Buffer, pos: int) -> int:
+        size, pos = self.length.read(data, pos)
+        return pos + size if size > 0 else pos
+
+    def write(self, text: str) -> bytes:
+        """Return the wire form of a string. Raises ValueError when it is too long for it."""
+        encoded = text.encode()
+        try:
+            return self.length.write(len(encoded)) + encoded
+        except struct.error as error:
+            raise ValueError(f"a string of {len(encoded)} bytes: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """A count, then so many elements. Null reads as none."""
+
+    length: Length
+    element: Any
+
+    def count(self, data: Buffer, pos: int) -> tuple[int, int]:
+        """Read how many elements follow."""
+        count, pos = self.length.read(data, pos)
+        return max(count, 0), pos
+
+    def skip(self, data: Buffer, pos: int) -> int:
+        count, pos = self.count(data, pos)
+        if count > len(data) - pos:  # no element takes less than a byte
+            raise IndexError(f"an array of {count} elements in {len(data) - pos} bytes")
+        if isinstance(self.element, _Fixed):
+            return pos + count * self.element.form.size
+        skip = self.element.skip
+        for _ in range(count):
+            pos = skip(data, pos)
+        return pos
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
     """Fields one after another."""
 
-    fields: dict[str, "Node"]
-    """Untagged fields by kafka-python's name, in wire order."""
-
-    program: tuple["Node", ...]
-    """The same for skipping: neighbours of fixed size merged, nested records unfolded."""
+    fields: dict[str, Any]
+    """Layouts of the untagged fields by kafka-python's name, in wire order."""
 
     tags: dict[str, int] | None
     """The numbers of the known tagged fields; None when there is no tag section."""
 
+    program: tuple[Skip, ...]
+    """What skips the record: neighbours of fixed size at once, nested records unfolded."""
+
+    def skip(self, data: Buffer, pos: int) -> int:
+        """Skip the record. Raises IndexError when it runs over the end."""
+        for skip in self.program:
+            pos = skip(data, pos)
+        if pos > len(data):
+            raise IndexError("a record runs over the end")
+        return pos
+
+    def seek(self, field: str | None, data: Buffer, pos: int) -> int:
+        """Return where a field begins in the record at `pos`; None stands for its tag section."""
+        for name, node in self.fields.items():
+            if name == field:
+                return pos
+            pos = node.skip(data, pos)
+        if field is not None:
+            raise KeyError(field)
+        return pos
+
+    def spans(self, data: Buffer, pos: int) -> tuple[dict[str, tuple[int, int]], int]:
+        """Return where each untagged field begins and ends, and where the record does."""
+        found = {}
+        for name, node in self.fields.items():
+            start, pos = pos, node.skip(data, pos)
+            found[name] = start, pos
+        if self.tags is not None:
+            pos = skip_tags(data, pos)
+        if pos > len(data):
+            raise IndexError("a record runs over the end")
+        return found, pos
+
+    def head(self, *wanted: str) -> Struct:
+        """Return how to unpack some of the fields of fixed size with which the record begins.
+
+        The others are passed over; names that are not among them are left out.
+        """
+        parts = [
+            node.form.format[1:] if name in wanted else f"{node.form.size}x"
+            for name, node in self._leading()
+        ]
+        return Struct(">" + "".join(parts))
+
+    def place(self, field: str) -> int | None:
+        """Return where a field begins in every such record; None when it is not in the head."""
+        place = 0
+        for name, node in self._leading():
+            if name == field:
+                return place
+            place += node.form.size
+        return None
+
+    def _leading(self) -> Iterator[tuple[str, _Fixed]]:
+        for name, node in self.fields.items():
+            if not isinstance(node, _Fixed):
+                return
+            yield name, node
+
 
 @dataclass(frozen=True, slots=True)
-class Optional:
+class _OptionalRecord:
     """A record behind one byte that says whether it is there."""
 
-    record: Record
+    record: RecordLayout
 
-
-@dataclass(frozen=True, slots=True)
-class TagSection:
-    """A count, then that many of (number, size, value), all varints but the value."""
-
-
-Node: TypeAlias = Fixed | Sized | Array | Record | Optional | TagSection
-
-
-def record_of(array: Node) -> Record:
-    """Return the layout of an array's elements. Raises TypeError when they are no records."""
-    if isinstance(array, Array) and isinstance(array.element, Record):
-        return array.element
-    raise TypeError(f"not an array of records: {array}")
+    def skip(self, data: Buffer, pos: int) -> int:
+        is_there = data[pos] != _NULL_STRUCT
+        return self.record.skip(data, pos + 1) if is_there else pos + 1
 
 
 @cache
-def request_layout(api_key: int, version: int) -> Record:
-    """Return the layout of a request's body. Raises KeyError for an unknown API."""
-    return _compile_message(APIS[api_key].request, version)
+def request_layout(api_key: int, version: int) -> RecordLayout:
+    """Return the layout of a request's body. Raises ValueError where there is no schema."""
+    return _compile_message("request", api_key, version)
 
 
 @cache
-def response_layout(api_key: int, version: int) -> Record:
-    """Return the layout of a response's body. Raises KeyError for an unknown API."""
-    return _compile_message(APIS[api_key].response, version)
+def response_layout(api_key: int, version: int) -> RecordLayout:
+    """Return the layout of a response's body. Raises ValueError where there is no schema."""
+    return _compile_message("response", api_key, version)
 
 
 @cache
-def tagged_response_layout(api_key: int, version: int, field: str) -> Node:
-    """Return the layout of the value of one of the response's top-level tagged fields."""
-    fields = APIS[api_key].response._struct.fields
-    return _compile(fields[field], version, flexible=True)
+def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayout:
+    """Return the layout of one of the response's top-level tagged fields.
+
+    It is that of the value: a record of the field alone, without a tag section.
+    """
+    node = _compile(APIS[api_key].response._struct.fields[field], version, flexible=True)
+    return RecordLayout({field: node}, None, (node.skip,))
 
 
-def _compile_message(message: Any, version: int) -> Record:
+class PartitionFields:
+    """Reads some fields of each partition in a message.
+
+    The message has an array of topics, each of which is a name or id and an array of partitions.
+
+    Args:
+        message: its layout.
+        wanted: of the fields with which a partition begins, in wire order; those that the version
+            has not are left out.
+
+    """
+
+    def __init__(self, message: RecordLayout, wanted: tuple[str, ...]) -> None:
+        self._message = message
+        self._field = next(
+            name for name, node in message.fields.items() if isinstance(node, _Array)
+        )
+        self._topic: RecordLayout = message.fields[self._field].element
+        self._key, self._in_topic = self._topic.fields.values()
+        self.partition: RecordLayout = self._in_topic.element
+        self.head = self.partition.head(*wanted)
+
+    def read(self, data: Buffer, pos: int) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
+        """Yield the topic, the position and the fields of each partition in a message at `pos`.
+
+        Of a partition that is yielded all bytes are there.
+        """
+        read_key, count_in_topic = self._key.read, self._in_topic.count
+        skip, unpack = self.partition.skip, self.head.unpack_from
+        pos = self._message.seek(self._field, data, pos)
+        topics, pos = self._message.fields[self._field].count(data, pos)
+        for _ in range(topics):
+            key, pos = read_key(data, pos)
+            count, pos = count_in_topic(data, pos)
+            for _ in range(count):
+                end = skip(data, pos)
+                yield key, pos, unpack(data, pos)
+                pos = end
+            if self._topic.tags is not None:
+                pos = skip_tags(data, pos)
+
+
+@cache
+def request_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+    """Return how to read the partitions of a request. Raises as `request_layout` does."""
+    return PartitionFields(request_layout(api_key, version), wanted)
+
+
+@cache
+def response_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+    """Return how to read the partitions of a response. Raises as `response_layout` does."""
+    return PartitionFields(response_layout(api_key, version), wanted)
+
+
+def _compile_message(kind: str, api_key: int, version: int) -> RecordLayout:
+    if not is_known(api_key, version):
+        raise ValueError(f"no schema for API {api_key} version {version}")
+    message = getattr(APIS[api_key], kind)
     return _compile_record(message._struct, version, flexible=message.flexible_version_q(version))
 
 
-def _compile_record(schema: Any, version: int, *, flexible: bool) -> Record:
+def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayout:
     fields = {
         field.name: _compile(field, version, flexible=flexible)
         for field in schema.untagged_fields(version)
     }
-    program: list[Node] = []
+    program: list[Skip] = []
+    fixed_bytes = 0
     for node in fields.values():
-        for step in node.program if isinstance(node, Record) else (node,):
-            last = program[-1] if program else None
-            if isinstance(step, Fixed) and isinstance(last, Fixed):
-                program[-1] = Fixed(last.size + step.size)
-            else:
-                program.append(step)
-    tags = None
-    if flexible:
-        program.append(TagSection())
-        known = (field for field in schema.fields.values() if field.tagged_field_q(version))
-        tags = {field.name: field.tag for field in known}
-    return Record(fields, tuple(program), tags)
+        if isinstance(node, _Fixed):
+            fixed_bytes += node.form.size
+            continue
+        program += _skips(fixed_bytes)
+        program += node.program if isinstance(node, RecordLayout) else (node.skip,)
+        fixed_bytes = 0
+    program += _skips(fixed_bytes, tagged=flexible)
+    tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
+    return RecordLayout(fields, tags if flexible else None, tuple(program))
 
 
-def _compile(field: Any, version: int, *, flexible: bool) -> Node:
+def _skips(size: int, *, tagged: bool = False) -> list[Skip]:
+    """Return what skips so many bytes and, if `tagged`, a tag section."""
+
+    def skip_both(data: Buffer, pos: int) -> int:
+        pos += size
+        return pos + 1 if data[pos] == 0 else read_tags(data, pos)[1]
+
+    if tagged:
+        return [skip_both]
+    return [lambda _data, pos: pos + size] if size else []
+
+
+def _compile(field: Any, version: int, *, flexible: bool) -> Any:
     if field.is_array():
-        if field.is_struct_array():
-            element: Node = _compile_record(field.array_of, version, flexible=flexible)
-        else:
-            element = _compile(field.array_of, version, flexible=flexible)
-        return Array(flexible, element)
+        of = _compile_record if field.is_struct_array() else _compile
+        element = of(field.array_of, version, flexible=flexible)
+        return _Array(_COMPACT if flexible else _INT32, element)
     if field.is_struct():
         record = _compile_record(field, version, flexible=flexible)
-        return Optional(record) if field.nullable_for_version_q(version) else record
+        return _OptionalRecord(record) if field.nullable_for_version_q(version) else record
     if field.type_str in ("bytes", "records"):
-        return Sized(None if flexible else _INT32, is_bytes=True)
+        return _Sized(_COMPACT if flexible else _INT32, is_text=False)
     if field.type_str == "string":
-        return Sized(None if flexible else _INT16, is_bytes=False)
-    return Fixed(field._type.size)
-
-
-class Cursor:
-    """A place in a whole message. Each step is checked against the message's end.
-
-    Steps raise MalformedResponse when the bytes do not follow the layout.
-    """
-
-    __slots__ = ("data", "pos")
-
-    def __init__(self, data: Buffer, pos: int) -> None:
-        self.data = data
-        self.pos = pos
-
-    def skip(self, node: Node) -> tuple[int, int]:
-        """Move behind a value and return where it starts and ends."""
-        start = self.pos
-        try:
-            self._skip(node)
-        except (IndexError, ValueError, struct.error) as error:
-            raise MalformedResponse(f"at byte {self.pos}: {error}") from None
-        if self.pos > len(self.data):
-            raise MalformedResponse(f"a field at byte {start} runs over the end")
-        return start, self.pos
-
-    def seek(self, record: Record, field: str) -> None:
-        """Move from the start of `record` to the start of one of its fields."""
-        for name, node in record.fields.items():
-            if name == field:
-                return
-            self.skip(node)
-        raise KeyError(field)
-
-    def enter(self, array: Array) -> int:
-        """Move behind an array's count and return it; 0 for null."""
-        try:
-            return max(self._count(array), 0)
-        except (IndexError, ValueError, struct.error) as error:
-            raise MalformedResponse(f"at byte {self.pos}: {error}") from None
-
-    def spans(self, record: Record) -> dict[str, tuple[int, int]]:
-        """Move behind a record and return where each of its untagged fields starts and ends."""
-        found = {name: self.skip(node) for name, node in record.fields.items()}
-        if record.tags is not None:
-            self.skip(TagSection())
-        return found
-
-    def _count(self, array: Array) -> int:
-        if array.compact:
-            count, self.pos = read_uvarint(self.data, self.pos)
-            return count - 1
-        (count,) = _INT32.unpack_from(self.data, self.pos)
-        self.pos += _INT32.size
-        if count < _NULL:
-            raise ValueError(f"an array of {count} elements")
-        return int(count)
-
-    def _skip(self, node: Node) -> None:
-        match node:
-            case Fixed(size):
-                self.pos += size
-            case Sized():
-                self._skip_sized(node)
-            case Array(_, element):
-                self._skip_elements(self._count(node), element)
-            case TagSection():
-                self.pos = read_tags(self.data, self.pos)[1]
-            case Record(_, program):
-                for step in program:
-                    self._skip(step)
-            case Optional(record):
-                mark = self.data[self.pos]
-                self.pos += 1
-                if mark != _NULL_STRUCT:
-                    self._skip(record)
-
-    def _skip_elements(self, count: int, element: Node) -> None:
-        if count > len(self.data) - self.pos:  # no element takes less than a byte
-            raise ValueError(f"an array of {count} elements in {len(self.data) - self.pos} bytes")
-        if isinstance(element, Fixed):
-            self.pos += max(count, 0) * element.size
-            return
-        for _ in range(count):
-            self._skip(element)
-
-    def _skip_sized(self, node: Sized) -> None:
-        if node.length is None:
-            length, self.pos = read_uvarint(self.data, self.pos)
-            length -= 1
-        else:
-            (length,) = node.length.unpack_from(self.data, self.pos)
-            self.pos += node.length.size
-            if length < _NULL:
-                raise ValueError(f"a length of {length}")
-        if length > 0:
-            self.pos += length
-
-
-def content_start(node: Sized, data: Buffer, start: int) -> int:
-    """Return where the content of the value at `start` begins: behind its length."""
-    return read_uvarint(data, start)[1] if node.length is None else start + node.length.size
-
-
-def read_string(node: Sized, data: Buffer, span: tuple[int, int]) -> str:
-    """Return the string that lies at `span`; null reads as the empty string.
-
-    Raises MalformedResponse when it is not UTF-8.
-    """
-    start, end = span
-    try:
-        return str(data[content_start(node, data, start) : end], "utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedResponse(f"a name is not UTF-8: {error}") from None
-
-
-def write_string(node: Sized, text: str) -> bytes:
-    """Return the wire form of a string. Raises ValueError when it is too long for it."""
-    encoded = text.encode()
-    try:
-        prefix = (
-            write_uvarint(len(encoded) + 1)
-            if node.length is None
-            else node.length.pack(len(encoded))
-        )
-    except struct.error as error:
-        raise ValueError(f"a string of {len(encoded)} bytes: {error}") from None
-    return prefix + encoded
-
-
-def write_count(array: Array, count: int) -> bytes:
-    """Return the wire form of an array's count."""
-    return write_uvarint(count + 1) if array.compact else _INT32.pack(count)
+        return _Sized(_COMPACT if flexible else _INT16, is_text=True)
+    return _Fixed(Struct(">" + _CODES[field._type.size]))

@@ -1,27 +1,23 @@
 """ListOffsets: what a client asks for, what it is answered, and other offsets in the answer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from proxy.wire.apis import LENGTH_BYTES, LIST_OFFSETS, is_known
-from proxy.wire.frames import response_body
+from proxy.wire.apis import LIST_OFFSETS, is_known
+from proxy.wire.frames import whole_response_body
 from proxy.wire.layout import (
-    Array,
+    UNREADABLE,
     Buffer,
-    Cursor,
-    Fixed,
-    Record,
-    Sized,
-    TagSection,
-    read_string,
-    record_of,
+    PartitionFields,
     request_layout,
-    response_layout,
+    request_partitions,
+    response_partitions,
 )
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.topic_partition import TopicPartition
 
 LATEST = -1
 """As a timestamp: the end of the log; with READ_COMMITTED its last stable offset."""
@@ -32,29 +28,10 @@ EARLIEST = -2
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
-TopicPartition: TypeAlias = tuple[str, int]
-"""A topic's name and a partition's index."""
-
 _FIRST_VERSION = 1
 """Version 0, gone since Kafka 4.0, answers with lists of offsets. It is left alone."""
 
-_Layout: TypeAlias = Callable[[int, int], Record]
-"""`request_layout` or `response_layout`."""
-
-_INT8 = Struct(">b")
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
 _INT64 = Struct(">q")
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """How a partition is written: fields of fixed size, then perhaps a tag section."""
-
-    at: Mapping[str, int]
-    """Where each field lies from the start."""
-    size: int
-    is_tagged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +63,15 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     """
     if not _is_read(version):
         return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
-    layout = request_layout(LIST_OFFSETS, version)
+    fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
+    timestamps = {}
     try:
-        isolation = READ_UNCOMMITTED
-        if "isolation_level" in layout.fields:
-            ahead = Cursor(body, 0)
-            ahead.seek(layout, "isolation_level")
-            start, _ = ahead.skip(layout.fields["isolation_level"])
-            (isolation,) = _INT8.unpack_from(body, start)
-        timestamps = {
-            key: _INT64.unpack_from(body, start + row.at["timestamp"])[0]
-            for key, start, row in _partitions(request_layout, version, Cursor(body, 0))
-        }
-    except MalformedResponse as error:
+        levels = _head(version).unpack_from(body)
+        for topic, _, (index, timestamp) in fields.read(body, 0):
+            timestamps[topic, index] = timestamp
+    except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    return OffsetLookup(isolation, timestamps, correlation_id)
+    return OffsetLookup(levels[0] if levels else READ_UNCOMMITTED, timestamps, correlation_id)
 
 
 def read_list_offsets_response(
@@ -110,13 +81,16 @@ def read_list_offsets_response(
 
     Nothing for versions as in `read_list_offsets_request`. Raises MalformedResponse.
     """
-    return {
-        key: PartitionOffset(
-            _INT16.unpack_from(frame, start + row.at["error_code"])[0],
-            _INT64.unpack_from(frame, start + row.at["offset"])[0],
-        )
-        for key, start, row in _answers(version, frame)
-    }
+    found: dict[TopicPartition, PartitionOffset] = {}
+    if not _is_read(version):
+        return found
+    body = whole_response_body(LIST_OFFSETS, version, frame)
+    try:
+        for topic, _, (index, error_code, offset) in _answers(version).read(frame, body):
+            found[topic, index] = PartitionOffset(error_code, offset)
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a ListOffsets response: {error}") from None
+    return found
 
 
 def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -125,73 +99,31 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
     Partitions that the response does not name change nothing. A response of version 0, or one with
     nothing to change, is returned as the same object. Raises MalformedResponse.
     """
-    if not offsets:
+    if not (offsets and _is_read(version)):
         return frame
+    body = whole_response_body(LIST_OFFSETS, version, frame)
+    answers = _answers(version)
+    place = answers.partition.place("offset")
+    assert place is not None  # the schemas say so
     changed = bytearray(frame)
-    for key, start, row in _answers(version, frame):
-        if key in offsets:
-            _INT64.pack_into(changed, start + row.at["offset"], offsets[key])
+    try:
+        for topic, pos, (index, _, _) in answers.read(frame, body):
+            if (topic, index) in offsets:
+                _INT64.pack_into(changed, pos + place, offsets[topic, index])
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a ListOffsets response: {error}") from None
     return frame if changed == frame else bytes(changed)
-
-
-def _answers(version: int, frame: Buffer) -> Iterator[tuple[TopicPartition, int, _Row]]:
-    """Walk the partitions of a response; say where each lies, and how."""
-    if not _is_read(version):
-        return
-    cursor = Cursor(frame, response_body(LIST_OFFSETS, version, frame))
-    if _INT32.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
-        raise MalformedResponse("the frame's length is not that of the frame")
-    yield from _partitions(response_layout, version, cursor)
 
 
 def _is_read(version: int) -> bool:
     return version >= _FIRST_VERSION and is_known(LIST_OFFSETS, version)
 
 
-def _partitions(
-    layout_of: _Layout, version: int, cursor: Cursor
-) -> Iterator[tuple[TopicPartition, int, _Row]]:
-    """Walk topics and their partitions, which requests and responses hold in the same form."""
-    layout = layout_of(LIST_OFFSETS, version)
-    cursor.seek(layout, "topics")
-    topics = layout.fields["topics"]
-    topic = record_of(topics)
-    name_form, partitions = topic.fields.values()
-    # The schemas say so; the checks are for the types.
-    assert isinstance(topics, Array)
-    assert isinstance(partitions, Array)
-    assert isinstance(name_form, Sized)
-    row = _row_of(layout_of, version)
-    index_at = row.at["partition_index"]
-    data = cursor.data
-    have = len(data)
-    for _ in range(cursor.enter(topics)):
-        name = read_string(name_form, data, cursor.skip(name_form))
-        for _ in range(cursor.enter(partitions)):
-            start = cursor.pos
-            end = start + row.size
-            if end + row.is_tagged > have:
-                raise MalformedResponse(f"a partition at byte {start} runs over the end")
-            if not row.is_tagged:
-                cursor.pos = end
-            elif data[end] == 0:
-                cursor.pos = end + 1
-            else:
-                cursor.pos = end
-                cursor.skip(TagSection())
-            yield (name, _INT32.unpack_from(data, start + index_at)[0]), start, row
-        if topic.tags is not None:
-            cursor.skip(TagSection())
-
-
 @cache
-def _row_of(layout_of: _Layout, version: int) -> _Row:
-    topic = record_of(layout_of(LIST_OFFSETS, version).fields["topics"])
-    partition = record_of(topic.fields["partitions"])
-    at: dict[str, int] = {}
-    size = 0
-    for name, node in partition.fields.items():
-        assert isinstance(node, Fixed)
-        at[name] = size
-        size += node.size
-    return _Row(at, size, partition.tags is not None)
+def _head(version: int) -> Struct:
+    return request_layout(LIST_OFFSETS, version).head("isolation_level")
+
+
+def _answers(version: int) -> PartitionFields:
+    names = ("partition_index", "error_code", "offset")
+    return response_partitions(LIST_OFFSETS, version, *names)

@@ -1,36 +1,32 @@
 """What a Produce request appends to each partition, and where the response says it went."""
 
-from collections.abc import Iterator
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from proxy.wire.apis import PRODUCE, is_known
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import response_body
-from proxy.wire.layout import (
-    Array,
-    Buffer,
-    Cursor,
-    Node,
-    Record,
-    Sized,
-    TagSection,
-    content_start,
-    read_string,
-    record_of,
-    request_layout,
-    response_layout,
-)
+from proxy.wire.layout import UNREADABLE, Buffer, request_partitions, response_partitions
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 _FIRST_VERSION = 3
 """Kafka 4.0 has none below; the schemas begin here, too."""
 
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
-_INT64 = Struct(">q")
+_HEADER = Struct(">qi4xb")
+"""Offset, length, magic: at the same places in every format."""
 
-_Spans: TypeAlias = dict[str, tuple[int, int]]
+_OVERHEAD_BYTES = 12
+"""Offset and length, which the length does not count."""
+
+_BATCH_MAGIC = 2
+_MIN_BATCH_BYTES = 61
+_MIN_MESSAGE_BYTES = 26
+"""Whole, overhead included. Older message sets have magic 0 or 1."""
+
+_LAST_OFFSET_DELTA = Struct(">i")
+_LAST_OFFSET_DELTA_AT = 23
+
+_MAX_OFFSET = 2**63 - 1
 
 
 class ProducedPartition(NamedTuple):
@@ -61,18 +57,16 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     """
     if not _is_read(version):
         return ()
-    layout = request_layout(PRODUCE, version)
-    partition = record_of(record_of(layout.fields["topic_data"]).fields["partition_data"])
-    records = partition.fields["records"]
-    assert isinstance(records, Sized)  # the schemas say so
+    fields = request_partitions(PRODUCE, version, "index")
+    records = fields.partition.fields["records"]
     found = []
     try:
-        for topic, spans in _partitions(layout, Cursor(body, 0), "topic_data"):
-            start, end = spans["records"]
-            offsets = end_of_batches(body, content_start(records, body, start), end)
+        for topic, pos, (index,) in fields.read(body, 0):
+            start, end = records.content(body, pos + fields.head.size)
+            offsets = end_of_batches(body, start, end)
             if offsets is not None:
-                found.append(ProducedPartition(topic, _read(_INT32, body, spans["index"]), offsets))
-    except MalformedResponse as error:
+                found.append(ProducedPartition(topic, index, offsets))
+    except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Produce request: {error}") from None
     return tuple(found)
 
@@ -84,67 +78,15 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     """
     if not _is_read(version):
         return ()
-    cursor = Cursor(frame, response_body(PRODUCE, version, frame))
-    layout = response_layout(PRODUCE, version)
-    return tuple(
-        AppendedPartition(
-            topic,
-            _read(_INT32, frame, spans["index"]),
-            _read(_INT16, frame, spans["error_code"]),
-            _read(_INT64, frame, spans["base_offset"]),
+    names = ("index", "error_code", "base_offset")
+    fields = response_partitions(PRODUCE, version, *names)
+    body = response_body(PRODUCE, version, frame)
+    try:
+        return tuple(
+            AppendedPartition(topic, *values) for topic, _, values in fields.read(frame, body)
         )
-        for topic, spans in _partitions(layout, cursor, "responses")
-    )
-
-
-def _is_read(version: int) -> bool:
-    return version >= _FIRST_VERSION and is_known(PRODUCE, version)
-
-
-def _partitions(layout: Record, cursor: Cursor, field: str) -> Iterator[tuple[TopicKey, _Spans]]:
-    """Walk topics and their partitions, which requests and responses hold in the same form."""
-    cursor.seek(layout, field)
-    topics = layout.fields[field]
-    topic = record_of(topics)
-    key_form, partitions = topic.fields.values()
-    # The schemas say so; the checks are for the types.
-    assert isinstance(topics, Array)
-    assert isinstance(partitions, Array)
-    partition = record_of(partitions)
-    for _ in range(cursor.enter(topics)):
-        key = _key(key_form, cursor.data, cursor.skip(key_form))
-        for _ in range(cursor.enter(partitions)):
-            yield key, cursor.spans(partition)
-        if topic.tags is not None:
-            cursor.skip(TagSection())
-
-
-def _key(form: Node, data: Buffer, span: tuple[int, int]) -> TopicKey:
-    if isinstance(form, Sized):
-        return read_string(form, data, span)
-    start, end = span
-    return bytes(data[start:end])
-
-
-def _read(form: Struct, data: Buffer, span: tuple[int, int]) -> int:
-    return int(form.unpack_from(data, span[0])[0])
-
-
-_HEADER = Struct(">qi4xb")
-"""Offset, length, magic: at the same places in every format."""
-
-_OVERHEAD_BYTES = 12
-"""Offset and length, which the length does not count."""
-
-_BATCH_MAGIC = 2
-_MIN_BATCH_BYTES = 61
-_MIN_MESSAGE_BYTES = 26
-"""Whole, overhead included. Older message sets have magic 0 or 1."""
-
-_LAST_OFFSET_DELTA = Struct(">i")
-_LAST_OFFSET_DELTA_AT = 23
-
-_MAX_OFFSET = 2**63 - 1
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a Produce response: {error}") from None
 
 
 def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
@@ -176,3 +118,7 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
             return None
         start = after
     return found
+
+
+def _is_read(version: int) -> bool:
+    return version >= _FIRST_VERSION and is_known(PRODUCE, version)

@@ -4,53 +4,26 @@ Only the fields in question are replaced. Every other byte stays as the broker s
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from struct import Struct
-from typing import TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from proxy.wire.apis import (
-    API_VERSIONS,
-    DESCRIBE_CLUSTER,
-    FIND_COORDINATOR,
-    LENGTH_BYTES,
-    METADATA,
-    api_of,
-    is_known,
-    max_safe_version,
-)
-from proxy.wire.frames import response_body
+from proxy.wire.apis import API_VERSIONS, LENGTH_BYTES, api_of, is_known, max_safe_version
+from proxy.wire.frames import whole_response_body
 from proxy.wire.layout import (
-    Array,
-    Buffer,
-    Cursor,
-    Node,
-    Record,
-    Sized,
-    TagSection,
-    read_string,
+    UNREADABLE,
+    RecordLayout,
     read_tags,
-    record_of,
     response_layout,
     tagged_response_layout,
-    write_count,
-    write_string,
     write_tags,
 )
 from proxy.wire.malformed import MalformedResponse
 
-__all__ = [
-    "Advertise",
-    "MalformedResponse",
-    "raise_throttle_time",
-    "rewrite_response",
-    "set_throttle_time",
-]
-
 Advertise: TypeAlias = Callable[[int, str, int], tuple[str, int] | None]
 """Takes a broker's node id, real host and real port; gives the host and port to tell clients, or
 None when clients cannot reach this broker through the proxy."""
-
-Edit: TypeAlias = tuple[int, int, bytes]
-"""Start and end of the bytes to replace, and what comes in their place."""
 
 COORDINATOR_NOT_AVAILABLE = 15
 UNSUPPORTED_VERSION = 35
@@ -59,12 +32,14 @@ NO_PORT = -1
 
 _CONTROLLERS = 2
 _MAX_INT32 = 2**31 - 1
-
-_INT8 = Struct(">b")
-_INT16 = Struct(">h")
 _INT32 = Struct(">i")
+_ERROR_CODE_BYTES = 2
 
-_BROKER_ID_FIELD = {METADATA: "node_id", DESCRIBE_CLUSTER: "broker_id"}
+_Edit: TypeAlias = tuple[int, int, bytes]
+"""Start and end of the bytes to replace, and what comes in their place."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def rewrite_response(
@@ -84,18 +59,26 @@ def rewrite_response(
     `passes_unknown`. A response with nothing to change is returned as the same object. Raises
     MalformedResponse.
     """
-    if api_key == API_VERSIONS:
-        edits = _cap_versions(version, frame, passes_unknown)
-    elif version < api_of(api_key).first_with_addresses:
+    if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
         return frame
+    layout, pos = _open(api_key, version, frame)
+    elements: dict[str, _EditElement] = {
+        "api_keys": partial(_cap_version, passes_unknown=passes_unknown),
+        "brokers": partial(_broker, advertise=advertise),
+        "coordinators": partial(_coordinator, advertise=advertise),
+    }
+    array = next((field for field in layout.fields if field in elements), None)
+    if "endpoint_type" in layout.fields:
+        start = _checked(layout.seek, "endpoint_type", frame, pos)
+        if _value(layout, "endpoint_type", frame, start) == _CONTROLLERS:
+            return frame  # controllers serve no topic data, and the proxy has no port for them
+    if array is not None:
+        edits = _edit_elements(layout, array, frame, pos, elements[array])
+    elif "host" in layout.fields:
+        spans, _ = _checked(layout.spans, frame, pos)
+        edits = _coordinator(_Element(layout, frame, spans), advertise)
     else:
-        layout, cursor = _open(api_key, version, frame)
-        if api_key in _BROKER_ID_FIELD:
-            edits = _brokers(api_key, layout, cursor, advertise)
-        elif api_key == FIND_COORDINATOR:
-            edits = _coordinators(layout, cursor, advertise)
-        else:
-            edits = _node_endpoints(api_key, version, layout, cursor, advertise)
+        edits = _edit_endpoints(api_key, version, frame, pos, elements["brokers"])
     if not edits:
         return frame
     body = _splice(frame, edits)[LENGTH_BYTES:]
@@ -110,13 +93,12 @@ def set_throttle_time(api_key: int, version: int, frame: bytes, throttle_ms: int
     """
     if not is_known(api_key, version):
         return frame
-    layout, cursor = _open(api_key, version, frame)
+    layout, pos = _open(api_key, version, frame)
     if "throttle_time_ms" not in layout.fields:
         return frame
-    cursor.seek(layout, "throttle_time_ms")
-    offset, _ = cursor.skip(layout.fields["throttle_time_ms"])
+    start = _checked(layout.seek, "throttle_time_ms", frame, pos)
     changed = bytearray(frame)
-    raise_throttle_time(changed, offset, throttle_ms)
+    _checked(raise_throttle_time, changed, start, throttle_ms)
     return bytes(changed)
 
 
@@ -126,163 +108,120 @@ def raise_throttle_time(head: bytearray | memoryview, offset: int, throttle_ms: 
     _INT32.pack_into(head, offset, min(max(present, throttle_ms), _MAX_INT32))
 
 
-def _open(api_key: int, version: int, frame: bytes) -> tuple[Record, Cursor]:
-    """Return the body's layout and a cursor at its start."""
-    cursor = Cursor(frame, response_body(api_key, version, frame))
-    if _INT32.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
-        raise MalformedResponse("the frame's length is not that of the frame")
-    if api_key == API_VERSIONS and _read_int(_INT16, frame, cursor.pos) == UNSUPPORTED_VERSION:
-        version = 0  # so that any client can read it (KIP-511)
-    if not is_known(api_key, version):
-        raise MalformedResponse(f"no schema for API {api_key} version {version}")
-    return response_layout(api_key, version), cursor
+@dataclass(slots=True)
+class _Element:
+    """An element of an array in a response: what its fields say, and how they are changed."""
+
+    layout: RecordLayout
+    data: bytes
+
+    spans: dict[str, tuple[int, int]]
+    """Where each field begins and ends."""
+
+    def value(self, field: str) -> Any:
+        """Return a number or string; null as the empty string. Raises MalformedResponse."""
+        return _value(self.layout, field, self.data, self.spans[field][0])
+
+    def edit(self, field: str, value: Any) -> _Edit:
+        """Return the edit that gives a field another value."""
+        return *self.spans[field], self.layout.fields[field].write(value)
 
 
-def _cap_versions(version: int, frame: bytes, passes_unknown: bool) -> list[Edit]:
-    """Lower the highest version of each API to the safe one; leave out what cannot be used."""
-    layout, cursor = _open(API_VERSIONS, version, frame)
-    cursor.seek(layout, "api_keys")
-
-    def cap(spans: dict[str, tuple[int, int]]) -> list[Edit] | None:
-        api_key = _read_int(_INT16, frame, spans["api_key"][0])
-        lowest = _read_int(_INT16, frame, spans["min_version"][0])
-        highest = _read_int(_INT16, frame, spans["max_version"][0])
-        safe = max_safe_version(api_key, passes_unknown=passes_unknown)
-        if safe is None or highest <= safe:
-            return []
-        return None if lowest > safe else [(*spans["max_version"], _INT16.pack(safe))]
-
-    return _edit_elements(cursor, layout.fields["api_keys"], cap)
+_EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
+"""Returns the edits of an element, None when it has to go."""
 
 
-def _brokers(api_key: int, layout: Record, cursor: Cursor, advertise: Advertise) -> list[Edit]:
-    """Rewrite the brokers of Metadata and DescribeCluster."""
-    if "endpoint_type" in layout.fields:
-        ahead = Cursor(cursor.data, cursor.pos)
-        ahead.seek(layout, "endpoint_type")
-        start, _ = ahead.skip(layout.fields["endpoint_type"])
-        if _read_int(_INT8, ahead.data, start) == _CONTROLLERS:
-            return []  # controllers serve no topic data, and the proxy has no port for them
-    cursor.seek(layout, "brokers")
-    return _addresses(cursor, layout.fields["brokers"], _BROKER_ID_FIELD[api_key], advertise)
+def _edit_elements(
+    layout: RecordLayout, field: str, data: bytes, pos: int, edit: _EditElement
+) -> list[_Edit]:
+    """Edit each element of an array in the record at `pos`. Raises MalformedResponse."""
+    array = layout.fields[field]
+    record = array.element
+    count_start = _checked(layout.seek, field, data, pos)
+    count, pos = _checked(array.count, data, count_start)
+    count_end = pos
+    edits: list[_Edit] = []
+    kept = 0
+    for _ in range(count):
+        spans, end = _checked(record.spans, data, pos)
+        changes = edit(_Element(record, data, spans))
+        if changes is None:
+            edits.append((pos, end, b""))
+        else:
+            edits += changes
+            kept += 1
+        pos = end
+    if kept != count:
+        edits.insert(0, (count_start, count_end, array.length.write(kept)))
+    return edits
 
 
-def _coordinators(layout: Record, cursor: Cursor, advertise: Advertise) -> list[Edit]:
-    """Rewrite FindCoordinator: one coordinator in the body, from version 4 on an array of them."""
-    if "coordinators" not in layout.fields:
-        return _coordinator(layout, cursor.data, cursor.spans(layout), advertise)
-    cursor.seek(layout, "coordinators")
-    array = layout.fields["coordinators"]
-    record = record_of(array)
-    return _edit_elements(
-        cursor, array, lambda spans: _coordinator(record, cursor.data, spans, advertise)
-    )
-
-
-def _coordinator(
-    record: Record, data: Buffer, spans: dict[str, tuple[int, int]], advertise: Advertise
-) -> list[Edit]:
-    """Rewrite one coordinator. One without a host is an error's and stays as it is."""
-    host_form = _string_of(record.fields["host"])
-    host = read_string(host_form, data, spans["host"])
-    if not host:
-        return []
-    node_id = _read_int(_INT32, data, spans["node_id"][0])
-    port = _read_int(_INT32, data, spans["port"][0])
-    error = _read_int(_INT16, data, spans["error_code"][0])
-    address = advertise(node_id, host, port) if error == 0 and node_id != NO_NODE else None
-    if address is not None:
-        return _address_edits(host_form, spans, (host, port), address)
-    code = _INT16.pack(error or COORDINATOR_NOT_AVAILABLE)
-    return sorted(
-        [
-            (*spans["error_code"], code),
-            (*spans["node_id"], _INT32.pack(NO_NODE)),
-            (*spans["host"], write_string(host_form, "")),
-            (*spans["port"], _INT32.pack(NO_PORT)),
-        ]
-    )
-
-
-def _node_endpoints(
-    api_key: int, version: int, layout: Record, cursor: Cursor, advertise: Advertise
-) -> list[Edit]:
-    """Rewrite the new leaders' addresses (KIP-951) in the tag section that ends the body."""
-    for node in layout.fields.values():
-        cursor.skip(node)
-    start, end = cursor.skip(TagSection())
+def _edit_endpoints(
+    api_key: int, version: int, frame: bytes, pos: int, edit: _EditElement
+) -> list[_Edit]:
+    """Edit the new leaders' addresses (KIP-951) in the tag section of the body at `pos`."""
+    layout = response_layout(api_key, version)
     number = (layout.tags or {})["node_endpoints"]
-    tags, _ = read_tags(cursor.data, start)
     array = tagged_response_layout(api_key, version, "node_endpoints")
+    start = _checked(layout.seek, None, frame, pos)
+    tags, end = _checked(read_tags, frame, start)
     fields: list[tuple[int, bytes]] = []
     changed = False
     for tag in tags:
-        value = bytes(cursor.data[tag.start : tag.end])
+        value = frame[tag.start : tag.end]
         if tag.number == number:
-            edits = _addresses(Cursor(value, 0), array, "node_id", advertise)
+            edits = _edit_elements(array, "node_endpoints", value, 0, edit)
             value = _splice(value, edits)
             changed |= bool(edits)
         fields.append((tag.number, value))
     return [(start, end, write_tags(fields))] if changed else []
 
 
-def _addresses(cursor: Cursor, array: Node, id_field: str, advertise: Advertise) -> list[Edit]:
-    """Rewrite an array of brokers; those without an address for clients are left out."""
-    host_form = _string_of(record_of(array).fields["host"])
-
-    def rewrite(spans: dict[str, tuple[int, int]]) -> list[Edit] | None:
-        host = read_string(host_form, cursor.data, spans["host"])
-        port = _read_int(_INT32, cursor.data, spans["port"][0])
-        node_id = _read_int(_INT32, cursor.data, spans[id_field][0])
-        address = advertise(node_id, host, port)
-        return None if address is None else _address_edits(host_form, spans, (host, port), address)
-
-    return _edit_elements(cursor, array, rewrite)
+def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
+    """Return the layout of a whole frame's body, and where it begins."""
+    start = whole_response_body(api_key, version, frame)
+    error_code = int.from_bytes(frame[start : start + _ERROR_CODE_BYTES], "big")
+    if api_key == API_VERSIONS and error_code == UNSUPPORTED_VERSION:
+        version = 0  # so that any client can read it (KIP-511)
+    return _checked(response_layout, api_key, version), start
 
 
-def _address_edits(
-    host_form: Sized,
-    spans: dict[str, tuple[int, int]],
-    real: tuple[str, int],
-    told: tuple[str, int],
-) -> list[Edit]:
-    if real == told:
+def _cap_version(api: _Element, passes_unknown: bool) -> list[_Edit] | None:
+    """Lower the highest version of an API to the safe one; None when no version can be used."""
+    safe = max_safe_version(api.value("api_key"), passes_unknown=passes_unknown)
+    if safe is None or api.value("max_version") <= safe:
         return []
-    host, port = told
-    return [
-        (*spans["host"], write_string(host_form, host)),
-        (*spans["port"], _INT32.pack(port)),
-    ]
+    return None if api.value("min_version") > safe else [api.edit("max_version", safe)]
 
 
-def _edit_elements(
-    cursor: Cursor,
-    array: Node,
-    edit: Callable[[dict[str, tuple[int, int]]], list[Edit] | None],
-) -> list[Edit]:
-    """Edit each element of the array at the cursor; those for which `edit` gives None go."""
-    if not isinstance(array, Array):
-        raise TypeError(f"not an array: {array}")
-    record = record_of(array)
-    count_start = cursor.pos
-    count = cursor.enter(array)
-    count_end = cursor.pos
-    edits: list[Edit] = []
-    kept = 0
-    for _ in range(count):
-        start = cursor.pos
-        changes = edit(cursor.spans(record))
-        if changes is None:
-            edits.append((start, cursor.pos, b""))
-        else:
-            edits += changes
-            kept += 1
-    if kept != count:
-        edits.insert(0, (count_start, count_end, write_count(array, kept)))
-    return edits
+def _broker(broker: _Element, advertise: Advertise) -> list[_Edit] | None:
+    """Replace a broker's address; None when there is none for clients."""
+    host, port = broker.value("host"), broker.value("port")
+    node_id = broker.value("broker_id" if "broker_id" in broker.spans else "node_id")
+    address = advertise(node_id, host, port)
+    if address is None or address == (host, port):
+        return None if address is None else []
+    return [broker.edit("host", address[0]), broker.edit("port", address[1])]
 
 
-def _splice(data: bytes, edits: list[Edit]) -> bytes:
+def _coordinator(coordinator: _Element, advertise: Advertise) -> list[_Edit]:
+    """Replace a coordinator's address, or answer that there is none.
+
+    One without a host is an error's and stays as it is.
+    """
+    if not coordinator.value("host"):
+        return []
+    error = coordinator.value("error_code")
+    if error == 0 and coordinator.value("node_id") != NO_NODE:
+        edits = _broker(coordinator, advertise)
+        if edits is not None:
+            return edits
+    none = {"node_id": NO_NODE, "host": "", "port": NO_PORT}
+    none["error_code"] = error or COORDINATOR_NOT_AVAILABLE
+    return sorted(coordinator.edit(field, value) for field, value in none.items())
+
+
+def _splice(data: bytes, edits: list[_Edit]) -> bytes:
     """Apply edits, which are in order and do not overlap."""
     parts: list[bytes] = []
     pos = 0
@@ -293,13 +232,17 @@ def _splice(data: bytes, edits: list[Edit]) -> bytes:
     return b"".join(parts)
 
 
-def _read_int(form: Struct, data: Buffer, pos: int) -> int:
-    if pos + form.size > len(data):
-        raise MalformedResponse(f"the response ends at byte {len(data)}")
-    return int(form.unpack_from(data, pos)[0])
+def _value(layout: RecordLayout, field: str, data: bytes, start: int) -> Any:
+    """Return the number or string at `start`."""
+    try:
+        return layout.fields[field].read(data, start)[0]
+    except UNREADABLE as error:
+        raise MalformedResponse(f"{field}: {error}") from None
 
 
-def _string_of(node: Node) -> Sized:
-    if isinstance(node, Sized):
-        return node
-    raise TypeError(f"not a string: {node}")
+def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Read what a broker has sent."""
+    try:
+        return read(*args, **kwargs)
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a response to rewrite: {error}") from None

@@ -13,7 +13,10 @@ from metrics import Instruments, Registry
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule, RuleRegistry
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20

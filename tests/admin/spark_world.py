@@ -13,11 +13,11 @@ from proxy.admin.server import AdminServer
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.quota import ClientIdentity, Rule
-from proxy.quota.rules import AdaptiveBound
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rules import AdaptiveBound, Rule
 from proxy.wire.fetch import FetchedPartition
 
 REPORTS = "/v1/spark/batches"
@@ -61,9 +61,9 @@ class SparkWorld(World):
         try:
             report = parse_report(raw)
         except ReportRefused as error:
-            self.registry.report_unread(error)
+            self.registry.reports.refuse(error)
             raise
-        accepted = self.registry.report(report, self.now_ms, time.time())
+        accepted = self.registry.reports.accept(report, self.now_ms, time.time())
         query = accepted.query
         self.backpressure.record_report(accepted, self.now_ms)
         pressed = self.backpressure.of_client(query.client_id)

@@ -7,8 +7,8 @@ from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, Ask, World, tick
 from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
-from proxy.quota import ClientIdentity, RuleRegistry
-from proxy.quota.rule_registry import RuleOrigin
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
 
 ETL = "/v1/quotas/client-id=etl-orders"
 HOSTILE = (
@@ -98,7 +98,7 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
     metrics = (await ask_unruled("GET", "/metrics")).text
     assert "kafka_quota_proxy_unbounded_clients 3.0" in metrics
     await ask_unruled("PUT", "/v1/quotas/client-id=%3Cdefault%3E", json={"consumer_byte_rate": 1})
-    unruled.quotas.settle()
+    sum(unruled.quotas.settling())
     assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []
 
 

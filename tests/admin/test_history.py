@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.admin.history import History
-from proxy.quota import QuotaRow
+from proxy.quota.meter import QuotaRow
 
 START_MS = 1000.0
 INTERVAL_MS = 5000.0
@@ -122,7 +122,11 @@ def test_it_samples_a_real_manager():
         world.now_ms += 1000.0
         send(4 * MIB)
         tick(world.history, world.now_ms)
-    (measured,) = (each for each in world.quotas.snapshot(world.now_ms) if each.kind is CONSUMER)
+    (measured,) = (
+        each
+        for each in filter(None, world.quotas.rows(lambda: world.now_ms))
+        if each.kind is CONSUMER
+    )
     document = world.history.document(measured)
     assert document is not None
     rates = document["rates"]

@@ -56,7 +56,7 @@ async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World
         assert shown == [*escaped, "(no client id)"]
         assert r"an\u202ena, listener default" in await page.run(text("#unbounded"))
         unruled.rules.put({"client-id": "<default>"}, {CONSUMER: MIB})
-        unruled.quotas.settle()
+        sum(unruled.quotas.settling())
         await page.until(hidden)
 
 

@@ -9,7 +9,9 @@ from prometheus_client import generate_latest
 from metrics import Registry, SensorCollector
 from proxy.admin.replies import json_pieces
 from proxy.admin.scrape import SAMPLES_AT_ONCE, scrape_pieces
-from proxy.quota import ClientIdentity, QuotaManager, QuotaSettings, Rule
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings, Rule
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from spark_world import REPORTS, Job, SparkWorld, uuid
 
 from proxy.admin.cached import COST_FACTOR
 from proxy.admin.query_documents import MAX_SUMMARIES, QueryDocuments, limited, written
+from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
-from proxy.progress.settings import QuerySettings
 
 JSON = {"Content-Type": "application/json"}
 

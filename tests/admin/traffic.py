@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, START_MS, World, tick
 
 from metrics.clock import MS_PER_SECOND
-from proxy.quota import ClientIdentity, QuotaKind
+from proxy.quota.entities import ClientIdentity, QuotaKind
 
 TEN_MINUTES_MS = 600_000.0
 TICK_MS = 1000.0
@@ -51,7 +51,7 @@ def play(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | Non
         world.now_ms, number = heappop(due)
         if number == len(actors):
             tick(world.history, world.now_ms)
-            world.quotas.sweep(world.now_ms)
+            sum(world.quotas.sweeping(world.now_ms))
             heappush(due, (world.now_ms + TICK_MS, number))
             continue
         actor = actors[number]

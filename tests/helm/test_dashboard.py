@@ -14,8 +14,8 @@ from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 from metrics import Instruments
 from metrics.exposition import BOUND_METRIC, PREFIX
 from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.settings import ProgressSettings
 
 ALERTS = yaml.safe_load((CHART / "rules" / "alerts.yaml").read_text())
 GRID_COLUMNS = 24

@@ -18,7 +18,8 @@ from support.waiting import at_work, eventually
 
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.quota import DEFAULT, QuotaKind, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Rule
 from proxy.relay.kafka_quotas import PLACE, KafkaQuotas, rules_of
 from proxy.wire.apis import METADATA
 

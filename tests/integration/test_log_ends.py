@@ -20,8 +20,8 @@ from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.cluster import EmbeddedCluster
 from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.settings import ProgressSettings, QuerySettings
 
 Partition = tuple[str, int]
 

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics import Instruments
 from metrics.clock import clock_ms
-from proxy.quota import ClientIdentity
+from proxy.quota.entities import ClientIdentity
 from proxy.relay.clients import MAX_GONE_CLIENTS, ClientRegistry
 from proxy.wire.apis import FETCH
 

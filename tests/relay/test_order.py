@@ -7,7 +7,8 @@ import pytest
 from relaylab import frames
 from relaylab.lab import LISTENER, fast_client, open_lab, slow_client, turns, until
 
-from proxy.quota import DEFAULT, QuotaKind, QuotaSettings, Rule
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.responses import LONGEST_MUTE_MS
 from proxy.relay.services import Limits, ThrottleMode
 
@@ -218,7 +219,7 @@ async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_
         await client.send(frames.fetch_request(2, client_id="second"))
         await turns(50)
         assert not broker.reader._buffer
-        entities = [row.entity for row in lab.services.quotas.snapshot(0.0)]
+        entities = [row.entity for row in filter(None, lab.services.quotas.rows(lambda: 0.0))]
         assert entities == ["client-id=first"]
 
 

@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.jars import connector_jars
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.spark import client_options, quota_listener
 
 pytestmark = pytest.mark.slow
@@ -288,7 +288,7 @@ def test_a_query_that_is_restarted_at_once(
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            book.report(parse_report(await request.read()), 0.0, 0.0)
+            book.reports.accept(parse_report(await request.read()), 0.0, 0.0)
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)

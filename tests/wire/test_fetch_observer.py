@@ -363,7 +363,7 @@ def test_it_holds_back_no_more_than_fields_and_a_name(version):
             moved = walker.feed(body[pos : pos + 1])
             assert moved == 1
         pos += moved
-        assert len(walker._partial) <= MAX_HEAD_BYTES + len(name)
+        assert len(walker.held) <= MAX_HEAD_BYTES + len(name)
     assert unseen >= 2 * len(RECORDS)
 
 

@@ -95,8 +95,7 @@ def test_byte_by_byte_gives_the_same_and_holds_little(filler, version):
         while taken < len(body) and not walker.at_tail:
             assert walker.feed(body[taken : taken + 1]) == 1
             taken += 1
-            assert len(walker._partial) <= 5
-            assert len(walker._stack) <= 6
+            assert len(walker.held) <= 5
         assert taken == tail_start(version, body)
 
 

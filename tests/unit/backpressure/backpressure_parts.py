@@ -12,12 +12,12 @@ from metrics import Instruments, Registry
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
-from proxy.progress.query import QueryProgress
+from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.list_offsets import EARLIEST, LATEST, OffsetLookup, read_list_offsets_response
@@ -158,7 +158,7 @@ class World:
 
     def take(self, report: Report) -> None:
         """What the API does with a report."""
-        accepted = self.registry.report(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
+        accepted = self.registry.reports.accept(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
         self.backpressure.record_report(accepted, self.now_ms)
 
     def start(self, *, age_ms: float = 0.0, trigger=None) -> None:

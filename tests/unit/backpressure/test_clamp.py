@@ -40,7 +40,7 @@ def partition(world: World):
 
 
 def ends_known(world: World) -> tuple[int, int]:
-    return partition(world).high_watermark, partition(world).log_start
+    return partition(world).log.high_watermark, partition(world).log.log_start_offset
 
 
 def clamp_why(world: World) -> str:
@@ -124,7 +124,7 @@ SCRIPTS = {
     "with read_committed the stable end is the truth, but no log end": running()
     .looks(1100, 1100, isolation=READ_COMMITTED)
     .looks(5000, END + PER_BATCH, isolation=READ_COMMITTED)
-    .sees(lambda world: partition(world).high_watermark, END),
+    .sees(lambda world: partition(world).log.high_watermark, END),
     "progress learns the real ends and starts": running()
     .looks(5000)
     .earliest(20)
@@ -424,7 +424,7 @@ def test_without_an_adaptive_rule_progress_learns_the_ends_too():
     lookups = OffsetLookups(world.query, None, world.now_ms)
     assert lookups.wait_ms(ask([0]), world.now_ms) == 0
     assert told(world, lookups, {0: 5000}) == {0: 5000}
-    assert partition(world).high_watermark == 5000
+    assert partition(world).log.high_watermark == 5000
 
 
 STEPS = st.lists(

@@ -19,7 +19,7 @@ from backpressure_parts import (
 
 from proxy.backpressure.backpressure import FORGET_MS
 from proxy.backpressure.bound import RETURN_FACTOR, RETURN_STEP_MS
-from proxy.quota import DEFAULT, ClientIdentity
+from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule
 
 HOLD_MS = 30_000.0
@@ -28,7 +28,9 @@ PLAIN = Rule(client_id=CLIENT, bounds={CONSUMER: STATIC})
 
 def row(world: World):
     world.client.charge(CONSUMER, 1, world.now_ms)
-    (found,) = [row for row in world.quotas.snapshot(world.now_ms) if row.entity == ENTITY]
+    (found,) = [
+        row for row in filter(None, world.quotas.rows(lambda: world.now_ms)) if row.entity == ENTITY
+    ]
     return found
 
 

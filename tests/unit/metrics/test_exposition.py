@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from metrics import (
-    Max,
+    Count,
     MetricConfig,
     MetricName,
     Quota,
@@ -128,13 +128,13 @@ def test_a_family_per_metric_name(registry, scrape):
         registry,
         "a",
         (rate_name("a"), Rate(), SIX_SAMPLES),
-        (MetricName("largest_response_bytes", "Largest."), Max(), SIX_SAMPLES),
+        (MetricName("responses", "How many."), Count(), SIX_SAMPLES),
     )
     sensor.record(50, 0)
 
     families = scrape()
     assert families["kafka_quota_proxy_rate_bytes"][2] == {key("a"): 10}
-    assert families["kafka_quota_proxy_largest_response_bytes"] == ("gauge", "Largest.", {(): 50})
+    assert families["kafka_quota_proxy_responses"] == ("gauge", "How many.", {(): 1})
 
 
 @pytest.mark.parametrize("entity", ['quo"te', "back\\slash", "new\nline", "", "käse", "a,b={}"])
@@ -190,12 +190,3 @@ def test_each_sensor_is_measured_when_its_sample_is_read(registry, clock):
     clock.now_ms = 6000
 
     assert (first.value, next(samples).value) == (10, 0)
-
-
-def test_names_can_be_chosen(registry):
-    config = dataclasses.replace(SIX_SAMPLES, quota=Quota.upper(7))
-    add(registry, "a", (rate_name("a"), Rate(), config))
-
-    families = SensorCollector(registry, lambda: 0.0, "my_", "limit").collect()
-
-    assert sorted(family.name for family in families) == ["my_limit", "my_rate_bytes"]

@@ -232,14 +232,14 @@ def test_50_000_clients_come_and_go_without_a_walk_and_the_counts_are_exact(expo
     counter = Counter("c", "C.", ["listener", "client_id", "api"], registry=None)
     bounded = BoundedLabels(counter, ("listener", "client_id", "api"), ("client_id",), 1000)
     exposed.register(bounded)
-    bounded._children = Unwalked()
+    bounded.children = Unwalked()
     for number in range(50_000):
         for api in ("Fetch", "Produce"):
             bounded.of("default", f"spark-{number}", api).inc(number)
         if number >= 400:
             gone = {"listener": "default", "client_id": f"spark-{number - 400}"}
             assert bounded.forget(**gone) == 2
-    bounded._children = dict(dict.items(bounded._children))
+    bounded.children = dict(dict.items(bounded.children))
 
     found = {
         (sample.labels["client_id"], sample.labels["api"]): sample.value
@@ -251,7 +251,7 @@ def test_50_000_clients_come_and_go_without_a_walk_and_the_counts_are_exact(expo
         for number in range(49_600, 50_000)
         for api in ("Fetch", "Produce")
     }
-    assert len(bounded._last) == 400
+    assert len(bounded.last_values) == 400
 
 
 def test_the_text_is_that_of_a_plain_metric(exposed):

@@ -4,10 +4,19 @@ import dataclasses
 
 import pytest
 
-from metrics import Avg, Max, MetricConfig, MetricName, Quota, QuotaViolation, Rate, Sensor
+from metrics import (
+    Count,
+    MetricConfig,
+    MetricName,
+    Quota,
+    QuotaViolation,
+    Rate,
+    Sensor,
+    WindowedSum,
+)
 
 RATE = MetricName("rate_bytes", "Bytes per second.", (("quota_entity", "client-id=etl"),))
-PEAK = MetricName("peak_bytes", "Largest response.")
+TOTAL = MetricName("total_bytes", "All responses.")
 
 
 def throttled_sensor(bound=10.0):
@@ -19,13 +28,13 @@ def throttled_sensor(bound=10.0):
 def test_all_stats_get_the_value():
     sensor = Sensor("etl")
     sensor.add(RATE, Rate(), MetricConfig(samples=6))
-    sensor.add(PEAK, Max(), MetricConfig())
+    sensor.add(TOTAL, WindowedSum(), MetricConfig())
 
     sensor.record(50, 0)
     sensor.record(25, 500)
 
-    assert [metric.measure(1000) for metric in sensor.metrics] == [75 / 5, 50]
-    assert [metric.name for metric in sensor.metrics] == [RATE, PEAK]
+    assert [metric.measure(1000) for metric in sensor.metrics] == [75 / 5, 75]
+    assert [metric.name for metric in sensor.metrics] == [RATE, TOTAL]
 
 
 def test_a_sensor_without_metrics_only_notes_the_time():
@@ -68,26 +77,26 @@ def test_a_violation_says_what_it_is():
 
 def test_the_value_is_recorded_even_when_it_violates():
     sensor, metric = throttled_sensor()
-    peak = sensor.add(PEAK, Max(), MetricConfig())
+    total = sensor.add(TOTAL, WindowedSum(), MetricConfig())
 
     with pytest.raises(QuotaViolation):
         sensor.record(100, 7)
 
     assert metric.measure(7) == 20
-    assert peak.measure(7) == 100
+    assert total.measure(7) == 100
     assert sensor.last_record_ms == 7
 
 
 def test_every_quota_is_checked_and_the_first_violated_one_is_told():
     sensor = Sensor("etl")
     sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota.upper(1000)))
-    sensor.add(PEAK, Max(), MetricConfig(quota=Quota.upper(60)))
-    sensor.add(MetricName("mean", "Mean."), Avg(), MetricConfig(quota=Quota.upper(1)))
+    sensor.add(TOTAL, WindowedSum(), MetricConfig(quota=Quota.upper(60)))
+    sensor.add(MetricName("count", "How many."), Count(), MetricConfig(quota=Quota.lower(2)))
 
     with pytest.raises(QuotaViolation) as caught:
         sensor.record(61, 0)
 
-    assert caught.value.metric_name == PEAK
+    assert caught.value.metric_name == TOTAL
 
 
 def test_a_violation_ends_when_the_window_has_moved_on():
@@ -118,9 +127,11 @@ def test_a_changed_quota_keeps_the_history():
 def test_a_metric_is_added_once():
     sensor, _ = throttled_sensor()
     with pytest.raises(ValueError, match="already has a metric"):
-        sensor.add(RATE, Max(), MetricConfig())
+        sensor.add(RATE, WindowedSum(), MetricConfig())
 
-    sensor.add(dataclasses.replace(RATE, labels=(("quota_entity", "x"),)), Max(), MetricConfig())
+    sensor.add(
+        dataclasses.replace(RATE, labels=(("quota_entity", "x"),)), WindowedSum(), MetricConfig()
+    )
     assert len(sensor.metrics) == 2
 
 

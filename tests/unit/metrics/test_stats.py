@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from metrics import Avg, Count, Max, MetricConfig, Min, Rate, WindowedSum
+from metrics import Count, MetricConfig, Rate, WindowedSum
 
 MB = 1_000_000
 TWO_WINDOWS = MetricConfig(samples=2, window_ms=1000)
@@ -21,9 +21,6 @@ def record_all(stat, config, events):
     [
         pytest.param(WindowedSum, 12.0, id="sum"),
         pytest.param(Count, 3.0, id="count"),
-        pytest.param(Avg, 4.0, id="average"),
-        pytest.param(Max, 7.0, id="largest"),
-        pytest.param(Min, 2.0, id="smallest"),
     ],
 )
 def test_combining_values_of_several_samples(stat, expected):
@@ -32,12 +29,12 @@ def test_combining_values_of_several_samples(stat, expected):
     assert filled.measure(TWO_WINDOWS, 1300) == expected
 
 
-@pytest.mark.parametrize("stat", [WindowedSum, Count, Avg, Max, Min, Rate])
+@pytest.mark.parametrize("stat", [WindowedSum, Count, Rate])
 def test_nothing_recorded_measures_zero(stat):
     assert stat().measure(TWO_WINDOWS, 5000) == 0.0
 
 
-@pytest.mark.parametrize("stat", [WindowedSum, Count, Avg, Max, Min, Rate])
+@pytest.mark.parametrize("stat", [WindowedSum, Count, Rate])
 def test_what_is_too_old_is_forgotten(stat):
     filled = record_all(stat(), TWO_WINDOWS, [(0, 3), (900, 7)])
 
@@ -45,13 +42,6 @@ def test_what_is_too_old_is_forgotten(stat):
     assert filled.measure(TWO_WINDOWS, 2900) == 0.0
     filled.record(TWO_WINDOWS, 4, 2900)
     assert filled.measure(TWO_WINDOWS, 2900) > 0
-
-
-def test_extremes_of_negative_values_are_not_mixed_with_empty_samples():
-    events = [(0, -5), (1000, -3)]
-
-    assert record_all(Max(), TWO_WINDOWS, events).measure(TWO_WINDOWS, 2500) == -3.0
-    assert record_all(Min(), TWO_WINDOWS, events).measure(TWO_WINDOWS, 2500) == -3.0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
 
 START_MS = 1_000_000.0
@@ -157,7 +158,7 @@ class World:
         report = parse_report(json.dumps(document).encode())
         asked = self.pipelines.lost_ends(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
-        accepted = self.registry.report(report, self.now_ms, START_S)
+        accepted = self.registry.reports.accept(report, self.now_ms, START_S)
         self.backpressure.record_report(accepted, self.now_ms)
         self.pipelines.reported(accepted, self.now_ms, ends)
 

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
-from proxy.progress.settings import ProgressSettings, QuerySettings
 from proxy.wire.fetch import FetchedPartition
 
 NOON_S = 1_700_000_000.0
@@ -62,7 +62,7 @@ class Driver:
             **more,
         }
         report = parse_report(json.dumps(document).encode())
-        return self.world.registry.report(report, self.world.now_ms, self.world.now_s)
+        return self.world.registry.reports.accept(report, self.world.now_ms, self.world.now_s)
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""
@@ -146,7 +146,7 @@ class World:
 
     def skipped(self, topic="t", partition=0):
         part = self.part(topic, partition)
-        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skips.skips]
+        return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
         return self.registry.documents(self.now_ms, self.now_s)

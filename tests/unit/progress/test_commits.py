@@ -3,7 +3,7 @@
 import pytest
 from progress_world import Client, configured, uuid
 
-from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QuerySettings
 
 GROUP = "orders-progress"
 T0 = ("t", 0)

@@ -4,8 +4,7 @@ import json
 
 from progress_world import FOREIGN, Client, uuid
 
-from proxy.progress.query import LIVE_MS, MAX_EVENTS
-from proxy.progress.settings import STUCK_AFTER_MS
+from proxy.progress.query import LIVE_MS, MAX_EVENTS, STUCK_AFTER_MS
 
 
 def test_a_stuck_partition_is_noted_and_the_document_says_since_when(world, driver):
@@ -106,4 +105,4 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     world.registry.log_end("nobody", 0, 50, world.now_ms)
     for client_id in ("orders", "late"):
         part = world.part(client_id=client_id)
-        assert (part.high_watermark, part.log_start) == (50, 3)
+        assert (part.log.high_watermark, part.log.log_start_offset) == (50, 3)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.progress.events import EventKind, SkipReason
+from proxy.progress.events import EventKind
 from proxy.progress.log_edges import CUT_CONFIRM_MS
 from proxy.progress.offset_ranges import MAX_RANGES
 from proxy.progress.partition import PartitionProgress
 from proxy.progress.report import BatchRange
-from proxy.progress.skipped_ranges import MAX_SKIPS
+from proxy.progress.skipped_ranges import MAX_SKIPS, SkipReason
 
 RUN, OTHER_RUN = "run-1", "run-2"
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -40,8 +40,8 @@ class Part(PartitionProgress):
     """A partition with short ways to drive it."""
 
     def __init__(self, committed_to=None, end=None):
-        super().__init__("t", 0, Sink())
-        self.sink = self._sink
+        self.sink = Sink()
+        super().__init__("t", 0, self.sink)
         if end is not None:
             self.record_high_watermark(end, 0.0)
         if committed_to is not None:
@@ -52,8 +52,8 @@ class Part(PartitionProgress):
         self.complete(BatchRange(start, end), run_id, gap, now_ms, now_ms / 1000)
 
     @property
-    def skipped(self):
-        return [(skip.start, skip.end, str(skip.reason)) for skip in self.skips.skips]
+    def skips(self):
+        return [(skip.start, skip.end, str(skip.reason)) for skip in self.skipped.ranges]
 
 
 def ranges_of(offsets):
@@ -159,7 +159,7 @@ def test_lag_in_records(committed_to, end, lag):
 
 def test_lag_is_from_what_was_delivered_before_the_first_report():
     part = Part(end=100)
-    part.asked(10, 0.0)
+    part.record_fetch_offset(10, 0.0)
     assert part.lag_records() == 90
     part.deliver(10, 30, 0.0)
     assert part.lag_records() == 70
@@ -186,20 +186,20 @@ def test_the_high_watermark_only_goes_up():
     part.record_high_watermark(90, 1.0)
     part.record_high_watermark(-1, 1.0)
     part.record_lookup_end(50, 2.0, client_saw_it=True)  # the last stable offset, say
-    assert part.high_watermark == 100
+    assert part.log.high_watermark == 100
     part.record_high_watermark(110, 3.0)
-    assert part.high_watermark == 110
+    assert part.log.high_watermark == 110
 
 
 def test_a_log_that_ends_below_what_is_completed_is_another_one_when_seen_twice():
     part = Part(80, 100)
     part.record_lookup_end(10, 0.0, client_saw_it=False)
     part.record_lookup_end(10, CUT_CONFIRM_MS - 1, client_saw_it=False)
-    assert (part.committed_to, part.high_watermark) == (80, 100)
+    assert (part.committed_to, part.log.high_watermark) == (80, 100)
     part.record_lookup_end(12, CUT_CONFIRM_MS, client_saw_it=False)
-    assert (part.committed_to, part.high_watermark) == (None, 12)
+    assert (part.committed_to, part.log.high_watermark) == (None, 12)
     assert part.sink.kinds == [EventKind.SKIPPED, EventKind.RECREATED]
-    assert part.skipped == [(80, 100, "recreated")]
+    assert part.skips == [(80, 100, "recreated")]
 
 
 def test_answers_that_overtake_each_other_cut_nothing():
@@ -215,11 +215,11 @@ def test_a_topic_made_anew_starts_over_and_the_old_id_is_heard_no_more():
     assert part.accepts_topic_id(OLD_ID, 0.0)
     part.deliver(80, 90, 0.0)
     assert part.accepts_topic_id(NEW_ID, 1.0)
-    assert (part.committed_to, part.high_watermark, list(part.delivered)) == (None, None, [])
-    assert part.skipped == [(80, 100, "recreated")]
+    assert (part.committed_to, part.log.high_watermark, list(part.delivered)) == (None, None, [])
+    assert part.skips == [(80, 100, "recreated")]
     assert part.may_go_back
     assert not part.accepts_topic_id(OLD_ID, 2.0)
-    assert part.topic_id == NEW_ID
+    assert part.log.topic_id == NEW_ID
     assert part.sink.kinds.count(EventKind.RECREATED) == 1
 
 
@@ -239,7 +239,7 @@ def test_a_batch_that_goes_back_after_one_look_up_that_was_lower_is_taken():
     assert part.may_be_another_log(80)
     part.batch(80, 10)
     assert part.committed_to == 10
-    assert part.high_watermark is None
+    assert part.log.high_watermark is None
     assert EventKind.RECREATED in part.sink.kinds
 
 
@@ -249,7 +249,7 @@ def test_a_batch_that_goes_back_after_one_look_up_that_was_lower_is_taken():
 def test_a_gap_is_completed_by_reports_that_were_lost():
     part = Part(10, 100)
     part.batch(30, 40, gap=None)
-    assert (part.committed_to, part.skipped) == (40, [])
+    assert (part.committed_to, part.skips) == (40, [])
     assert part.sink.kinds == [EventKind.LOST_REPORTS]
     assert "10 to before 30" in part.sink.events[0][1]
 
@@ -257,16 +257,16 @@ def test_a_gap_is_completed_by_reports_that_were_lost():
 def test_a_gap_without_a_lost_report_is_skipped_and_says_so():
     part = Part(10, 100)
     part.batch(30, 40)
-    assert part.skipped == [(10, 30, "unexplained")]
-    assert part.skips.records == 20
+    assert part.skips == [(10, 30, "unexplained")]
+    assert part.skipped.records == 20
 
 
 def test_a_gap_below_the_log_start_is_retention_and_the_rest_is_not():
     part = Part(10, 100)
     part.record_log_start(25, 0.0)
     part.batch(30, 40)
-    assert part.skipped == [(10, 25, "retention"), (25, 30, "unexplained")]
-    assert part.skips.records == 20
+    assert part.skips == [(10, 25, "retention"), (25, 30, "unexplained")]
+    assert part.skipped.records == 20
 
 
 def test_retention_is_noticed_by_itself_and_counted_once():
@@ -274,18 +274,18 @@ def test_retention_is_noticed_by_itself_and_counted_once():
     part.record_log_start(30, 5.0)
     part.record_log_start(30, 6.0)
     part.record_log_start(20, 7.0)
-    assert part.skipped == [(10, 30, "retention")]
+    assert part.skips == [(10, 30, "retention")]
     part.record_log_start(50, 8.0)
-    assert part.skipped == [(10, 30, "retention"), (30, 50, "retention")]
+    assert part.skips == [(10, 30, "retention"), (30, 50, "retention")]
     part.batch(10, 60)
-    assert (part.committed_to, part.skips.records) == (60, 40)
+    assert (part.committed_to, part.skipped.records) == (60, 40)
 
 
 def test_retention_does_not_skip_what_is_in_flight():
     part = Part(10, 100)
     part.deliver(10, 20, 0.0)
     part.record_log_start(30, 1.0)
-    assert part.skipped == [(20, 30, "retention")]
+    assert part.skips == [(20, 30, "retention")]
 
 
 def test_retention_takes_what_failed():
@@ -293,7 +293,7 @@ def test_retention_takes_what_failed():
     part.deliver(10, 40, 0.0)
     part.fail_pending()
     part.record_log_start(30, 1.0)
-    assert part.skipped == [(10, 30, "retention")]
+    assert part.skips == [(10, 30, "retention")]
     assert list(part.failed) == [(30, 40)]
 
 
@@ -302,14 +302,14 @@ def test_a_query_that_is_reset_below_the_log_start_has_lost_what_lies_between():
     part.batch(10, 60)
     part.record_log_start(50, 0.0)
     part.batch(0, 20, OTHER_RUN, gap=None)
-    assert part.skipped == [(20, 50, "retention")]
+    assert part.skips == [(20, 50, "retention")]
 
 
 def test_an_offset_that_is_out_of_range_is_skipped_up_to_the_new_start():
     part = Part(10, 100)
     part.skip(10, 30, SkipReason.OUT_OF_RANGE, 0.0)
     part.record_log_start(30, 0.0)
-    assert part.skipped == [(10, 30, "out_of_range")]
+    assert part.skips == [(10, 30, "out_of_range")]
     assert part.position == 30
 
 
@@ -318,10 +318,10 @@ def test_many_skips_become_one_row_and_none_is_uncounted():
     for number in range(40):
         part.skip(number * 10, number * 10 + 4, SkipReason.RETENTION, float(number))
     part.skip(5000, 5001, UNEXPLAINED, 99.0)
-    assert len(part.skips.skips) == MAX_SKIPS
-    assert part.skips.records == 161
-    assert sum(skip.records for skip in part.skips.skips) == 161
-    first = part.skips.skips[0]
+    assert len(part.skipped.ranges) == MAX_SKIPS
+    assert part.skipped.records == 161
+    assert sum(skip.records for skip in part.skipped.ranges) == 161
+    first = part.skipped.ranges[0]
     assert (first.start, first.reason) == (0, SkipReason.RETENTION)
 
 
@@ -330,7 +330,7 @@ def test_skips_with_different_reasons_become_several():
     for number in range(MAX_SKIPS + 1):
         reason = UNEXPLAINED if number % 2 else SkipReason.RETENTION
         part.skip(number * 10, number * 10 + 4, reason, float(number))
-    assert part.skips.skips[0].reason is SkipReason.SEVERAL
+    assert part.skipped.ranges[0].reason is SkipReason.SEVERAL
 
 
 def test_so_many_skips_that_they_blur_are_noted():
@@ -338,7 +338,7 @@ def test_so_many_skips_that_they_blur_are_noted():
     for number in range(MAX_RANGES + 5):
         part.skip(number * 10, number * 10 + 4, UNEXPLAINED, 0.0)
     assert Counter(part.sink.kinds)[EventKind.MERGED] == 1
-    assert part.skips.records == (MAX_RANGES + 5) * 4
+    assert part.skipped.records == (MAX_RANGES + 5) * 4
 
 
 # --- runs
@@ -376,17 +376,17 @@ def test_a_batch_without_start_begins_where_the_query_asked(asked, end, skipped)
     part = Part(10, 100)
     part.begin_run(1.0, 1.0)
     if asked is not None:
-        part.asked(asked, 2.0)
+        part.record_fetch_offset(asked, 2.0)
     part.batch(None, end, OTHER_RUN, SkipReason.NEW_CHECKPOINT)
-    assert (part.committed_to, part.skipped) == (end, skipped)
+    assert (part.committed_to, part.skips) == (end, skipped)
 
 
 def test_what_was_asked_since_the_run_began_counts_although_the_report_is_late():
     part = Part(10, 100)
-    part.asked(5, 0.0)
+    part.record_fetch_offset(5, 0.0)
     part.begin_run(1.0, 3.0)
     assert part.fetched_from is None
-    part.asked(30, 2.0)
+    part.record_fetch_offset(30, 2.0)
     part.begin_run(1.0, 3.0)
     assert part.fetched_from == 30
 
@@ -438,17 +438,17 @@ def test_a_stuck_partition_raises_an_alarm_once_and_says_when_it_moves():
     assert part.sink.kinds == []  # no lag, however long
     part.record_high_watermark(20, 1_000_000.0)
     part.check_stuck(1_000_299.0, 300.0)
-    assert not part.stall.stuck
+    assert not part.stuck
     for now_ms in (1_000_300.0, 1_000_301.0):
         part.check_stuck(now_ms, 300.0)
     assert part.sink.kinds == [EventKind.STUCK]
-    assert part.stall.since_ms == 1_000_000.0
+    assert part.stuck_since_ms == 1_000_000.0
     part.batch(10, 15, now_ms=1_000_400.0)
     assert part.sink.kinds == [EventKind.STUCK, EventKind.UNSTUCK]
     part.check_stuck(1_000_699.0, 300.0)
-    assert not part.stall.stuck
+    assert not part.stuck
     part.check_stuck(1_000_700.0, 300.0)
-    assert part.stall.stuck
+    assert part.stuck
 
 
 def test_a_batch_that_completes_nothing_does_not_end_the_alarm():
@@ -456,23 +456,23 @@ def test_a_batch_that_completes_nothing_does_not_end_the_alarm():
     part.check_stuck(0.0, 300.0)
     part.check_stuck(300.0, 300.0)
     part.batch(10, 10, now_ms=301.0)
-    assert part.stall.stuck
+    assert part.stuck
 
 
 def test_a_query_without_reports_is_stuck_when_it_is_given_nothing():
     part = Part(end=100)
-    part.asked(0, 0.0)
+    part.record_fetch_offset(0, 0.0)
     part.check_stuck(0.0, 300.0)
     part.deliver(0, 10, 250.0)
     part.check_stuck(300.0, 300.0)
-    assert not part.stall.stuck
+    assert not part.stuck
     part.check_stuck(550.0, 300.0)
-    assert part.stall.stuck
+    assert part.stuck
 
 
 def test_a_query_that_ended_is_not_stuck():
     part = Part(10, 20)
     part.check_stuck(0.0, 300.0)
     part.check_stuck(300.0, 300.0)
-    part.end_stall("the query has ended", 301.0)
-    assert (part.stall.stuck, part.sink.kinds) == (False, [EventKind.STUCK, EventKind.UNSTUCK])
+    part.end_alarm("the query has ended", 301.0)
+    assert (part.stuck, part.sink.kinds) == (False, [EventKind.STUCK, EventKind.UNSTUCK])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from progress_world import Client, World, configured, uuid
 
 from proxy.progress.progress_records import FORMAT
-from proxy.progress.settings import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.state import MemoryStore, Record, SqliteStore
 
 TOPIC_ID = b"i" * 16
@@ -94,7 +94,7 @@ def test_progress_outlives_a_restart(world, tmp_path):
     assert restart(world, store) == []
     part, query = world.part(), world.query()
     assert (part.committed_to, part.position, part.leader) == (20, 30, 4)
-    assert (part.topic_id, part.run_id) == (TOPIC_ID, driver.run_id)
+    assert (part.log.topic_id, part.run_id) == (TOPIC_ID, driver.run_id)
     assert (query.query_id, query.run_batches) == (driver.query_id, 0)
     assert save(world, store) == ([], [])
     store.close()

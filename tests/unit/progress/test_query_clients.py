@@ -3,9 +3,8 @@
 import pytest
 from progress_world import FOREIGN, Client, World, configured, uuid
 
-from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS
+from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS, ProgressSettings, QuerySettings
 from proxy.progress.query_clients import FORGET_AFTER_MS
-from proxy.progress.settings import ProgressSettings, QuerySettings
 
 
 def test_two_queries_with_one_name_have_two_labels(world):

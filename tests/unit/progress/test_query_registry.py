@@ -9,10 +9,9 @@ from progress_world import FOREIGN, Client, Driver, World, configured, uuid
 
 from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
-from proxy.progress.query import LIVE_MS, MAX_PARTITIONS
+from proxy.progress.query import LIVE_MS, MAX_PARTITIONS, ProgressSettings, QuerySettings
 from proxy.progress.report import ReportRefused
 from proxy.progress.senders import MAX_SENDERS, Senders
-from proxy.progress.settings import ProgressSettings, QuerySettings
 
 # --- what is accepted
 
@@ -133,7 +132,7 @@ def test_numbers_of_two_queries_of_one_sender_are_one_row(world, driver):
 def test_the_number_of_senders_has_a_bound():
     senders = Senders()
     for number in range(MAX_SENDERS + 1):
-        senders.accepted(str(number), 5)
+        senders.accept(str(number), 5)
     assert not senders.is_repeated("0", 5)
     assert senders.is_repeated("1", 5)
 
@@ -161,7 +160,7 @@ def test_a_gap_that_nothing_explains_is_skipped(world, driver):
     driver.batch(30, 40)
     assert world.skipped() == [(10, 30, "unexplained")]
     driver.batch(40, 50)
-    assert (world.part().committed_to, world.part().skips.records) == (50, 20)
+    assert (world.part().committed_to, world.part().skipped.records) == (50, 20)
 
 
 def test_an_old_loss_explains_no_later_gap(world, driver):
@@ -533,7 +532,7 @@ def test_an_end_is_told_to_every_query_that_reads_the_partition(world, driver):
     ):
         assert ask() == {("t", 0)}
         world.registry.log_end("t", 0, end, world.now_ms)
-        ends = [world.part(client_id=each).high_watermark for each in ("orders", "other")]
+        ends = [world.part(client_id=each).log.high_watermark for each in ("orders", "other")]
         assert ends == [end, end]
         world.now_ms += MIN_END_AGE_MS
 
@@ -544,4 +543,4 @@ def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
     world.registry.partitions()
     world.query().let_go(gone, "as a test", world.now_ms)
     world.registry.log_end("t", 0, 100, world.now_ms)
-    assert gone.high_watermark is None
+    assert gone.log.high_watermark is None

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from progress_world import LARGE, Client, World
 
-from proxy.progress.reader import MAX_FLOWS
+from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
 from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
@@ -86,7 +86,15 @@ def test_a_pipelined_answer_belongs_to_what_was_asked_for(world, client):
 def test_following_may_begin_amid_a_session(world, client):
     client.asked = None
     client.answer(hw=77, start=3)
-    assert (world.part().high_watermark, world.part().log_start, delivered(world)) == (77, 3, [])
+    assert (
+        world.part().log.high_watermark,
+        world.part().log.log_start_offset,
+        delivered(world),
+    ) == (
+        77,
+        3,
+        [],
+    )
     client.read(10)
     client.read(20)
     assert delivered(world) == [(10, 20)]
@@ -153,13 +161,13 @@ def test_a_range_is_counted_once_whichever_way_it_is_noticed(world, client):
     client.read(10, error=OUT_OF_RANGE, count=0)
     client.read(60, start=60)
     assert world.skipped() == [(10, 60, "out_of_range")]
-    assert world.part().skips.records == 50
+    assert world.part().skipped.records == 50
 
 
 @pytest.mark.parametrize("error", [3, 6, 100])
 def test_other_errors_say_nothing(world, client, error):
     client.read(10, error=error, hw=-1, start=-1, count=0)
-    assert (world.part().high_watermark, world.skipped()) == (None, [])
+    assert (world.part().log.high_watermark, world.skipped()) == (None, [])
 
 
 def test_what_is_delivered_first_is_not_lost_to_retention(world, client):
@@ -174,10 +182,10 @@ def test_a_topic_made_anew_starts_over(world):
     old.read(10, end=50)
     new.read(0, hw=20, end=5)
     part = world.part()
-    assert (part.topic_id, delivered(world), part.high_watermark) == (NEW_ID, [(0, 5)], 20)
+    assert (part.log.topic_id, delivered(world), part.log.high_watermark) == (NEW_ID, [(0, 5)], 20)
     old.read(50, end=90, hw=1000)
     old.read(95)
-    assert (delivered(world), part.high_watermark) == ([(0, 5)], 20)
+    assert (delivered(world), part.log.high_watermark) == ([(0, 5)], 20)
     assert world.kinds() == ["recreated"]
 
 
@@ -193,7 +201,7 @@ def test_another_id_counts_only_once_the_broker_answers_to_it(world):
     old, new = Client(world, topic_id=OLD_ID), Client(world, topic_id=NEW_ID)
     old.read(10, end=50)
     new.read(0, error=100, count=0)
-    assert (world.part().topic_id, world.kinds()) == (OLD_ID, [])
+    assert (world.part().log.topic_id, world.kinds()) == (OLD_ID, [])
 
 
 def test_without_topic_ids_there_is_one_topic(world):
@@ -227,10 +235,10 @@ def test_offsets_that_no_client_asks_for_do_no_harm(world, client):
 
 def test_partitions_that_were_let_go_of_do_not_pile_up(world):
     client = Client(world)
-    for number in range(MAX_FLOWS + 10):
+    for number in range(MAX_CURSORS + 10):
         client.ask(0, partition=number)
         world.query().let_go(world.part(partition=number), "gone", 0.0)
-    assert len(client.follower._flows) <= MAX_FLOWS
+    assert len(client.follower.cursors) <= MAX_CURSORS
 
 
 class Naive:

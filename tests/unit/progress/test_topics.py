@@ -34,7 +34,7 @@ def test_a_known_name_is_told_at_once():
     world.names.resolved({A: "orders"})
     world.see(A, 1)
     assert world.told == [("orders", 1)]
-    assert world.names.name(A) == "orders"
+    assert world.names.known.get(A) == "orders"
     assert world.names.wanted() == ()
     assert world.calls == 0
 
@@ -87,7 +87,7 @@ def test_giving_up_a_name_that_came_meanwhile_changes_nothing():
     world.see(A, 1)
     world.names.resolved({A: "orders"})
     world.names.unresolvable([A])
-    assert world.names.name(A) == "orders"
+    assert world.names.known.get(A) == "orders"
     assert (world.names.given_up, world.names.lost) == (0, 0)
 
 
@@ -106,7 +106,7 @@ def test_names_are_bounded_and_asked_for_again():
     world.names.resolved({A: "orders", B: "clicks"})
     world.names.resolved({A: "orders"})
     world.names.resolved({C: "users"})
-    assert [world.names.name(each) for each in (A, B, C)] == ["orders", None, "users"]
+    assert [world.names.known.get(each) for each in (A, B, C)] == ["orders", None, "users"]
     world.see(B, 1)
     assert world.names.wanted() == (B,)
 
@@ -169,4 +169,4 @@ def test_looking_at_many_ids_stays_cheap_in_memory(count):
         names.when_known(number.to_bytes(16, "big"), lambda _: None)
     assert (names.queued, len(names.wanted()), names.lost) == (100, 100, count - 100)
     names.resolved({number.to_bytes(16, "big"): "t" for number in range(count)})
-    assert sum(names.name(n.to_bytes(16, "big")) is not None for n in range(count)) == 100
+    assert sum(names.known.get(n.to_bytes(16, "big")) is not None for n in range(count)) == 100

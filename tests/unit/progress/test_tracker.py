@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchTracker, _Asked
+from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
 from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
 
 NO_ERROR = 0
@@ -59,7 +59,7 @@ class Line:
     @property
     def kept(self):
         """How many partitions of the present session are known."""
-        session = self.tracker._session
+        session = self.tracker.session
         return len(session.positions) if session is not None else 0
 
     def ask(self, request):
@@ -262,7 +262,7 @@ def test_the_session_is_bounded():
 def test_answered_requests_are_let_go():
     def alive():
         gc.collect()
-        return sum(isinstance(each, _Asked) for each in gc.get_objects())
+        return sum(isinstance(each, FetchInFlight) for each in gc.get_objects())
 
     before = alive()
     line = Line()

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Waiter
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -117,10 +119,10 @@ class Consumer:
             batches = max(granted // self.batch_bytes, 1)
             world.at(
                 world.now_ms + self.broker_ms,
-                lambda: self._answered(batches * self.batch_bytes, expected),
+                lambda: self.answered(batches * self.batch_bytes, expected),
             )
 
-    def _answered(self, size: int, expected) -> None:
+    def answered(self, size: int, expected) -> None:
         world = self.world
         if expected is not None:
             expected.answered(size)
@@ -132,14 +134,14 @@ class Consumer:
             self._delivered(size)
             world.at(due_ms + self.think_ms, self.ask)
         else:
-            world.at(due_ms, lambda: (self._delivered(size), self._again()))
+            world.at(due_ms, lambda: (self._delivered(size), self.again()))
 
     def _delivered(self, size: int) -> None:
         world = self.world
         world.delivered.append((world.now_ms, size))
         world.latencies_ms.append(world.now_ms - world.under_way.pop(self.number))
 
-    def _again(self) -> None:
+    def again(self) -> None:
         self.world.at(self.world.now_ms + self.think_ms, self.ask)
 
 

@@ -17,8 +17,8 @@ from closed_loop import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.quota import QuotaSettings, Rule
 from proxy.quota.gate import UNDER_WAY_MS
+from proxy.quota.rules import QuotaSettings, Rule
 
 END_MS = 60_000.0
 SETTLED_MS = 20_000.0
@@ -94,7 +94,7 @@ def test_a_client_that_always_reconnects_gains_nothing(mutes):
 
     def connect() -> None:
         consumer = Consumer(world, next(numbers), 50 * MB, batch_bytes=16_384, mutes=mutes)
-        consumer._again = lambda: None  # type: ignore[method-assign]
+        consumer.again = lambda: None  # type: ignore[method-assign]
         consumer.ask()
         consumer.ends_ms = world.now_ms
         world.at(world.now_ms + 5.0, connect)
@@ -123,13 +123,13 @@ def test_connections_take_turns():
     counts = dict.fromkeys(range(8), 0)
     for number in range(8):
         consumer = Consumer(world, number, MB, batch_bytes=SMALL_BATCH)
-        answered = consumer._answered
+        answered = consumer.answered
 
         def count(size, expected, number=number, answered=answered) -> None:
             counts[number] += size if world.now_ms > SETTLED_MS else 0
             answered(size, expected)
 
-        consumer._answered = count  # type: ignore[method-assign]
+        consumer.answered = count  # type: ignore[method-assign]
         world.at(number * 0.1, consumer.ask)
     world.run(END_MS)
     assert max(counts.values()) <= 1.1 * min(counts.values())

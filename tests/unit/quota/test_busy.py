@@ -5,8 +5,9 @@ from collections import deque
 import pytest
 from closed_loop import World, make_manager
 
-from proxy.quota import QuotaKind, QuotaSettings, Rule
 from proxy.quota.busy import BusyTime
+from proxy.quota.entities import QuotaKind
+from proxy.quota.rules import QuotaSettings, Rule
 
 REQUEST = QuotaKind.REQUEST_PERCENTAGE
 SERVICE_MS = 4.0

@@ -2,8 +2,9 @@
 
 import pytest
 
-from proxy.quota import DEFAULT, QuotaKind, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gaps import find_gaps
+from proxy.quota.rules import Rule, RuleTable
 
 CONSUMER, PRODUCER, _ = QuotaKind
 OPEN = "no rule bounds clients that no rule names"

@@ -4,17 +4,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from metrics import Instruments, Registry, SensorCollector
-from proxy.quota import (
-    DEFAULT,
-    ClientIdentity,
-    QuotaKind,
-    QuotaManager,
-    QuotaSettings,
-    Rule,
-    ThrottleTime,
-    longest,
-)
+from proxy.quota.client_quotas import ThrottleTime, longest
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QUIET_MS, SHOWN_CLIENTS
+from proxy.quota.rules import QuotaSettings, Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -55,10 +49,12 @@ class World:
         return charge
 
     def entities(self, now_ms=0.0):
-        return sorted(row.entity for row in self.manager.snapshot(now_ms))
+        return sorted(row.entity for row in list(filter(None, self.manager.rows(lambda: now_ms))))
 
     def row(self, entity, now_ms):
-        (row,) = [row for row in self.manager.snapshot(now_ms) if row.entity == entity]
+        (row,) = [
+            row for row in filter(None, self.manager.rows(lambda: now_ms)) if row.entity == entity
+        ]
         return row
 
     def counted(self, name, entity, kind=CONSUMER):
@@ -177,7 +173,7 @@ def test_connections_of_one_client_share_its_handle_until_the_last_one_closes():
     two.close()
     one.close()
     assert world.client() is not one
-    assert len(world.manager._clients) == 1
+    assert len(world.manager.clients()) == 1
 
 
 def test_a_client_that_connects_again_finds_its_history():
@@ -261,8 +257,8 @@ def test_a_handle_whose_sensor_expired_gets_a_new_one():
     world = World(ALL)
     client = world.client()
     client.charge(CONSUMER, 11 * MB, 0.0)
-    assert world.manager.expire(HOUR_MS - 1) == 0
-    assert world.manager.expire(HOUR_MS) == 1
+    assert sum(world.manager.expiring(HOUR_MS - 1)) == 0
+    assert sum(world.manager.expiring(HOUR_MS)) == 1
     assert world.entities() == []
     assert world.counted("violations", "client-id=c") is None
     assert client.charge(CONSUMER, 11 * MB, HOUR_MS) is not None
@@ -275,7 +271,7 @@ def test_two_handles_agree_on_the_new_sensor():
     a, b = world.client("a"), world.client("b")
     a.charge(CONSUMER, 1.0, 0.0)
     b.charge(CONSUMER, 1.0, 0.0)
-    world.manager.expire(HOUR_MS)
+    sum(world.manager.expiring(HOUR_MS))
     assert a.charge(CONSUMER, 10 * MB, HOUR_MS) is None
     assert b.charge(CONSUMER, 1 * MB, HOUR_MS) is not None
     assert len(world.registry) == 1
@@ -314,7 +310,7 @@ def test_20_000_clients_come_and_go_and_each_has_a_sensor_of_its_own():
     assert world.manager.clients() == []
     assert examined <= 20_000
     assert 90 <= len(world.registry) <= 95
-    assert world.manager.expire(now_ms + HOUR_MS) >= 90
+    assert sum(world.manager.expiring(now_ms + HOUR_MS)) >= 90
     assert world.entities() == []
     assert b"violations_total{" not in generate_latest(world.prometheus)
 
@@ -342,7 +338,7 @@ def test_an_update_between_the_steps_of_expiring_is_not_overlooked():
     next(steps)
     world.update()
     list(steps)
-    assert world.manager.expire(20_000.0) == 2
+    assert sum(world.manager.expiring(20_000.0)) == 2
 
 
 def test_rows_and_readings_are_those_of_each_step():
@@ -357,7 +353,7 @@ def test_rows_and_readings_are_those_of_each_step():
 
     world.update()
     clients["b"].close()
-    assert world.manager.expire(20_000.0) == 3
+    assert sum(world.manager.expiring(20_000.0)) == 3
     assert list(rows) == list(readings) == []
 
 
@@ -414,9 +410,9 @@ def test_a_sensor_that_no_rule_names_goes_when_its_window_is_empty():
     client.charge(CONSUMER, 1 * MB, 0.0)
     world.update(rule(client_id=DEFAULT, scope="shared"))
     client.charge(CONSUMER, 1 * MB, 1.0)
-    assert world.manager.expire(1000.0) == 0
+    assert sum(world.manager.expiring(1000.0)) == 0
     assert world.entities(1000.0) == ["client-id=<default>", "client-id=c"]
-    assert world.manager.expire(11_000.0) == 1
+    assert sum(world.manager.expiring(11_000.0)) == 1
     assert world.entities() == ["client-id=<default>"]
 
 
@@ -425,7 +421,7 @@ def test_what_a_client_owes_outlives_its_window_and_an_update():
     client = world.client()
     client.charge(CONSUMER, 50 * MB, 0.0)
     world.update(ALL)
-    assert world.manager.expire(15_000.0) == 0
+    assert sum(world.manager.expiring(15_000.0)) == 0
     assert client.charge(CONSUMER, 1 * MB, 15_000.0).delay_ms == 20_000
 
 
@@ -470,7 +466,7 @@ def test_a_charge_that_was_not_waited_for_is_no_hold():
 def test_a_hold_of_a_sensor_that_is_gone_counts_for_nobody():
     world = World(ALL)
     charge = world.client().charge(CONSUMER, 50 * MB, 0.0)
-    world.manager.expire(HOUR_MS)
+    sum(world.manager.expiring(HOUR_MS))
     world.manager.held(charge, 20_000.0, HOUR_MS)
     assert world.states == []
 
@@ -481,16 +477,16 @@ def test_throttling_is_told_once_when_it_begins_and_once_when_it_has_ended():
     began = ("client-id=c", CONSUMER, ALL, True, 1.1 * MB, MB)
     for now_ms in (0.0, 1000.0, 20_000.0):  # due after 1, 21 and 32.5 s
         assert world.hold(client, 11 * MB, now_ms) is not None
-        assert world.manager.sweep(now_ms) == 0
+        assert sum(world.manager.sweeping(now_ms)) == 0
         assert world.states == [began]
     due_ms = world.row("client-id=c", 20_000.0).hold_until_ms
     assert due_ms == 32_500.0
-    assert world.manager.sweep(due_ms + QUIET_MS - 1) == 0
+    assert sum(world.manager.sweeping(due_ms + QUIET_MS - 1)) == 0
     assert world.row("client-id=c", due_ms + QUIET_MS - 1).throttled
-    assert world.manager.sweep(due_ms + QUIET_MS) == 1
+    assert sum(world.manager.sweeping(due_ms + QUIET_MS)) == 1
     assert world.states == [began, ("client-id=c", CONSUMER, ALL, False, 0.0, MB)]
     assert not world.row("client-id=c", due_ms + QUIET_MS).throttled
-    assert world.manager.sweep(due_ms + 10 * QUIET_MS) == 0
+    assert sum(world.manager.sweeping(due_ms + 10 * QUIET_MS)) == 0
     assert world.hold(client, 50 * MB, HOUR_MS) is not None
     assert [state[3] for state in world.states] == [True, False, True]
 
@@ -500,8 +496,8 @@ def test_each_kind_of_quota_begins_and_ends_by_itself():
     client = world.client()
     world.hold(client, 11 * MB, 0.0)
     world.hold(client, 11 * MB, 10_000.0, PRODUCER)
-    world.manager.sweep(1000.0 + QUIET_MS)
-    world.manager.sweep(11_000.0 + QUIET_MS)
+    sum(world.manager.sweeping(1000.0 + QUIET_MS))
+    sum(world.manager.sweeping(11_000.0 + QUIET_MS))
     told = [(kind, throttled) for _, kind, _, throttled, _, _ in world.states]
     assert told == [(CONSUMER, True), (PRODUCER, True), (CONSUMER, False), (PRODUCER, False)]
 
@@ -513,7 +509,7 @@ def test_throttling_goes_on_over_an_update_and_ends_under_the_new_rule():
     lower = rule(4, client_id="c", consumer=MB / 2)
     world.update(lower)
     world.hold(client, 1 * MB, 500.0)
-    world.manager.sweep(100_000.0)
+    sum(world.manager.sweeping(100_000.0))
     assert [(state[2], state[3], state[5]) for state in world.states] == [
         (ALL, True, MB),
         (lower, False, MB / 2),
@@ -530,7 +526,7 @@ def test_holds_may_begin_and_sensors_go_between_the_steps_of_sweeping():
     world.hold(clients[1], 50 * MB, 1000.0 + QUIET_MS)
     assert list(steps) == [False, True]
     steps = world.manager.sweeping(2 * HOUR_MS)
-    assert world.manager.expire(2 * HOUR_MS) == 3
+    assert sum(world.manager.expiring(2 * HOUR_MS)) == 3
     assert list(steps) == []
     assert [state[3] for state in world.states].count(False) == 3
 
@@ -541,9 +537,9 @@ def test_throttling_ends_when_its_sensor_goes(how):
     world.hold(world.client(), 11 * MB, 0.0)
     if how == "without a rule":
         world.update()
-    assert world.manager.expire(HOUR_MS) == 1
+    assert sum(world.manager.expiring(HOUR_MS)) == 1
     assert [state[3] for state in world.states] == [True, False]
-    assert world.manager.sweep(HOUR_MS) == 0
+    assert sum(world.manager.sweeping(HOUR_MS)) == 0
 
 
 def test_a_row_names_the_connected_clients_that_share_its_sensor():
@@ -594,12 +590,12 @@ def test_clients_that_no_rule_bounds_are_listed_and_counted():
     clients[1].close()
     assert world.prometheus.get_sample_value(gauge) == 2
     world.update(named, rule(1, consumer=None, request=50.0, client_id=DEFAULT))
-    world.manager.settle()
+    sum(world.manager.settling())
     assert world.manager.unbounded() == []
     world.update()
     assert not clients[0].has(CONSUMER)
     assert [client.client_id for client in world.manager.unbounded()] == ["etl"]
-    world.manager.settle()
+    sum(world.manager.settling())
     assert world.prometheus.get_sample_value(gauge) == 3
 
     for client in (clients[0], *clients[2:]):
@@ -630,7 +626,7 @@ def test_rules_of_silent_clients_are_looked_up_one_by_one():
     world.update(ALL)
     assert list(steps) == [True] * 5
     assert world.manager.unbounded() == []
-    assert world.manager.settle() == 0
+    assert sum(world.manager.settling()) == 0
 
 
 def test_explain_follows_the_rules_in_force():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota import DEFAULT, OTHER, ClientIdentity, QuotaKind, Rule, RuleTable
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import OTHER, Rule, RuleTable
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE

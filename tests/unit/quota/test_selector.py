@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.quota import DEFAULT, parse_selector, selector
-from proxy.quota.selector import KEYS
+from proxy.quota.entities import DEFAULT
+from proxy.quota.selector import KEYS, parse_selector, selector
 
 
 @pytest.mark.parametrize(

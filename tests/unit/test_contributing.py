@@ -1,0 +1,78 @@
+"""docs/contributing.md lists every metric; this file, run as a script, writes the list anew."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import MagicMock
+
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry, SensorCollector
+from metrics.instruments import InstrumentRow
+from proxy.progress.progress_collector import ProgressCollector
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import QuotaSettings, Rule
+
+ROOT = Path(__file__).parents[2]
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
+BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
+
+
+def _sensors(instruments: Instruments) -> SensorCollector:
+    """Return what a proxy with one bounded client shows of it."""
+    rule = Rule(client_id="etl", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1.0})
+    sensors = Registry(10)
+    manager = QuotaManager(QuotaSettings(rules=(rule,)), instruments, sensors)
+    client = manager.client(ClientIdentity("default", None, "etl"))
+    client.charge(QuotaKind.CONSUMER_BYTE_RATE, 1.0, 0.0)
+    return SensorCollector(sensors, lambda: 0.0)
+
+
+def _progress() -> ProgressCollector:
+    """Return what a proxy shows that follows one partition and has had one batch report."""
+    source = MagicMock(report_results={"accepted": 1})
+    source.rows.return_value = [("orders", MagicMock())]
+    return ProgressCollector(source, lambda: 0.0, 10)
+
+
+def metric_rows() -> Iterator[InstrumentRow]:
+    """Yield every metric that the proxy registers."""
+    instruments = Instruments(CollectorRegistry(), max_label_sets=1)
+    yield from instruments.rows
+    for collector in (_sensors(instruments), _progress()):
+        for family in collector.collect():
+            labels = tuple(next(iter(family.samples)).labels)
+            name = family.name + ("_total" if family.type == "counter" else "")
+            yield InstrumentRow(name, family.type, labels, family.documentation)
+
+
+def metric_table() -> str:
+    """Return the table of all metrics, by name."""
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for row in sorted(metric_rows()):
+        labels = ", ".join(f"`{label}`" for label in row.labels)
+        lines.append(f"| `{row.name}` | {row.type} | {labels} | {row.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_list_of_metrics_is_that_of_the_code() -> None:
+    before, _, rest = CONTRIBUTING.read_text().partition(BEGIN)
+    listed, end, _ = rest.partition(END)
+    assert before
+    assert end
+    assert listed == metric_table()
+
+
+def test_the_paths_of_the_steps_exist() -> None:
+    paths = re.findall(
+        r"`((?:proxy|metrics|tests|docs|helm|examples)/[\w./-]+)`", CONTRIBUTING.read_text()
+    )
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+if __name__ == "__main__":
+    text = CONTRIBUTING.read_text()
+    head, tail = text.split(BEGIN)[0], text.split(END)[1]
+    CONTRIBUTING.write_text(head + BEGIN + metric_table() + END + tail)
