@@ -30,7 +30,7 @@ class _ReadLate:
 
 
 def read_late(family: Family, make: Callable[[], Iterator[Sample]]) -> Family:
-    """Give an empty family the samples that `make` yields whenever they are read.
+    """Set the samples of an empty family: what `make` yields whenever they are read.
 
     So who reads thousands of them can do other work between two.
     """

@@ -70,7 +70,7 @@ class Registry:
         return sensor
 
     def remove(self, name: str) -> bool:
-        """Let the sensor go; return whether there was one."""
+        """Remove the sensor; return whether there was one."""
         sensor = self._sensors.pop(name, None)
         if sensor is None:
             return False
@@ -81,11 +81,11 @@ class Registry:
         return True
 
     def expire(self, now_ms: float) -> list[str]:
-        """Let all idle sensors go; return their names."""
+        """Remove all idle sensors; return their names."""
         return [name for name in self.expiring(now_ms) if name is not None]
 
     def expiring(self, now_ms: float) -> Iterator[str | None]:
-        """Let idle sensors go; yield for each that is looked at its name, None when it stays.
+        """Remove idle sensors; yield for each that is examined its name, None when it stays.
 
         Looks only at those that can have expired, which for each sensor is so at most once in
         `expiry_ms`. It may be left at any step and other calls may come between two.

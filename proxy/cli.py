@@ -121,7 +121,7 @@ def _port(text: str) -> int:
 
 
 def _process(text: str) -> int:
-    """Take the id of a running proxy. 0 and below would mean many processes."""
+    """Parse the id of a running proxy. 0 and below would mean many processes."""
     if not text.isdecimal() or int(text) in (0, os.getpid()):
         raise argparse.ArgumentTypeError(f"{text!r} is not the id of another process")
     try:
@@ -162,7 +162,7 @@ async def _serve(config: Config, options: argparse.Namespace) -> None:
     app = App(config, options.config, splice=not options.no_splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, app.reloader.ask)
+    loop.add_signal_handler(signal.SIGHUP, app.reloader.request)
     await app.run(stop, lambda: _say("ready"), options.take_over)
 
 

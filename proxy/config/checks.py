@@ -8,6 +8,7 @@ import difflib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks
@@ -40,6 +41,11 @@ class _PortClaim:
     host: str
     ports: endpoints.PortRange
 
+    def __str__(self) -> str:
+        ports = self.ports
+        what = f"port {ports.first}" if ports.first == ports.last else f"ports {ports}"
+        return f"{what} of {self.owner}"
+
     def clashes_with(self, other: "_PortClaim") -> bool:
         return (
             self.ports.first <= other.ports.last
@@ -65,8 +71,12 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _same_clients(document, queries)
     yield from _used_twice(document, pipelines, "name", "pipeline")
     yield from pipeline_checks.find_problems(document)
-    yield from _too_many_queries(document)
-    yield from _too_many_nodes(document, pipelines)
+    listed = document.data.get("queries")
+    count = len(listed) if isinstance(listed, list) else 0
+    yield from _too_many(document, "queries", count, "names {} queries")
+    nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
+    count = sum(len(listed) for listed in nodes if isinstance(listed, list))
+    yield from _too_many(document, "pipelines", count, "have {} sources and stages")
     yield from _unknown_listeners(document, rules, listeners)
     yield from _useless_state_keys(document)
 
@@ -99,20 +109,13 @@ def _used_twice(
 def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
     claims = [claim for item in listeners for claim in _listener_claims(item)]
     claims += _admin_claim(document)
-    for index, claim in enumerate(claims):
-        for earlier in claims[:index]:
-            if claim.clashes_with(earlier):
-                yield document.problem(
-                    claim.loc,
-                    f"{_ports(claim)} of {claim.owner} and {_ports(earlier)} of "
-                    f"{earlier.owner} ({_at(document, earlier.loc)}) overlap",
-                    "choose ports that do not overlap",
-                )
-
-
-def _ports(claim: _PortClaim) -> str:
-    ports = claim.ports
-    return f"port {ports.first}" if ports.first == ports.last else f"ports {ports}"
+    for earlier, claim in combinations(claims, 2):
+        if claim.clashes_with(earlier):
+            yield document.problem(
+                claim.loc,
+                f"{claim} and {earlier} ({_at(document, earlier.loc)}) overlap",
+                "choose ports that do not overlap",
+            )
 
 
 def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
@@ -207,24 +210,13 @@ def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigPr
             )
 
 
-def _too_many_queries(document: Document) -> Iterator[ConfigProblem]:
-    queries, most = document.data.get("queries"), _max_client_entities(document)
-    if isinstance(queries, list) and len(queries) > most:
-        yield document.problem(
-            ("queries",),
-            f"names {len(queries)} queries, more than limits.max_client_entities, {most}",
-            "remove some, or raise limits.max_client_entities",
-        )
-
-
-def _too_many_nodes(document: Document, pipelines: list[_Item]) -> Iterator[ConfigProblem]:
+def _too_many(document: Document, section: str, count: int, what: str) -> Iterator[ConfigProblem]:
+    """Yield that a section names more than there are metrics for, if it does."""
     most = _max_client_entities(document)
-    nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
-    count = sum(len(listed) for listed in nodes if isinstance(listed, list))
     if count > most:
         yield document.problem(
-            ("pipelines",),
-            f"have {count} sources and stages, more than limits.max_client_entities, {most}",
+            (section,),
+            f"{what.format(count)}, more than limits.max_client_entities, {most}",
             "remove some, or raise limits.max_client_entities",
         )
 

@@ -97,12 +97,8 @@ def _parse(file: str, text: str) -> Document:
     try:
         root = loader.get_single_node()
         if root is None:
-            raise _unusable(
-                file,
-                WHOLE_FILE,
-                "is empty",
-                "write at least the sections cluster and listeners; see examples/minimal.yaml",
-            )
+            fix = "write at least the sections cluster and listeners; see examples/minimal.yaml"
+            raise _unusable(file, WHOLE_FILE, "is empty", fix)
         document = Document(file)
         data = _build(loader, document, root, ())
     finally:
@@ -118,11 +114,8 @@ def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> ob
     """Turn a node into plain values and note the lines of what it holds."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
     if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
-        document.problems.append(
-            document.problem(
-                loc, f"has the tag {shown(node.tag)}", "remove the word that begins with !"
-            )
-        )
+        fix = "remove the word that begins with !"
+        document.problems.append(document.problem(loc, f"has the tag {shown(node.tag)}", fix))
     if isinstance(node, yaml.MappingNode):
         return _build_mapping(loader, document, node, loc)
     if isinstance(node, yaml.SequenceNode):
@@ -133,10 +126,8 @@ def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> ob
         value: object = loader.construct_object(node)
     except ValueError:
         # PyYAML lets int() and float() speak, for instance of `!!int x`.
-        message = f"{shown(node.value)} does not fit its type"
-        raise ConfigError(
-            [document.problem(loc, message, "correct it or put it in quotes")]
-        ) from None
+        problem = f"{shown(node.value)} does not fit its type", "correct it or put it in quotes"
+        raise ConfigError([document.problem(loc, *problem)]) from None
     if value is None and loc:
         document.empty.append(loc)
     return value
@@ -148,33 +139,20 @@ def _build_mapping(
     mapping: dict[str, object] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            document.problems.append(
-                ConfigProblem(
-                    document.file,
-                    line,
-                    key_path(loc),
-                    "has a list or a mapping as a key",
-                    "write a word, a colon and a space",
-                )
-            )
-            continue
         # The text as written: `on` and `1` are keys like any other.
         key = key_node.value
         key_loc = (*loc, key)
-        if key in mapping:
-            document.problems.append(
-                ConfigProblem(
-                    document.file,
-                    line,
-                    key_path(key_loc),
-                    f"is there twice, first on line {document.line(key_loc)}",
-                    "remove one of the two",
-                )
-            )
+        if not isinstance(key_node, yaml.ScalarNode):
+            key_loc = loc
+            problem = "has a list or a mapping as a key", "write a word, a colon and a space"
+        elif key in mapping:
+            first = document.line(key_loc)
+            problem = f"is there twice, first on line {first}", "remove one of the two"
+        else:
+            document.lines[key_loc] = line
+            mapping[key] = _build(loader, document, value_node, key_loc)
             continue
-        document.lines[key_loc] = line
-        mapping[key] = _build(loader, document, value_node, key_loc)
+        document.problems.append(ConfigProblem(document.file, line, key_path(key_loc), *problem))
     return mapping
 
 

@@ -67,7 +67,7 @@ def parse_duration_or_zero(value: object) -> Seconds:
 
 
 def _likely_duration(number: str, unit: str) -> str:
-    """Say what `20S`, `20 s`, `20sec` or `500msec` may have meant."""
+    """Return what `20S`, `20 s`, `20sec` or `500msec` may have meant."""
     word = unit.lower()
     if not word.isalpha():
         return _DURATION_FIX

@@ -103,14 +103,12 @@ def parse_bind(value: object) -> HostPort:
     if match["ipv6"] is not None:
         address = ip_address(match["ipv6"])
         if not isinstance(address, ipaddress.IPv6Address):
-            raise BadValueError(
-                f"{shown(value)} has no IPv6 address in its brackets", _ENDPOINT_FIX
-            )
+            message = f"{shown(value)} has no IPv6 address in its brackets"
+            raise BadValueError(message, _ENDPOINT_FIX)
         return HostPort(match["ipv6"], port)
     if not match["host"]:
-        raise BadValueError(
-            f"{shown(value)} has no host", f"write 0.0.0.0:{port} for every interface"
-        )
+        fix = f"write 0.0.0.0:{port} for every interface"
+        raise BadValueError(f"{shown(value)} has no host", fix)
     _check_host(match["host"])
     return HostPort(match["host"], port)
 
@@ -149,9 +147,8 @@ def parse_advertised_host(value: object) -> str:
         raise BadValueError(f"{shown(value)} is not a host name or address", "write it as text")
     address = ip_address(value)
     if address is None and _HOST_AND_PORT.fullmatch(value):
-        raise BadValueError(
-            f"{shown(value)} has a port", "write the host alone; bind sets the port"
-        )
+        fix = "write the host alone; bind sets the port"
+        raise BadValueError(f"{shown(value)} has a port", fix)
     if address is not None and address.is_unspecified:
         raise BadValueError(
             f"{shown(value)} stands for every interface, clients cannot connect to it",
@@ -170,9 +167,8 @@ def parse_broker_ports(value: object) -> PortRange:
     if value in (0, "0") and value is not False:
         return PortRange(0, 0)
     if isinstance(value, int) and not isinstance(value, bool):
-        raise BadValueError(
-            f"{value} is one port, not a range", f"for one broker write {value}-{value}"
-        )
+        fix = f"for one broker write {value}-{value}"
+        raise BadValueError(f"{value} is one port, not a range", fix)
     match = _PORT_RANGE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise BadValueError(f"{shown(value)} is not a range of ports", _PORTS_FIX)

@@ -58,7 +58,7 @@ def _empty_problems(document: Document, unknown: list[Loc]) -> Iterator[ConfigPr
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:
-    """Say what pydantic found, and how to mend it, in the user's words."""
+    """Return what pydantic found, and how to mend it, in the user's words."""
     loc, value = detail["loc"], detail["input"]
     reason = detail.get("ctx", {}).get("error")
     if isinstance(reason, BadValueError):

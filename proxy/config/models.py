@@ -130,7 +130,7 @@ class ListenerTls(Section):
 
 
 class ListenerSection(Section):
-    """Where clients connect, and what addresses they are told.
+    """Where clients connect, and which addresses are advertised to them.
 
     `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
     `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
@@ -184,11 +184,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
         """Return the rule, the `number`th of the file."""
         bounds = {kind: getattr(self, kind.value) for kind in QuotaKind}
         return Rule(
-            user=self.user,
-            client_id=self.client_id,
-            client_id_prefix=self.client_id_prefix,
-            listener=self.listener,
-            scope=self.scope,
+            **self.model_dump(include=set(RuleKeys.model_fields)),
             bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
             adaptive=self.adaptive.settings if self.adaptive else None,
             place=place,

@@ -1,6 +1,6 @@
 """What the file says of pipelines: their sources and stages, and what is to flow between them.
 
-A model checks its own values. What concerns a pipeline as a whole, or several, is told by
+A model checks its own values. What concerns a pipeline as a whole, or several, is found by
 `proxy.pipeline.graph`, and placed in the file by `pipeline_checks`.
 """
 
@@ -29,7 +29,7 @@ from proxy.config.fields import (
     Size,
     Text,
 )
-from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.quota.entities import DEFAULT
 from proxy.quota.values import BadValueError, shown
 
@@ -88,14 +88,9 @@ class PipelineSource(Section):
     step: RecordRate = Field(examples=["step: 100"])
 
     @property
-    def settings(self) -> Source:
+    def settings(self) -> SourceSettings:
         """What the flow takes."""
-        return Source(
-            client_id=self.client_id,
-            produces=self.produces,
-            normal_rate=self.normal_rate,
-            step=self.step,
-        )
+        return SourceSettings(**self.model_dump())
 
 
 class PipelineStage(Section):
@@ -134,19 +129,10 @@ class PipelineStage(Section):
     @property
     def settings(self) -> StageSettings:
         """What the flow takes."""
+        durations = ("sampling_interval", "period", "t_min_adjust")
         return StageSettings(
-            name=self.name,
-            queries=self.queries,
-            client_ids=self.client_ids,
-            consumes=self.consumes,
-            produces=self.produces,
-            band=self.band,
-            sampling_interval_ms=self.sampling_interval * MS_PER_SECOND,
-            period_ms=self.period * MS_PER_SECOND,
-            ratio=self.ratio,
-            normal_rate=self.normal_rate,
-            step=self.step,
-            t_min_adjust_ms=self.t_min_adjust * MS_PER_SECOND,
+            **self.model_dump(exclude=set(durations)),
+            **{f"{name}_ms": getattr(self, name) * MS_PER_SECOND for name in durations},
         )
 
 

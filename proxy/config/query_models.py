@@ -108,16 +108,11 @@ class AdaptiveSection(Section):
     @property
     def settings(self) -> AdaptiveBound:
         """What the quota takes."""
-        interval = self.batch_interval
-        gains = self.model_dump(include=set(GAINS), exclude_none=True)
+        interval, durations = self.batch_interval, {"batch_interval", "hold"}
         return AdaptiveBound(
+            **self.model_dump(exclude=durations, exclude_none=True),
             batch_interval_ms=None if interval is None else interval * MS_PER_SECOND,
-            estimator=self.estimator,
-            min_rate=self.min_rate,
-            max_rate=self.max_rate,
-            initial_rate=self.initial_rate,
             hold_ms=self.hold * MS_PER_SECOND,
-            **gains,
         )
 
 

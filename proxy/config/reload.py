@@ -30,7 +30,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadAttempt:
     """One attempt to load the configuration."""
 
     at_s: float
@@ -59,34 +59,34 @@ class Reloader:
         self._counter = counter
         self._at_start = config
         self._secrets = _secrets(config)
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._seen = _content(path)
-        self._loads: deque[Load] = deque(maxlen=KEPT_LOADS)
+        self._loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
         for result in RESULTS:  # a counter that is there from the start shows its first increase
             counter.labels(result)
-        self._remember("ok", "loaded at the start")
+        self._loads.append(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[LoadAttempt]:
         """The latest loads, the newest first."""
         return list(self._loads)
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Load again soon, changed or not."""
-        self._asked.set()
+        self._requested.set()
 
     async def watch(self) -> None:
-        """Load when asked to, or when the file has changed, until cancelled."""
+        """Load when it is requested, or when the file has changed, until cancelled."""
         last = self._seen
         while True:
             try:
                 async with asyncio.timeout(WATCH_INTERVAL_S):
-                    await self._asked.wait()
+                    await self._requested.wait()
             except TimeoutError:
                 before, last = last, _content(self._path)
                 if last == self._seen or last != before:
                     continue
-            self._asked.clear()
+            self._requested.clear()
             await self._load()
 
     async def _load(self) -> None:
@@ -94,41 +94,32 @@ class Reloader:
         try:
             config = await asyncio.to_thread(load_config, self._path)
             self._apply(config)
-        except ConfigError as error:
-            self._note("failed", str(error))
-            _log.error("configuration not reloaded, the old one stays", problems=str(error))
-            return
         except Exception as error:  # a defect of ours must not end the proxy
-            self._note("failed", f"unexpected error: {error}")
-            _log.error("configuration not reloaded, the old one stays", exc_info=error)
+            is_ours = not isinstance(error, ConfigError)
+            self._remember("failed", f"unexpected error: {error}" if is_ours else str(error))
+            details = {"exc_info": error} if is_ours else {"problems": str(error)}
+            _log.error("configuration not reloaded, the old one stays", **details)
             return
+        before = self._at_start
         waiting = [
-            name
-            for name in NEEDS_RESTART
-            if attrgetter(name)(config) != attrgetter(name)(self._at_start)
+            key for key in NEEDS_RESTART if attrgetter(key)(config) != attrgetter(key)(before)
         ]
         if _secrets(config) != self._secrets:
             waiting.append("certificates, keys and token")
         message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
-        self._note("ok", message)
+        self._remember("ok", message)
         _log.info("configuration reloaded", message=message)
 
-    def _note(self, result: str, message: str) -> None:
-        self._counter.labels(result).inc()
-        self._remember(result, message)
-
     def _remember(self, result: str, message: str) -> None:
-        self._loads.appendleft(Load(time.time(), result, message))
+        self._counter.labels(result).inc()
+        self._loads.appendleft(LoadAttempt(time.time(), result, message))
 
 
 def _secrets(config: Config) -> list[bytes | None]:
     """Return the content of the files that the configuration names."""
     sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
-    paths = [
-        getattr(section, name, None)
-        for section in sections
-        for name in ("ca_file", "cert_file", "key_file")
-    ]
+    names = ("ca_file", "cert_file", "key_file")
+    paths = [getattr(section, name, None) for section in sections for name in names]
     return [_content(path) for path in (*paths, config.admin.token_file) if path is not None]
 
 

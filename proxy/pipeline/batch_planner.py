@@ -88,7 +88,7 @@ class BatchPlanner:
         batches, size_bytes = 0, 0.0
         # A query that is gone makes its batch again when it is back: as the first of a run.
         for name in pipeline.graph.first:
-            batches += pipeline.completion.waiting(name)
+            batches += pipeline.completion.deferred.waiting_of(name)
             if pipeline.flow.stages[name].is_alive(now_ms):
                 for client_id in pipeline.clients_of(pipeline.stages[name]):
                     planned = self.planned(client_id)

@@ -16,12 +16,13 @@ from itertools import islice
 from random import Random
 
 from proxy.state import Json, Record
+from proxy.state.journal import Journal
 
 from .completion_records import CompletionRecords
 from .deferred import DeferredBatches, StageBatch
-from .edges import MAX_EDGES, NOTHING_KNOWN, Anchor, EdgeTable, merged
+from .edges import MAX_EDGES, Anchor, EdgeTable, merged
 from .graph import PipelineGraph
-from .ledger import EndedRoot, Ledger, MaxPending, RootOutcome, SourceBatch
+from .ledger import EndedRoot, Ledger, LedgerItem, MaxPending, RootOutcome, SourceBatch
 from .wall_time import WallTime
 
 PIPELINE_CHANGED = "pipeline_changed"
@@ -62,20 +63,6 @@ class CompletionCounts:
     """Ranges of topics that the stage does not consume or produce."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """What the input of a batch was."""
-
-    acks: dict[Anchor, int]
-    """By anchor what is acked."""
-    of_source: bool
-    """Whether something came from a source."""
-    repeated: int
-    """How many records were completed before."""
-    is_again: bool
-    """Whether all of it was completed before: the same report, or the same batch once more."""
-
-
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
@@ -102,12 +89,16 @@ class Completion:
         self._graph = graph
         self._wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall)
-        self.edges = EdgeTable(self.ledger.new_id)
-        self._deferred = DeferredBatches(graph, self.edges.known_to)
-        self._records = CompletionRecords(
-            graph.settings.name, self._wall, self.ledger, self.edges, self._deferred
+        self._journal = Journal(self._record, self._key)
+        mark = self._journal.mark_changed
+        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall, mark)
+        self.edges = EdgeTable(self.ledger.new_id, mark)
+        self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
+        """Batches that are reported and wait to be applied."""
+        self.records = CompletionRecords(
+            graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
         )
+        """What is kept of it in the state."""
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = CompletionCounts()
@@ -147,14 +138,14 @@ class Completion:
         """
         if batch.stage not in self._graph.stages:
             self.counts.unknown_stages += 1
-            self._note(f"batch {batch.batch} of {batch.stage!r}: there is no such stage", now_ms)
+            self._note_batch(batch, "is of no stage of the pipeline", now_ms)
             return
-        self._deferred.add(batch, now_ms)
+        self.deferred.add(batch, now_ms)
         self._apply_ready(now_ms)
 
     def idle(self, stage: str, now_ms: float) -> None:
         """Record that a stage has nothing to do; what others read of it need wait no longer."""
-        self._deferred.idle(stage, now_ms)
+        self.deferred.idle(stage, now_ms)
         self._apply_ready(now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
@@ -174,18 +165,6 @@ class Completion:
         ended, self._ended = self._ended, []
         return ended
 
-    def known_ends(self) -> dict[tuple[str, int], int]:
-        """Return up to where it is known who produced what, where anything is. O(partitions)."""
-        ends: dict[tuple[str, int], int] = {}
-        for (_, topic, partition), edges in self.edges.partitions.items():
-            if edges.known_to != NOTHING_KNOWN:
-                ends[topic, partition] = max(ends.get((topic, partition), 0), edges.known_to)
-        return ends
-
-    def waiting(self, stage: str) -> int:
-        """Return how many batches of a stage are reported and wait to be applied."""
-        return self._deferred.waiting_of(stage)
-
     def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
         oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
@@ -204,7 +183,7 @@ class Completion:
         """
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
-        self._deferred.update(graph)
+        self.deferred.update(graph)
         self._fail_stranded(now_ms)
         self._apply_ready(now_ms)
 
@@ -214,25 +193,19 @@ class Completion:
         They belong together: write them in one transaction. Call it also when nothing is kept,
         for what changed is remembered until then.
         """
-        return self._records.changes()
-
-    def snapshot(self) -> list[Record]:
-        """Return all records as they are now; `changes` goes on regardless."""
-        return self._records.snapshot()
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its records begin with."""
-        return self._records.prefix
+        return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up all records under `prefix`, once and before anything else.
+        """Take up all records under the prefix of `records`, once and before anything else.
 
         Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
         those of a newer program are left alone. What was lost with them keeps its roots waiting
         until they time out. Roots at stages that are gone fail as in `update`.
         """
-        refused = self._records.load(records, self._graph.stages, now_ms)
+        refused, deletes = self.records.load(records, self._graph.stages, now_ms)
+        self._journal.take()  # what was taken up is as it was written
+        for key in deletes:
+            self._journal.mark_deleted(key)
         self._fail_stranded(now_ms)
         for message in refused:
             self._note(message, now_ms)
@@ -271,37 +244,44 @@ class Completion:
             "failed": failed,
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self._deferred),
-            "forced_batches": self._deferred.forced,
-            "dropped_batches": self._deferred.dropped,
+            "early_batches": len(self.deferred.waiting),
+            "forced_batches": self.deferred.forced,
+            "dropped_batches": self.deferred.dropped,
             "counts": asdict(self.counts) | asdict(self.ledger.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
 
+    def _record(self, item: LedgerItem) -> Record | None:
+        return self.records.record(item)
+
+    def _key(self, item: LedgerItem) -> str:
+        return self.records.key(item)
+
     def _apply_ready(self, now_ms: float) -> None:
-        for batch, is_known in self._deferred.ready(now_ms):
+        for batch, is_known in self.deferred.ready(now_ms):
             if not is_known:
                 text = "is taken although it is not known who produced what it read"
-                self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+                self._note_batch(batch, text, now_ms)
             self._apply(batch, now_ms)
             if self.edges.size > self._max_edges:
                 self._make_room(now_ms)
 
     def _apply(self, batch: StageBatch, now_ms: float) -> None:
-        read = self._complete(batch)
-        if read.repeated:
-            text = f"completed {read.repeated} records a second time"
-            self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+        repeated_before = self.counts.repeated_records
+        acks, of_source, is_again = self._complete(batch)
+        repeated = self.counts.repeated_records - repeated_before
+        if repeated:
+            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
         values: dict[int, int] = {}
-        for anchor, value in read.acks.items():
+        for anchor, value in acks.items():
             for root in anchor.roots:
                 if root in self.ledger:
                     values[root] = values.get(root, 0) ^ value
                 else:
                     self.counts.late_acks += 1
-        begun = self.ledger.new_root() if read.of_source else None
+        begun = self.ledger.new_root() if of_source else None
         roots = tuple(values) if begun is None else (*values, begun)
-        made, replaced = self._produce(batch, roots, read)
+        made, replaced = self._produce(batch, self._anchor(roots, acks), is_again=is_again)
         for root, value in values.items():
             self._end(self.ledger.ack(root, value ^ made, now_ms))
         if begun is not None:
@@ -310,10 +290,16 @@ class Completion:
         reused = self._fail_all(replaced, OFFSETS_REUSED, now_ms)
         if reused:
             text = f"appended at offsets that {reused} roots waited for"
-            self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+            self._note_batch(batch, text, now_ms)
 
-    def _complete(self, batch: StageBatch) -> _Input:
-        """Remove the input of a batch from what waits."""
+    def _complete(self, batch: StageBatch) -> tuple[dict[Anchor, int], bool, bool]:
+        """Remove the input of a batch from what waits.
+
+        Returns:
+            by anchor what is acked; whether something came from a source; whether all of it was
+            completed before: it is the same report, or the same batch once more.
+
+        """
         graph, acks = self._graph, dict[Anchor, int]()
         of_source = False
         repeated = foreign = records = 0
@@ -336,20 +322,18 @@ class Completion:
                 foreign += completed.foreign
         self.counts.foreign_records += foreign
         self.counts.repeated_records += repeated
-        is_again = repeated > 0 and not (of_source or records + foreign)
-        return _Input(acks, of_source, repeated, is_again)
+        return acks, of_source, repeated > 0 and not (of_source or records + foreign)
 
     def _produce(
-        self, batch: StageBatch, roots: tuple[int, ...], read: _Input
+        self, batch: StageBatch, anchor: Anchor | None, *, is_again: bool
     ) -> tuple[int, set[int]]:
-        """Add the output of a batch as edges of these roots.
+        """Add the output of a batch as edges of an anchor; None: they belong to no root.
 
         Returns:
             What they add to the value of each root, and the roots of edges whose offsets they took.
 
         """
         made, replaced = 0, set[int]()
-        anchor = self._anchor(roots, read.acks)
         for written in merged(batch.outputs):
             if written.topic not in self._graph.stages[batch.stage].produces:
                 self.counts.unknown_topics += 1
@@ -358,7 +342,7 @@ class Completion:
             for stage in self._graph.consumers_of(written.topic):
                 key = (stage, written.topic, written.partition)
                 start = written.start
-                if read.is_again:  # what it is said to have written was added the first time
+                if is_again:  # what it is said to have written was added the first time
                     start = max(start, self.edges.known_to(key))
                 if start >= written.end:
                     continue
@@ -413,6 +397,9 @@ class Completion:
             self._unswept += ended.outcome is not RootOutcome.COMPLETED
             self.outcomes[ended.outcome, ended.reason] += 1
             self._ended.append(ended)
+
+    def _note_batch(self, batch: StageBatch, text: str, now_ms: float) -> None:
+        self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
 
     def _note(self, text: str, now_ms: float) -> None:
         self.notes.append((self._wall.to_s(now_ms), text))

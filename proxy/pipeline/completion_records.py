@@ -13,27 +13,22 @@ Under `ledger/PIPELINE/`, each part quoted:
 Ids are hexadecimal, times wall-clock seconds.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import reduce
 from operator import xor
-from typing import Annotated
-from urllib.parse import quote, unquote
+from typing import Annotated, Any
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.state import Json, Record, StateError
+from proxy.state import Json, Record
+from proxy.state.journal import RecordFormat
 
 from .deferred import DeferredBatch, DeferredBatches, StageBatch
 from .edges import MAX_OFFSET, Anchor, EdgeTable, TopicRange
-from .ledger import Ledger, Root, SourceBatch
+from .ledger import Ledger, LedgerItem, Root, SourceBatch
 from .wall_time import WallTime
-
-NAMESPACE = "ledger"
-RECORD_VERSION = 1
-
-KINDS = ("root", "group", "edge", "lane", "stage", "early")
-"""In the order in which they are read: each refers to earlier ones only."""
 
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 _Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]
@@ -45,15 +40,9 @@ class _LedgerForm(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _OwnerForm(_LedgerForm):
-    stage: str
-    batch: int
-    size_bytes: Annotated[int, Field(ge=0)]
-
-
 class _RootForm(_LedgerForm):
     at: dict[str, _Id]
-    owner: _OwnerForm | None
+    owner: SourceBatch | None
     started_s: _Seconds
     heard_s: _Seconds
     failed: str | None
@@ -78,37 +67,32 @@ class _StageForm(_LedgerForm):
     settled_s: _Seconds
 
 
-class _RangeForm(_LedgerForm):
-    topic: str
-    partition: int
-    start: _Offset
-    end: _Offset
-
-
 class _DeferredForm(_LedgerForm):
     stage: str
     batch: int
-    inputs: list[_RangeForm]
-    outputs: list[_RangeForm]
+    inputs: tuple[TopicRange, ...]
+    outputs: tuple[TopicRange, ...]
     started_s: _Seconds
     at_s: _Seconds
     size_bytes: Annotated[int, Field(ge=0)]
 
 
-_FORMS: dict[str, type[_LedgerForm]] = dict(
-    zip(
-        KINDS,
-        (_RootForm, _AnchorForm, _EdgeForm, _PartitionForm, _StageForm, _DeferredForm),
-        strict=True,
+LEDGER_RECORDS: dict[str, RecordFormat[Any]] = {
+    kind: RecordFormat("ledger", 1, form)
+    for kind, form in (
+        ("root", _RootForm),
+        ("group", _AnchorForm),
+        ("edge", _EdgeForm),
+        ("lane", _PartitionForm),
+        ("stage", _StageForm),
+        ("early", _DeferredForm),
     )
-)
-
-_Found = tuple[tuple[str, ...], Record, _LedgerForm]
-"""The parts of a key behind the kind, the record, and what it says."""
+}
+"""By kind, in the order in which they are read: each refers to earlier ones only."""
 
 
 class CompletionRecords:
-    """Writes and reads the parts of one ledger."""
+    """Writes and reads the parts of one ledger; a part is a kind and what its key says."""
 
     def __init__(
         self,
@@ -118,87 +102,84 @@ class CompletionRecords:
         edges: EdgeTable,
         deferred: DeferredBatches,
     ) -> None:
-        self.prefix = f"{NAMESPACE}/{quote(pipeline, safe='')}/"
+        self._pipeline = pipeline
         self._wall = wall
         self._ledger = ledger
         self._edges = edges
         self._deferred = deferred
-        self._deletes: set[str] = set()
-        """Damaged records."""
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return what to write and what to delete since the last call."""
-        ledger, edges, deferred = self._ledger, self._edges, self._deferred
-        values = self._values(
-            ledger.dirty,
-            edges.dirty_anchors.values(),
-            edges.dirty_edges,
-            edges.dirty_partitions,
-            deferred.dirty_stages,
-            deferred.dirty,
-        )
-        deletes = self._deletes.union(key for key, value in values.items() if value is None)
-        for dirty in (
-            *(ledger.dirty, edges.dirty_anchors, edges.dirty_edges, edges.dirty_partitions),
-            *(deferred.dirty_stages, deferred.dirty, self._deletes),
-        ):
-            dirty.clear()
-        return self._records(values), sorted(deletes)
+    @property
+    def prefix(self) -> str:
+        """What the keys of all records begin with."""
+        return f"{LEDGER_RECORDS['root'].key(self._pipeline)}/"
 
-    def snapshot(self) -> list[Record]:
-        """Return all there is."""
+    def items(self) -> Iterator[LedgerItem]:
+        """Return all parts that have a record."""
         partitions = self._edges.partitions
-        starts = [(key, start) for key, edges in partitions.items() for start in edges.starts]
-        return self._records(
-            self._values(
-                self._ledger.roots(),
-                self._edges.anchors(),
-                starts,
-                partitions,
-                self._deferred.settled,
-                self._deferred.waiting(),
-            )
-        )
+        yield from (("root", root) for root in self._ledger.roots())
+        yield from (("group", number) for number in self._edges.anchors)
+        for key, edges in partitions.items():
+            yield ("lane", *key)
+            yield from (("edge", *key, start) for start in edges.starts)
+        yield from (("stage", stage) for stage in self._deferred.settled)
+        yield from (("early", number) for number in self._deferred.waiting)
 
-    def load(self, records: Iterable[Record], stages: Collection[str], now_ms: float) -> list[str]:
-        """Take up what was written, of a pipeline of these stages; return what was not, and why.
+    def key(self, item: LedgerItem) -> str:
+        """Return the key of a part's record."""
+        kind, *parts = item
+        if kind == "root":
+            parts = [f"{item[1]:016x}"]
+        return LEDGER_RECORDS[str(kind)].key(self._pipeline, kind, *parts)
 
-        Nothing may have happened before.
+    def record(self, item: LedgerItem) -> Record | None:
+        """Return the record of a part; None when it is not there any more."""
+        value = self._value(item)
+        return None if value is None else Record.of(self.key(item), value)
+
+    def load(
+        self, records: Iterable[Record], stages: Collection[str], now_ms: float
+    ) -> tuple[list[str], list[str]]:
+        """Take up what was written, of a pipeline of these stages; nothing may have happened yet.
+
+        Returns:
+            which were not taken up and why, and the keys of those that are of no use.
+
         """
         refused: list[str] = []
-        found: dict[str, list[_Found]] = {kind: [] for kind in KINDS}
+        deletes: list[str] = []
+        found: dict[str, list[tuple[list[str], Record, Any]]] = {}
+
+        def refuse(record: Record, why: object) -> None:
+            refused.append(f"{record.key}: {why}")
+            deletes.append(record.key)
+
         for record in records:
-            kind, *parts = record.key.removeprefix(self.prefix).split("/")
-            if record.version > RECORD_VERSION:
-                text = "it is of a newer program; start that one to use it"
-                refused.append(f"{record.key}: {text}")
-                continue
+            kind, *parts = map(unquote, record.key.removeprefix(self.prefix).split("/"))
+            form = LEDGER_RECORDS.get(kind)
             try:
-                if kind not in KINDS:
-                    raise ValueError("there is nothing of that name")
-                form = _FORMS[kind].model_validate(record.value)
-                found[kind].append((tuple(map(unquote, parts)), record, form))
-            except (ValueError, StateError) as error:
-                self._refuse(record, error, refused)
-        anchors: dict[int, Anchor] = {}
-        found["root"].sort(key=_heard_s)
-        for kind in KINDS[1:]:
-            found[kind].sort(key=_order)
-        for parts_of_key, record, form in (each for kind in KINDS for each in found[kind]):
-            try:
-                self._restore(form, parts_of_key, anchors, stages, now_ms)
+                if form is None:
+                    refuse(record, "there is nothing of that name")
+                elif record.version > form.version:
+                    why = "it is of a newer program; start that one to use it"
+                    refused.append(f"{record.key}: {why}")
+                else:
+                    found.setdefault(kind, []).append((parts, record, form.read(record)))
             except ValueError as error:
-                self._refuse(record, error, refused)
-        self._deletes |= {self._key("group", n) for n, each in anchors.items() if not each.edges}
-        # Taking up marks these as changed; they are as they were written.
-        self._edges.dirty_anchors.clear()
-        self._deferred.dirty_stages.clear()
-        return refused
+                refuse(record, error)
+        anchors: dict[int, Anchor] = {}
+        for kind in LEDGER_RECORDS:
+            for parts, record, read in sorted(found.get(kind, ()), key=_order):
+                try:
+                    self._restore(read, parts, anchors, stages, now_ms)
+                except ValueError as error:
+                    refuse(record, error)
+        deletes += [self.key(("group", n)) for n, each in anchors.items() if not each.edges]
+        return refused, deletes
 
     def _restore(
         self,
         form: _LedgerForm,
-        parts: tuple[str, ...],
+        parts: list[str],
         anchors: dict[int, Anchor],
         stages: Collection[str],
         now_ms: float,
@@ -206,127 +187,69 @@ class CompletionRecords:
         """Take up one record. Raises ValueError with what is wrong."""
         to_ms = self._wall.to_ms
         match form, parts:
-            case _RootForm(), (root,):
+            case _RootForm(), [root]:
                 value = reduce(xor, map(_id, form.at.values()), 0)
-                owner = None if form.owner is None else SourceBatch(**form.owner.model_dump())
-                entry = Root(value, owner, to_ms(form.started_s), form.failed)
+                entry = Root(value, form.owner, to_ms(form.started_s), form.failed)
                 self._ledger.restore(int(root, 16), entry, to_ms(form.heard_s), now_ms)
-            case _AnchorForm(), (number,):
+            case _AnchorForm(), [number]:
                 roots = tuple(int(root, 16) for root in form.roots)
                 anchors[int(number)] = self._edges.anchor(roots, int(number))
-            case _EdgeForm(), (stage, topic, partition, start):
+            case _EdgeForm(), [stage, topic, partition, start]:
                 read = TopicRange(topic, int(partition), int(start), form.end)
                 if form.group not in anchors or read.start == read.end:
                     raise ValueError("its group is missing, or it is empty")
                 edge = (read.start, read.end, _id(form.id), anchors[form.group])
                 self._edges.restore((stage, topic, read.partition), edge)
-            case _PartitionForm(), (stage, topic, partition):
+            case _PartitionForm(), [stage, topic, partition]:
                 edges = self._edges.at((stage, topic, int(partition)))
                 edges.known_to = form.known_to
                 for low, high in form.done:
-                    edges.complete(low, high)
-            case _StageForm(), (stage,) if stage in stages:
+                    edges.done.add(low, high)
+            case _StageForm(), [stage] if stage in stages:
                 self._deferred.settle(stage, to_ms(form.settled_s))
-            case _DeferredForm(), (number,) if form.stage in stages:
+            case _DeferredForm(), [number] if form.stage in stages:
                 batch = StageBatch(
-                    form.stage,
-                    form.batch,
-                    tuple(TopicRange(**one.model_dump()) for one in form.inputs),
-                    tuple(TopicRange(**one.model_dump()) for one in form.outputs),
-                    to_ms(form.started_s),
-                    form.size_bytes,
+                    *(form.stage, form.batch, form.inputs, form.outputs),
+                    *(to_ms(form.started_s), form.size_bytes),
                 )
                 self._deferred.restore(DeferredBatch(int(number), batch, to_ms(form.at_s)))
-            case _StageForm() | _DeferredForm(), (_,):
+            case _StageForm() | _DeferredForm(), [_]:
                 raise ValueError("its stage is not in the pipeline any more")
             case _:
                 raise ValueError("its key has another form")
 
-    def _refuse(self, record: Record, error: ValueError | StateError, refused: list[str]) -> None:
-        why = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        refused.append(f"{record.key}: {why}")
-        self._deletes.add(record.key)
-
-    def _key(self, *parts: object) -> str:
-        return self.prefix + "/".join(quote(str(part), safe="") for part in parts)
-
-    def _records(self, values: dict[str, Json]) -> list[Record]:
-        return [
-            Record.of(key, value, RECORD_VERSION)
-            for key, value in sorted(values.items())
-            if value is not None
-        ]
-
-    def _values(
-        self,
-        roots: Iterable[int],
-        anchors: Iterable[Anchor],
-        starts: Iterable[tuple[tuple[str, str, int], int]],
-        partitions: Iterable[tuple[str, str, int]],
-        stages: Iterable[str],
-        numbers: Iterable[int],
-    ) -> dict[str, Json]:
-        """Return by key what to write; None where there is nothing any more."""
-        deferred = self._deferred.waiting()
-        return (
-            {self._key("root", f"{root:016x}"): self._root(root) for root in roots}
-            | {self._key("group", each.number): _anchor(each) for each in anchors}
-            | {self._key("edge", *key, start): self._edge(key, start) for key, start in starts}
-            | {self._key("lane", *key): self._partition(key) for key in partitions}
-            | {self._key("stage", stage): self._stage(stage) for stage in stages}
-            | {self._key("early", n): self._waiting(deferred.get(n)) for n in numbers}
-        )
-
-    def _root(self, root: int) -> Json:
-        entry = self._ledger.get(root)
-        if entry is None:
-            return None
-        stage = "" if entry.owner is None else entry.owner.stage
-        return {
-            "at": {stage: f"{entry.value:016x}"} if entry.value else {},
-            "owner": None if entry.owner is None else asdict(entry.owner),
-            "started_s": self._wall.to_s(entry.started_ms),
-            "heard_s": self._wall.to_s(self._ledger.heard_ms(entry)),
-            "failed": entry.failed,
-        }
-
-    def _edge(self, key: tuple[str, str, int], start: int) -> Json:
-        edges = self._edges.partitions.get(key)
-        edge = None if edges is None else edges.find(start)
-        if edge is None:
-            return None
-        _, end, number, anchor = edge
-        return {"end": end, "id": f"{number:016x}", "group": anchor.number}
-
-    def _partition(self, key: tuple[str, str, int]) -> Json:
-        edges = self._edges.partitions.get(key)
-        return None if edges is None else {"known_to": edges.known_to, "done": list(edges.done)}
-
-    def _stage(self, stage: str) -> Json:
-        settled_ms = self._deferred.settled.get(stage)
-        return None if settled_ms is None else {"settled_s": self._wall.to_s(settled_ms)}
-
-    def _waiting(self, deferred: DeferredBatch | None) -> Json:
-        if deferred is None:
-            return None
-        batch = deferred.batch
-        return {
-            "stage": batch.stage,
-            "batch": batch.batch,
-            "inputs": [asdict(one) for one in batch.inputs],
-            "outputs": [asdict(one) for one in batch.outputs],
-            "started_s": self._wall.to_s(batch.started_ms),
-            "at_s": self._wall.to_s(deferred.at_ms),
-            "size_bytes": batch.size_bytes,
-        }
-
-
-def _anchor(anchor: Anchor) -> Json:
-    """Write down an anchor; None when it has no edge any more."""
-    return {"roots": [f"{root:016x}" for root in anchor.roots]} if anchor.edges else None
+    def _value(self, item: LedgerItem) -> Json:
+        to_s = self._wall.to_s
+        match item:
+            case ("root", int(root)) if (entry := self._ledger.get(root)) is not None:
+                stage = "" if entry.owner is None else entry.owner.stage
+                return {
+                    "at": {stage: f"{entry.value:016x}"} if entry.value else {},
+                    "owner": None if entry.owner is None else asdict(entry.owner),
+                    "started_s": to_s(entry.started_ms),
+                    "heard_s": to_s(self._ledger.heard_ms(entry)),
+                    "failed": entry.failed,
+                }
+            case ("group", int(number)) if number in self._edges.anchors:
+                return {"roots": [f"{root:016x}" for root in self._edges.anchors[number].roots]}
+            case ("edge", str(stage), str(topic), int(partition), int(start)):
+                edge = self._edges.find((stage, topic, partition), start)
+                if edge is not None:
+                    _, end, number, anchor = edge
+                    return {"end": end, "id": f"{number:016x}", "group": anchor.number}
+            case ("lane", str(stage), str(topic), int(partition)):
+                edges = self._edges.partitions.get((stage, topic, partition))
+                if edges is not None:
+                    return {"known_to": edges.known_to, "done": list(edges.done)}
+            case ("stage", str(stage)) if stage in self._deferred.settled:
+                return {"settled_s": to_s(self._deferred.settled[stage])}
+            case ("early", int(number)) if number in self._deferred.waiting:
+                deferred = self._deferred.waiting[number]
+                batch = asdict(deferred.batch)
+                size_bytes, started_ms = batch.pop("size_bytes"), batch.pop("started_ms")
+                times_s = {"started_s": to_s(started_ms), "at_s": to_s(deferred.at_ms)}
+                return {**batch, **times_s, "size_bytes": size_bytes}
+        return None
 
 
 def _id(text: str) -> int:
@@ -336,13 +259,8 @@ def _id(text: str) -> int:
     return number
 
 
-def _heard_s(found: _Found) -> float:
-    """Order roots by when they were heard of: they go into buckets in turn."""
-    form = found[2]
-    assert isinstance(form, _RootForm)
-    return form.heard_s
-
-
-def _order(found: _Found) -> list[tuple[int, str]]:
-    """Order numbers by their value, so that edges come in the order of their offsets."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in found[0]]
+def _order(found: tuple[list[str], Record, Any]) -> tuple[float, list[tuple[int, str]]]:
+    """Order roots by when they were heard of, edges by their offsets, batches by their numbers."""
+    parts, _, form = found
+    heard_s = form.heard_s if isinstance(form, _RootForm) else 0.0
+    return heard_s, [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

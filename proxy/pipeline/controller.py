@@ -82,10 +82,9 @@ class FlowRequest:
     stage: str
     node: str
     direction: Direction
-    processing_rate: float
-    """Records/s of the stage."""
     rate: float
-    """The same in records/s of the node. To increase: no more than this, may be infinite."""
+    """What the stage processes, in records/s of the node. To increase: no more than this, may be
+    infinite."""
     t_min_adjust_ms: float
     reason: str
 
@@ -140,9 +139,7 @@ class Controller:
 
     def release(self, reason: str) -> ProposedRate:
         """Return what a step up would change that no stage asks for."""
-        request = FlowRequest(
-            "", self.node.name, Direction.INCREASE, math.inf, math.inf, 0.0, reason
-        )
+        request = FlowRequest("", self.node.name, Direction.INCREASE, math.inf, 0.0, reason)
         return self.weigh(request)
 
     def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:

@@ -8,11 +8,12 @@ reported, or says that it is idle. What was not claimed then is nobody's.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from .edges import StagePartition, TopicRange
 from .graph import PipelineGraph
+from .ledger import LedgerItem
 
 MAX_WAIT_MS = 60_000.0
 """No batch waits longer, nor longer than half of the ledger's timeout: the stage before may be
@@ -60,10 +61,17 @@ class DeferredBatches:
     Args:
         graph: the pipeline.
         known_to: returns up to which offset it is known who produced what waits somewhere.
+        mark: is called with what changed or went.
 
     """
 
-    def __init__(self, graph: PipelineGraph, known_to: Callable[[StagePartition], int]) -> None:
+    def __init__(
+        self,
+        graph: PipelineGraph,
+        known_to: Callable[[StagePartition], int],
+        mark: Callable[[LedgerItem], None],
+    ) -> None:
+        self._mark = mark
         self._graph = graph
         self._known_to = known_to
         self._queues: dict[str, deque[DeferredBatch]] = {}
@@ -74,13 +82,10 @@ class DeferredBatches:
         """Batches that were taken although it was not known what they had read."""
         self.dropped = 0
         """Batches whose stage went while they waited."""
-        self.dirty: set[int] = set()
-        """Numbers of batches that came or went since this was cleared."""
-        self.dirty_stages: set[str] = set()
-        """Stages whose time changed since this was cleared."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        self.waiting: dict[int, DeferredBatch] = {}
+        """By number."""
+        self._kept: set[int] = set()
+        """Numbers of those that have records."""
 
     def update(self, graph: PipelineGraph) -> None:
         """Follow a reload; batches of stages that are gone are dropped."""
@@ -88,15 +93,15 @@ class DeferredBatches:
         for name in self._queues.keys() - graph.stages:
             gone = self._queues.pop(name)
             self.dropped += len(gone)
-            self.dirty.update(deferred.number for deferred in gone)
+            for deferred in gone:
+                self._remove(deferred.number)
         for name in self.settled.keys() - graph.stages:
             del self.settled[name]
-            self.dirty_stages.add(name)
+            self._mark(("stage", name))
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
         """Add a batch; `ready` gives it out again, at once if it need not wait."""
-        self.dirty.add(self._next)
-        self.restore(DeferredBatch(self._next, batch, now_ms))
+        self._put(DeferredBatch(self._next, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
         """Give out the batches that need not wait, each with whether its input is known.
@@ -112,9 +117,10 @@ class DeferredBatches:
                 is_known = self._is_known(first)
                 is_over = now_ms >= first.at_ms + limit_ms or len(queue) > MAX_DEFERRED
                 if not (is_known or is_over):
+                    self._keep(queue)
                     break
                 queue.popleft()
-                self.dirty ^= {first.number}  # one that came since they were written is in it
+                self._remove(first.number)
                 self.forced += not is_known
                 yield first.batch, is_known
                 self.settle(stage, min(first.batch.started_ms, first.at_ms))
@@ -131,11 +137,7 @@ class DeferredBatches:
         settled_ms = self.settled.get(stage)
         if settled_ms is None or time_ms > settled_ms:
             self.settled[stage] = time_ms
-            self.dirty_stages.add(stage)
-
-    def waiting(self) -> dict[int, DeferredBatch]:
-        """Return the batches that wait, by number."""
-        return {each.number: each for queue in self._queues.values() for each in queue}
+            self._mark(("stage", stage))
 
     def waiting_of(self, stage: str) -> int:
         """Return how many batches of a stage wait."""
@@ -143,8 +145,26 @@ class DeferredBatches:
 
     def restore(self, deferred: DeferredBatch) -> None:
         """Add a batch as it was; those of a stage in the order of their numbers."""
+        self._kept.add(deferred.number)
+        self._put(deferred)
+
+    def _put(self, deferred: DeferredBatch) -> None:
         self._next = max(self._next, deferred.number + 1)
         self._queues.setdefault(deferred.batch.stage, deque()).append(deferred)
+        self.waiting[deferred.number] = deferred
+
+    def _keep(self, queue: Iterable[DeferredBatch]) -> None:
+        """Let batches that do have to wait have records; most need not."""
+        for deferred in queue:
+            if deferred.number not in self._kept:
+                self._kept.add(deferred.number)
+                self._mark(("early", deferred.number))
+
+    def _remove(self, number: int) -> None:
+        del self.waiting[number]
+        if number in self._kept:
+            self._kept.remove(number)
+            self._mark(("early", number))
 
     def _is_known(self, deferred: DeferredBatch) -> bool:
         stage = deferred.batch.stage

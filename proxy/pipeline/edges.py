@@ -17,6 +17,9 @@ from itertools import compress
 from operator import attrgetter
 
 from proxy.progress.offset_ranges import OffsetRanges
+from proxy.wire.topic_partition import TopicPartition
+
+from .ledger import LedgerItem
 
 MAX_EDGES = 500_000
 """Edges that wait, and roots of their anchors, that a pipeline keeps: at most about 32 bytes for
@@ -91,20 +94,15 @@ class PartitionEdges:
     ends: "array[int]" = field(default_factory=lambda: array("q"))
     ids: "array[int]" = field(default_factory=lambda: array("Q"))
     anchors: list[Anchor] = field(default_factory=list)
-    done: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_DONE_RANGES + 1))
+    done: OffsetRanges = field(
+        default_factory=lambda: OffsetRanges(MAX_DONE_RANGES, drop_lowest=True)
+    )
     """What was completed."""
     known_to: int = NOTHING_KNOWN
     """Where the latest range ends that was produced; below, what is no edge is foreign."""
 
     def __iter__(self) -> Iterator[Edge]:
         return zip(self.starts, self.ends, self.ids, self.anchors, strict=True)
-
-    def find(self, start: int) -> Edge | None:
-        """Return the edge that starts there; None when there is none."""
-        index = bisect_left(self.starts, start)
-        if index == len(self.starts) or self.starts[index] != start:
-            return None
-        return start, self.ends[index], self.ids[index], self.anchors[index]
 
     def replace(self, low: int, high: int, edges: Sequence[Edge]) -> None:
         """Put edges in the place of those from index `low` to before `high`."""
@@ -124,21 +122,6 @@ class PartitionEdges:
         self.ids = array("Q", compress(self.ids, kept))
         self.anchors = list(compress(self.anchors, kept))
         return gone
-
-    def complete(self, start: int, end: int) -> int:
-        """Record offsets as completed; return how many of them were before."""
-        repeated = end - start - self.done.add(start, end)
-        self._forget_lowest()
-        return repeated
-
-    def reuse(self, start: int, end: int) -> None:
-        """Forget that offsets were completed: they are used again."""
-        self.done.remove(start, end)
-        self._forget_lowest()
-
-    def _forget_lowest(self) -> None:
-        if len(self.done) > MAX_DONE_RANGES:
-            self.done.remove_below(self.done.ends[0])
 
 
 @dataclass(slots=True)
@@ -160,19 +143,19 @@ class EdgeTable:
 
     Args:
         new_id: makes the id of an edge: 64 bits, not 0.
+        mark: is called with what changed or went.
 
     """
 
-    def __init__(self, new_id: Callable[[], int]) -> None:
+    def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
         self._new_id = new_id
+        self._mark = mark
         self._next_anchor = 1
         self.partitions: dict[StagePartition, PartitionEdges] = {}
         self.size = 0
         """Edges, and roots of their anchors."""
-        self.dirty_edges: set[tuple[StagePartition, int]] = set()
-        """Where an edge that starts there changed or went since this was cleared; so the others."""
-        self.dirty_anchors: dict[int, Anchor] = {}
-        self.dirty_partitions: set[StagePartition] = set()
+        self.anchors: dict[int, Anchor] = {}
+        """By number, those that have an edge."""
 
     def at(self, key: StagePartition) -> PartitionEdges:
         """Return what waits there, made anew when nothing was."""
@@ -184,6 +167,22 @@ class EdgeTable:
     def known_to(self, key: StagePartition) -> int:
         """Return up to which offset it is known who produced what waits there."""
         return self.partitions[key].known_to if key in self.partitions else NOTHING_KNOWN
+
+    def find(self, key: StagePartition, start: int) -> Edge | None:
+        """Return the edge that starts there; None when there is none."""
+        edges = self.partitions.get(key)
+        index = bisect_left(edges.starts, start) if edges is not None else 0
+        if edges is None or index == len(edges.starts) or edges.starts[index] != start:
+            return None
+        return start, edges.ends[index], edges.ids[index], edges.anchors[index]
+
+    def known_ends(self) -> dict[TopicPartition, int]:
+        """Return up to where it is known who produced what, where anything is. O(partitions)."""
+        ends: dict[TopicPartition, int] = {}
+        for (_, topic, partition), edges in self.partitions.items():
+            if edges.known_to != NOTHING_KNOWN:
+                ends[topic, partition] = max(ends.get((topic, partition), 0), edges.known_to)
+        return ends
 
     def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
         """Make an anchor; it lives as long as there is an edge of it.
@@ -219,9 +218,9 @@ class EdgeTable:
         """
         edges = self.at(key)
         replaced = [old for old, _ in self._cut(key, start, end)[0]]
-        edges.reuse(start, end)
+        edges.done.remove(start, end)
         edges.known_to = end
-        self.dirty_partitions.add(key)
+        self._mark(("lane", *key))
         if anchor is None:
             return 0, replaced
         edge = self._new_id()
@@ -235,11 +234,11 @@ class EdgeTable:
         ):
             edges.ends[before] = end
             edges.ids[before] ^= edge
-            self.dirty_edges.add((key, edges.starts[before]))
+            self._mark(("edge", *key, edges.starts[before]))
         else:
             edges.replace(index, index, [(start, end, edge, anchor)])
             self._count(anchor, 1)
-            self.dirty_edges.add((key, start))
+            self._mark(("edge", *key, start))
         return edge, replaced
 
     def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
@@ -248,40 +247,33 @@ class EdgeTable:
             return CompletedRange()
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
-        repeated = self.at(key).complete(start, end)
-        self.dirty_partitions.add(key)
+        repeated = end - start - self.at(key).done.add(start, end)
+        self._mark(("lane", *key))
         return CompletedRange(acks, records, repeated, end - start - records - repeated)
 
     def remove(self, keys: Iterable[StagePartition]) -> set[int]:
         """Remove all that is known of these; return the roots that waited there."""
         roots: set[int] = set()
         for key in keys:
-            self.dirty_partitions.add(key)
+            self._mark(("lane", *key))
             for start, _, _, anchor in self.partitions.pop(key):
                 roots.update(anchor.roots)
                 self._count(anchor, -1)
-                self.dirty_edges.add((key, start))
+                self._mark(("edge", *key, start))
         return roots
 
     def sweep(self, roots: set[int]) -> None:
         """Remove all roots but these, and the edges that belong to none. O(size)."""
-        for anchor in self.anchors():
+        for anchor in self.anchors.values():
             if not roots.issuperset(anchor.roots):
                 kept = tuple(root for root in anchor.roots if root in roots)
                 self.size -= len(anchor.roots) - len(kept)
                 anchor.roots = kept
-                self.dirty_anchors[anchor.number] = anchor
+                self._mark(("group", anchor.number))
         for key, edges in self.partitions.items():
             for start, anchor in edges.remove_rootless():
                 self._count(anchor, -1)
-                self.dirty_edges.add((key, start))
-
-    def anchors(self) -> Iterable[Anchor]:
-        """Return the anchors of all edges, each once. O(size)."""
-        found: dict[Anchor, None] = {}
-        for edges in self.partitions.values():
-            found.update(dict.fromkeys(edges.anchors))
-        return found
+                self._mark(("edge", *key, start))
 
     def first_stages(self, roots: Iterable[int], order: Sequence[str]) -> dict[int, str]:
         """Return by root the first stage, in that order, that it waits at; those that wait."""
@@ -303,7 +295,7 @@ class EdgeTable:
         """Return which roots must go until the size is within a bound. O(size); see `sweep`."""
         anchors_of: dict[int, list[Anchor]] = {}
         left: dict[Anchor, int] = {}
-        for anchor in self.anchors():
+        for anchor in self.anchors.values():
             left[anchor] = len(anchor.roots)
             for root in anchor.roots:
                 anchors_of.setdefault(root, []).append(anchor)
@@ -345,12 +337,12 @@ class EdgeTable:
             first, last, value = edges.starts[index], edges.ends[index], edges.ids[index]
             anchor = edges.anchors[index]
             records += min(last, end) - max(first, start)
-            self.dirty_edges.add((key, first))
+            self._mark(("edge", *key, first))
             for rest_start, rest_end in ((first, min(last, start)), (max(first, end), last)):
                 if rest_start < rest_end:
                     rests.append((rest_start, rest_end, self._new_id(), anchor))
                     value ^= rests[-1][2]
-                    self.dirty_edges.add((key, rest_start))
+                    self._mark(("edge", *key, rest_start))
                     self._count(anchor, 1)
             self._count(anchor, -1)
             acks.append((anchor, value))
@@ -364,4 +356,8 @@ class EdgeTable:
         self.size += edges
         if not was or not anchor.edges:
             self.size += len(anchor.roots) if anchor.edges else -len(anchor.roots)
-            self.dirty_anchors[anchor.number] = anchor
+            self._mark(("group", anchor.number))
+        if anchor.edges:
+            self.anchors[anchor.number] = anchor
+        else:
+            del self.anchors[anchor.number]

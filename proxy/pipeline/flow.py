@@ -236,9 +236,7 @@ class PipelineFlow:
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
         adjust_ms, direction = trigger.settings.t_min_adjust_ms, verdict.direction
         for node, rate in rates.items():
-            self._coordinator.gather(
-                FlowRequest(name, node, direction, processing_rate, rate, adjust_ms, reason)
-            )
+            self._coordinator.gather(FlowRequest(name, node, direction, rate, adjust_ms, reason))
         trigger.request = {
             "at_s": self._wall.to_s(now_ms),
             "direction": verdict.direction,

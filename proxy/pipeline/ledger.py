@@ -8,7 +8,7 @@ Memory per root is the same whatever its tree: an entry, its batch and a value o
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -19,6 +19,10 @@ BUCKETS = 3
 """As in Storm: a root times out after its time, and at most half of that later."""
 
 ID_BITS = 64
+
+
+LedgerItem = tuple[str | int, ...]
+"""What a record of the state is of: its kind, and which one."""
 
 
 class RootOutcome(StrEnum):
@@ -113,12 +117,20 @@ class Ledger:
         timeout_ms: a root fails when it is older, by up to 1/(BUCKETS - 1) of it. Above 0, finite.
         random: makes ids; `random.SystemRandom()`, or a seeded one for the same ids again.
         wall: the wall clock.
+        mark: is called with what changed or went.
 
     Raises ValueError when the timeout is out of range.
 
     """
 
-    def __init__(self, timeout_ms: float, random: Random, wall: WallTime) -> None:
+    def __init__(
+        self,
+        timeout_ms: float,
+        random: Random,
+        wall: WallTime,
+        mark: Callable[[LedgerItem], None],
+    ) -> None:
+        self._mark = mark
         self._random = random
         self._wall = wall
         self._roots: dict[int, Root] = {}
@@ -130,8 +142,6 @@ class Ledger:
         self.pending_bytes = 0
         """What their batches have read."""
         self.counts = LedgerCounts()
-        self.dirty: set[int] = set()
-        """Roots that changed or went since this was cleared."""
 
     def __len__(self) -> int:
         """How many roots there are, with those that have no owner."""
@@ -239,7 +249,7 @@ class Ledger:
             if entry.owner is None:
                 self.counts.ownerless += 1
                 del self._roots[root]
-                self.dirty.add(root)
+                self._mark(("root", root))
             else:
                 ended.append(self._end(root, entry, entry.owner, now_ms, RootOutcome.TIMED_OUT))
         return ended
@@ -285,7 +295,7 @@ class Ledger:
         self.pending_bytes += owner.size_bytes
 
     def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
-        self.dirty.add(root)
+        self._mark(("root", root))
         entry.value ^= value
         if entry.owner is None or (entry.failed is None and entry.value):
             return None
@@ -296,7 +306,7 @@ class Ledger:
         self, root: int, entry: Root, owner: SourceBatch, now_ms: float, outcome: RootOutcome
     ) -> EndedRoot:
         del self._roots[root]
-        self.dirty.add(root)
+        self._mark(("root", root))
         self.pending_batches -= 1
         self.pending_bytes -= owner.size_bytes
         return EndedRoot(root, owner, entry.started_ms, now_ms, outcome, entry.failed or "")

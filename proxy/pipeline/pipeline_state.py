@@ -7,7 +7,7 @@ from structlog import get_logger
 
 from proxy.state import Record, StateError, StateWriter, Store
 
-from .completion_records import NAMESPACE
+from .completion_records import LEDGER_RECORDS
 from .controller import FLOW_RECORDS
 from .running_pipeline import RunningPipeline
 
@@ -36,7 +36,7 @@ class PipelineState:
     def load(self, store: Store, pipelines: Collection[RunningPipeline]) -> None:
         """Give the pipelines what an earlier process kept there; write there from now."""
         self._store, self._writer = store, StateWriter(store)
-        flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(f"{NAMESPACE}/")
+        flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(LEDGER_RECORDS["root"].prefix)
         kept = tuple(prefix for each in pipelines for prefix in _prefixes(each))
         strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
         for key in strays:
@@ -52,7 +52,7 @@ class PipelineState:
     def forget(self, pipeline: RunningPipeline) -> None:
         """Delete all records of a pipeline with the next `keep`: no other may take them up."""
         _, gone = pipeline.completion.changes()
-        gone += [record.key for record in pipeline.completion.snapshot()]
+        gone += map(pipeline.completion.records.key, pipeline.completion.records.items())
         gone += [FLOW_RECORDS.key(pipeline.name, node) for node in pipeline.graph.nodes]
         gone += [key for key in self._unwritten if key.startswith(_prefixes(pipeline))]
         self._unwritten.update(dict.fromkeys(gone))
@@ -97,7 +97,7 @@ class PipelineState:
 
 
 def _prefixes(pipeline: RunningPipeline) -> tuple[str, str]:
-    return pipeline.flow.prefix, pipeline.completion.prefix
+    return pipeline.flow.prefix, pipeline.completion.records.prefix
 
 
 def _under(records: Iterable[Record], prefix: str) -> list[Record]:

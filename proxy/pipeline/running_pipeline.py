@@ -316,7 +316,7 @@ class RunningPipeline:
             for key, partition in query.partitions.items():
                 if partition.committed_to is not None:
                     known[key] = min(known.get(key, MAX_OFFSET), partition.committed_to)
-        known |= self.completion.known_ends()
+        known |= self.completion.edges.known_ends()
         return {key: end for key, end in known.items() if key[0] in stage.produces}
 
 

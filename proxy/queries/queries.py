@@ -175,7 +175,7 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [event.text for event in query.advice],
+            "advice": [event.text for event in query.advice.values()],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }

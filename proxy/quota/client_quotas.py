@@ -98,7 +98,7 @@ class ClientQuotas:
     def admit(
         self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
     ) -> bool:
-        """Return whether a request may be sent on; if not, `waiter` is told when to ask again.
+        """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
         Ask before the request costs anything; then it is to be charged.
 
@@ -177,7 +177,7 @@ class ClientQuotas:
             self._manager.forget(self)
 
     def resolve(self) -> None:
-        """Look the rules up again."""
+        """Find the rules that match again."""
         self.generation = self._manager.generation
         self.meters.clear()
         matches = ((kind, self._manager.table.match(kind, self.identity)) for kind in QuotaKind)

@@ -1,4 +1,4 @@
-"""Lets the requests of a sensor's clients through in turn, while what they owe allows it.
+"""Admit the requests of a sensor's clients in turn, while what they owe allows it.
 
 A response can only be held; a request that is not sent on costs nobody anything. So a client that
 owes its quota more than a little is not read from, whichever of its connections asks: reconnecting,
@@ -52,7 +52,7 @@ class Waiter:
     """One connection whose next request waits at a gate.
 
     Args:
-        wake: is told at what time to ask again, when that is known or changes.
+        wake: called with the time at which to ask again, when that is known or changes.
 
     """
 
@@ -68,7 +68,7 @@ class Waiter:
         self.since_ms: float | None = None
         """Since when its request waits, until the owner sets it back; None if it does not."""
         self.wakes_ms = math.inf
-        """What `wake` was told last."""
+        """With what `wake` was called last."""
 
     def leave(self, now_ms: float) -> None:
         """Give the place up."""
@@ -159,7 +159,7 @@ class Gate:
             self.poke(now_ms)
 
     def poke(self, now_ms: float) -> None:
-        """Tell the first in line when its turn comes, if that is earlier than it was told."""
+        """Call the first waiter's `wake` with its turn, if that is earlier than before."""
         if self._waiting:
             waiter, ahead_ms = next(iter(self._waiting.items()))
             at_ms = self._opens_ms(ahead_ms, now_ms)
@@ -171,7 +171,7 @@ class Gate:
                 waiter.wake(at_ms)
 
     def open(self) -> None:
-        """Let everybody who waits ask again now: the bound may be another one."""
+        """Wake everybody who waits now: the bound may be another one."""
         while self._waiting:
             waiter, _ = self._waiting.popitem(last=False)
             waiter.gate = None
@@ -211,12 +211,12 @@ class Gate:
         return expected
 
     def answered(self, expected: InFlightFetch, size: int) -> None:
-        """See InFlightFetch."""
+        """Count a Fetch no longer: its response is there, with so many bytes."""
         self._largest = max(size, int((self._largest or 0) * LARGEST_DECAY))
         self.drop(expected)
 
     def drop(self, expected: InFlightFetch) -> None:
-        """See InFlightFetch.cancel."""
+        """Count a Fetch no longer."""
         if expected.counted:
             expected.counted = False
             self._expected_size -= expected.size

@@ -60,7 +60,7 @@ class QuotaRow:
     waiting: int
     """How many connections are not read from, since their clients owe too much."""
     throttled: bool
-    """Whether `on_state` was told that throttling began and not yet that it ended."""
+    """Whether `on_state` was called for the beginning of throttling and not yet for its end."""
     clients: tuple[ClientIdentity, ...]
     """The connected clients whose latest traffic was charged here; at most SHOWN_CLIENTS."""
     client_count: int
@@ -96,7 +96,7 @@ class RecentHolds:
         `end_if_quiet`."""
 
     def add(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
-        """Take a hold in; return whether throttling begins with it."""
+        """Record a hold; return whether throttling begins with it."""
         self._count.record(LAST_MINUTE, 1.0, now_ms)
         self._total.record(LAST_MINUTE, hold_ms, now_ms)
         self.until_ms = max(self.until_ms, due_ms)
@@ -160,7 +160,7 @@ class Meter:
         self.gate = Gate(self.pacer, self._allowance_ms)
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
-        """Take over the bound and the windows of these settings; the history stays."""
+        """Set the bound and the windows of these settings; the history stays."""
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
@@ -195,7 +195,7 @@ class Meter:
         return min(hold_ms, self.longest_hold_ms)
 
     def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
-        """Take note of a hold; return whether throttling begins with it."""
+        """Record a hold; return whether throttling begins with it."""
         if self.holds is None:
             self.holds = RecentHolds()
         return self.holds.add(hold_ms, due_ms, now_ms)

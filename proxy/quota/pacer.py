@@ -104,7 +104,7 @@ class Pacer:
         return max(self.next_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
     def change_bound(self, bound: float, rate: float, throttle_ms: float, now_ms: float) -> None:
-        """Follow a bound that was changed at run time, from this moment on.
+        """Set a bound that was changed at run time, from this moment on.
 
         What was right under the old bound is not punished: a client that a lower bound finds above
         it is paced from now on, without the wait that the formula would ask for. A higher bound
@@ -167,7 +167,7 @@ class AdaptivePacer:
         return round(owed_ms)
 
     def follow(self, bound: float, interval_ms: float, now_ms: float) -> None:
-        """Follow another bound; what is to be worked off is a number of bytes."""
+        """Set another bound; what is to be worked off is a number of bytes."""
         owed_ms = self.due_ms - now_ms
         if owed_ms > 0:
             self.due_ms = now_ms + min(owed_ms * self.bound / bound, MAX_CARRY_MS)

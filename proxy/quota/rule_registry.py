@@ -122,7 +122,7 @@ class RuleRegistry:
         )
 
     def delete(self, keys: Mapping[str, str]) -> bool:
-        """Take an override back; return whether there was one with exactly these keys.
+        """Delete an override; return whether there was one with exactly these keys.
 
         Raises:
             ValueError: these are no keys of a rule.
@@ -138,12 +138,12 @@ class RuleRegistry:
         return True
 
     def use_file(self, settings: QuotaSettings) -> None:
-        """Take over the configuration's settings and rules, after it was read again."""
+        """Put in force the configuration's settings and rules, after it was read again."""
         self._settings = settings
         self._compose()
 
     def use_kafka(self, rules: Iterable[Rule]) -> None:
-        """Take over the cluster's rules, in the place of those that it had before."""
+        """Put in force the cluster's rules, in the place of those that it had before."""
         rules = tuple(rules)
         if rules != self._kafka:
             self._kafka = rules

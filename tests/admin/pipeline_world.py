@@ -12,7 +12,7 @@ from proxy.pipeline.completion import Completion
 from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.flow import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -44,7 +44,9 @@ def chain(name: str, *stages: str, **changes: Any) -> PipelineSettings:
     topics = [first, *stages[:-1]]
     return PipelineSettings(
         name=name,
-        sources=(Source(client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0),),
+        sources=(
+            SourceSettings(client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0),
+        ),
         stages=tuple(
             stage(each, topics[number], each if number < len(stages) - 1 else None)
             for number, each in enumerate(stages)

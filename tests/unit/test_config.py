@@ -34,7 +34,7 @@ from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
-    Source,
+    SourceSettings,
     StageSettings,
     find_conflicts,
 )
@@ -394,7 +394,9 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
     assert pipeline.settings == PipelineSettings(
         name="orders",
         stages=(enrich,),
-        sources=(Source(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),),
+        sources=(
+            SourceSettings(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),
+        ),
         hold_producers=True,
         max_lag=100_000,
         max_pending_batches=10,

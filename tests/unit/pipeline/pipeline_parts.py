@@ -1,6 +1,6 @@
 """Stages and sources for the tests of pipelines."""
 
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 SECOND_MS = 1_000.0
 
@@ -19,10 +19,10 @@ def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSetti
     return StageSettings(name=name, **topics, **values)
 
 
-def source(client_id: str, produces: str, **changes) -> Source:
+def source(client_id: str, produces: str, **changes) -> SourceSettings:
     """Make a source that is sound on its own; topics are parted by spaces."""
     values = {"normal_rate": 1_000.0, "step": 100.0} | changes
-    return Source(client_id=client_id, produces=tuple(produces.split()), **values)
+    return SourceSettings(client_id=client_id, produces=tuple(produces.split()), **values)
 
 
 def graph(stages, name="p", **settings) -> PipelineGraph:

@@ -43,7 +43,7 @@ def test_worked_figures(up, down, adjust, delay, rate):
 
 
 def ask(controller: Controller, direction: Direction, rate: float, stage: str = "down") -> bool:
-    request = FlowRequest(stage, "up", direction, rate, rate, 1.0, "because")
+    request = FlowRequest(stage, "up", direction, rate, 1.0, "because")
     asking = frozenset({stage}) if direction is LESS else frozenset()
     return controller.apply(controller.weigh(request), asking, 7.0)
 

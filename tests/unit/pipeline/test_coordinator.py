@@ -34,7 +34,7 @@ class Run:
 
     def period(self, *asked: tuple[str, Direction, float]):
         for name, direction, rate in asked:
-            self.coordinator.gather(FlowRequest(name, "up", direction, rate, rate, 1.0, name))
+            self.coordinator.gather(FlowRequest(name, "up", direction, rate, 1.0, name))
         self.now_ms += PERIOD_MS
         return self.coordinator.tick(self.now_ms, 0.0, lambda name: name not in self.dead)
 
@@ -72,7 +72,7 @@ def test_a_stage_whose_request_was_dropped_holds_the_node_too_and_is_asked_again
 
 def test_a_request_is_applied_at_the_end_of_the_period_and_not_twice():
     run = Run()
-    run.coordinator.gather(FlowRequest("one", "up", LESS, 400, 400, 1.0, ""))
+    run.coordinator.gather(FlowRequest("one", "up", LESS, 400, 1.0, ""))
     assert run.coordinator.tick(PERIOD_MS - 1, 0.0, lambda _: True) == []
     assert run.rate is None
     assert len(run.period()) == 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.pipeline.flow import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 STAGES = 1_000
 SLOW = STAGES // 2
@@ -90,7 +90,9 @@ class Plant:
             for stage, inputs in enumerate(self.inputs)
         )
         sources = tuple(
-            Source(client_id=f"c{stage}", produces=(f"in{stage}",), normal_rate=NORMAL, step=STEP)
+            SourceSettings(
+                client_id=f"c{stage}", produces=(f"in{stage}",), normal_rate=NORMAL, step=STEP
+            )
             for stage in self.source_total
         )
         return PipelineSettings(
@@ -166,6 +168,7 @@ def random_graph() -> Plant:
 CASES = {"chain": (chain, SLOW + 20, 700), "random graph": (random_graph, 150, 200)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "settle_s", "recover_s"), CASES.values(), ids=CASES.keys())
 def test_a_slow_stage_holds_back_all_before_it_and_lets_them_go(make, settle_s, recover_s):
     plant = make()

@@ -14,7 +14,7 @@ _PORT_TRIES = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Give ports on 127.0.0.1 that nobody listens on now.
+    """Return ports on 127.0.0.1 that nobody listens on now.
 
     They lie below those which the system gives to outgoing connections. One of those could be
     taken by a client (even by one that tries to reconnect to it) while its broker is down.

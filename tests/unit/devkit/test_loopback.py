@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from proxy.devkit import BrokerError
-from proxy.devkit.ports import HOST, free_ports, require_free
+from proxy.devkit.loopback import HOST, free_ports, require_free
 
 
 def test_free_ports_differ_and_are_free() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
-from proxy.state.kafka.link import FencedError, RefusedError, UnansweredError, check
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import RefusedError, UpstreamError
+from proxy.state.kafka.state_topic import FencedError, StateTopic
 
 NOT_COORDINATOR = 16
 INVALID_PRODUCER_EPOCH = 47
@@ -14,9 +16,9 @@ NOT_INVENTED_YET = 9999
 @pytest.mark.parametrize(
     ("code", "error", "text"),
     [
-        (NOT_COORDINATOR, UnansweredError, "write: NOT_COORDINATOR"),
+        (NOT_COORDINATOR, UpstreamError, "write: NOT_COORDINATOR"),
         # Nobody knows what became of it; to write the same once more changes nothing.
-        (UNKNOWN_SERVER_ERROR, UnansweredError, "write: UNKNOWN"),
+        (UNKNOWN_SERVER_ERROR, UpstreamError, "write: UNKNOWN"),
         (INVALID_PRODUCER_EPOCH, FencedError, "INVALID_PRODUCER_EPOCH"),
         (TOPIC_AUTHORIZATION_FAILED, RefusedError, "write: TOPIC_AUTHORIZATION_FAILED"),
         (NOT_INVENTED_YET, RefusedError, "write"),
@@ -24,8 +26,12 @@ NOT_INVENTED_YET = 9999
 )
 def test_error_codes(code, error, text):
     with pytest.raises(error, match=text):
-        check(code, "write")
+        topic().check(code, "write")
 
 
 def test_no_error():
-    check(0, "write")
+    topic().check(0, "write")
+
+
+def topic() -> StateTopic:
+    return StateTopic(KafkaClient(Bootstrap([("broker", 9092)])), "state")

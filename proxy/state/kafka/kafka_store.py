@@ -1,22 +1,23 @@
 """The store over a compacted topic: all records in memory, each change written before it counts."""
 
+import asyncio
 import ssl
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Lock
+from typing import Any
 
 from metrics.clock import MS_PER_SECOND
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Login
-from proxy.state.errors import StateError
-from proxy.state.memory import MemoryStore
-from proxy.state.store import Record, Store
+from proxy.cluster.upstream import Address, RefusedError, UpstreamError
+from proxy.state.store import MemoryStore, Record, StateError, Store
 
-from .link import Address, Deadline, FencedError, Link, RefusedError, UnansweredError
-from .log import Log
-from .messages import OWNER_KEY, Content, Owner, read_message, to_message
+from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
 from .producer import Producer
-from .topic import MAX_RECORD_BYTES, ensure_topic
+from .state_reader import StateReader
+from .state_topic import MAX_RECORD_BYTES, FencedError, StateTopic
 
 TIMEOUT_S = 10.0
 """For a write with all its attempts."""
@@ -72,25 +73,29 @@ class KafkaStore(Store):
         timeout_s: float = TIMEOUT_S,
         wait_ms: float = 0.0,
     ) -> None:
-        self._topic = topic
+        self._name = topic
         self._timeout_s = timeout_s
-        self._link = Link(servers, tls, login)
-        self._producer = Producer(self._link, topic)
+        self._client = KafkaClient(Bootstrap(servers, tls, login=login))
+        self._topic = StateTopic(self._client, topic)
+        self._producer = Producer(self._topic)
+        # Callers may be in an event loop of their own, so the client's is in a thread of its own.
+        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-state")
         self._lock = Lock()
         """For all but `_records`, which may be read while a write waits for the brokers."""
         self._records = MemoryStore()
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
-        self._owner: Owner | None = None
-        self._unsure: set[str] = set()
+        self._owner: StateOwner | None = None
+        self._uncertain: set[str] = set()
         """Keys of writes that failed; the topic may have what `_records` has not."""
         self._taken: StateError | None = None
         self._closed = False
         try:
             with self._explained("opened"):
-                self._start(wait_ms)
+                self._run(self._start(wait_ms))
         except BaseException:
-            self._link.forget()
+            self._shut_down()
             raise
 
     def get(self, key: str) -> Record | None:
@@ -107,20 +112,20 @@ class KafkaStore(Store):
         gone = tuple(delete)
         with self._lock:
             if self._closed:
-                raise RuntimeError(f"the state in topic {self._topic} is closed")
+                raise RuntimeError(f"the state in topic {self._name} is closed")
             changes = self._changes(new, gone)
             if changes:
                 self._check_sizes(changes)
-                self._unsure |= changes.keys()
+                self._uncertain |= changes.keys()
                 with self._explained("written"):
-                    self._write(changes, Deadline(self._timeout_s))
-                self._unsure.clear()
+                    self._run(self._write(changes, self._timeout_s))
+                self._uncertain.clear()
                 for key, record in changes.items():
                     self._count(key, record)
             return self._records.put_many(new.values(), delete=gone)
 
     def close(self) -> None:
-        """Tell a successor that it may begin, and let the state go; a second time does nothing."""
+        """Release the state to a successor, undoing failed writes; a second time does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -129,79 +134,98 @@ class KafkaStore(Store):
             with suppress(StateError), self._explained("closed"):
                 if self._taken is None:
                     changes: dict[str, Content] = {OWNER_KEY: None}
-                    self._write(changes | self._changes({}, ()), Deadline(CLOSE_TIMEOUT_S))
-            self._link.forget()
+                    self._run(self._write(changes | self._changes({}, ()), CLOSE_TIMEOUT_S))
+            self._shut_down()
             self._records.close()
 
-    def _start(self, wait_ms: float) -> None:
-        ensure_topic(self._link, self._topic, Deadline(self._timeout_s))
-        # All is read once before it is taken from anybody: it may be that we cannot use it.
-        log = Log(self._link, self._topic)
-        self._load(log)
-        waiting = Deadline(wait_ms / MS_PER_SECOND)
-        while self._owner is not None and waiting.left_s:
-            time.sleep(min(OWNER_POLL_S, waiting.left_s))
-            self._load(log)
-        self._own(log, Deadline(LOAD_TIMEOUT_S))
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this in the store's own event loop, one at a time, and wait for it."""
+        self._thread.submit(self._runner.run, work).result()
 
-    def _own(self, log: Log, deadline: Deadline) -> None:
+    def _shut_down(self) -> None:
+        async def close() -> None:
+            self._client.close()
+
+        self._run(close())
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()
+
+    async def _start(self, wait_ms: float) -> None:
+        async with self._client.within(self._timeout_s):
+            await self._topic.ensure()
+        # All is read once before it is taken from anybody: it may be that we cannot use it.
+        reader = StateReader(self._topic)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_ms / MS_PER_SECOND
         while True:
-            self._producer.take_over(deadline)
-            self._load(log)  # what the one before had still written; it writes no more
+            async with self._client.within(LOAD_TIMEOUT_S, "not read to its end"):
+                await self._load(reader)
+            left_s = end_s - loop.time()
+            if self._owner is None or left_s <= 0:
+                break
+            await asyncio.sleep(min(OWNER_POLL_S, left_s))
+        async with self._client.within(LOAD_TIMEOUT_S):
+            await self._own(reader)
+
+    async def _own(self, reader: StateReader) -> None:
+        while True:
+            await self._producer.take_over()
+            await self._load(reader)  # what the one before had still written; it writes no more
             before = self._owner
             try:
-                self._producer.write([to_message(OWNER_KEY, Owner())], deadline)
+                await self._producer.write([to_message(OWNER_KEY, StateOwner())])
             except FencedError:
-                self._load(log)
-                if self._owner != before or not deadline.left_s:
+                await self._load(reader)
+                if self._owner != before:
                     raise self._lost(self._owner) from None
             else:
                 return
 
-    def _load(self, log: Log) -> None:
-        for message in log.read(Deadline(LOAD_TIMEOUT_S)):
-            change = read_message(self._topic, message)
-            if isinstance(change.content, Record):
-                self._records.put_many((change.content,))
-            elif change.key == OWNER_KEY:
-                self._owner = change.content
+    async def _load(self, reader: StateReader) -> None:
+        async for message in reader.read():
+            key, content = read_message(self._name, message)
+            if isinstance(content, Record):
+                self._records.put_many((content,))
+            elif key == OWNER_KEY:
+                self._owner = content
                 continue
             else:
-                self._records.put_many((), delete=(change.key,))
-            self._count(change.key, change.content)
+                self._records.put_many((), delete=(key,))
+            self._count(key, content)
             if self._size_bytes > MAX_STATE_BYTES:
                 raise self._too_large()
 
     def _changes(self, new: dict[str, Record], gone: Iterable[str]) -> dict[str, Content]:
         """Return what is to be written: what is asked for, and what undoes failed writes."""
         changes: dict[str, Content] = {
-            key: None for key in gone if key in self._sizes or key in self._unsure
+            key: None for key in gone if key in self._sizes or key in self._uncertain
         }
-        for key in self._unsure - new.keys() - changes.keys():
+        for key in self._uncertain - new.keys() - changes.keys():
             changes[key] = self._records.get(key)
         return changes | new
 
-    def _write(self, changes: dict[str, Content], deadline: Deadline) -> None:
+    async def _write(self, changes: dict[str, Content], limit_s: float) -> None:
         if self._taken is not None:
             raise self._taken
         messages = [to_message(key, content) for key, content in changes.items()]
-        try:
-            self._producer.write(messages, deadline)
-        except FencedError:
-            # Or else the brokers only gave up a transaction of ours that took too long.
-            self._check_owner(deadline)
-            self._producer.take_over(deadline)
-            # Only now what the other had committed a moment ago is sure to be seen. It takes the
-            # state back at its next write, as it finds nobody in its place.
-            self._check_owner(deadline)
-            self._producer.write(messages, deadline)
+        async with self._client.within(limit_s):
+            try:
+                await self._producer.write(messages)
+            except FencedError:
+                # Or else the brokers only gave up a transaction of ours that took too long.
+                await self._check_owner()
+                await self._producer.take_over()
+                # Only now what the other had committed a moment ago is sure to be seen. It takes
+                # the state back at its next write, as it finds nobody in its place.
+                await self._check_owner()
+                await self._producer.write(messages)
 
-    def _check_owner(self, deadline: Deadline) -> None:
+    async def _check_owner(self) -> None:
         """Raise, now and from now on, when another proxy has written since we last did."""
-        for message in Log(self._link, self._topic, self._producer.position).read(deadline):
-            change = read_message(self._topic, message)
-            if change.key == OWNER_KEY:
-                self._taken = self._lost(change.content)
+        async for message in StateReader(self._topic, self._producer.position).read():
+            key, content = read_message(self._name, message)
+            if key == OWNER_KEY:
+                self._taken = self._lost(content)
         if self._taken is not None:
             raise self._taken
 
@@ -211,7 +235,7 @@ class KafkaStore(Store):
             size_bytes = _size(key, content)
             if size_bytes > MAX_RECORD_BYTES:
                 raise StateError(
-                    f"the record {key!r} has {size_bytes} bytes, and topic {self._topic} takes "
+                    f"the record {key!r} has {size_bytes} bytes, and topic {self._name} takes "
                     f"{MAX_RECORD_BYTES}",
                     "keep state in SQLite (state.kind: sqlite)",
                 )
@@ -227,31 +251,31 @@ class KafkaStore(Store):
 
     def _too_large(self) -> StateError:
         return StateError(
-            f"the state in topic {self._topic} has more than {MAX_STATE_BYTES} bytes",
+            f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes",
             "name another topic as state.topic, or keep state in SQLite (state.kind: sqlite)",
         )
 
     def _lost(self, owner: Content) -> StateError:
-        name = f" ({owner})" if isinstance(owner, Owner) else ""
+        name = f" ({owner})" if isinstance(owner, StateOwner) else ""
         return StateError(
-            f"another proxy{name} has taken the state in topic {self._topic}",
+            f"another proxy{name} has taken the state in topic {self._name}",
             "stop one of them, or give each proxy a state.topic of its own",
         )
 
     @contextmanager
     def _explained(self, done: str) -> Iterator[None]:
-        what = f"the state in topic {self._topic} cannot be {done}"
+        what = f"the state in topic {self._name} cannot be {done}"
         try:
             yield
         except FencedError as error:
             raise self._lost(None) from error
-        except UnansweredError as error:
+        except UpstreamError as error:
             raise StateError(
                 f"{what}: {error}",
                 "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
             ) from error
         except RefusedError as error:
-            raise StateError(f"{what}: {error}", _mend(self._topic, error.error_code)) from error
+            raise StateError(f"{what}: {error}", _mend(self._name, error.error_code)) from error
 
 
 def _size(key: str, content: Content) -> int:

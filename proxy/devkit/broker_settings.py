@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.devkit.ports import HOST
+from proxy.devkit.loopback import HOST
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -74,7 +74,7 @@ class BrokerSettings:
         return tuple(port for port in ports if port is not None)
 
     def file_text(self) -> str:
-        """Give the content of Kafka's `server.properties`, in ASCII."""
+        """Return the content of Kafka's `server.properties`, in ASCII."""
         # Within a line, JSON's escapes are those of a Java properties file.
         lines = (f"{key}={json.dumps(value)[1:-1]}\n" for key, value in self._values().items())
         return "".join(lines)
@@ -105,7 +105,7 @@ class BrokerSettings:
 
 
 def new_cluster_id() -> str:
-    """Make an id as Kafka does: a random UUID in URL-safe base64, not to be taken for an option."""
+    """Return an id as Kafka makes it: a random UUID in URL-safe base64, that is no option."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):

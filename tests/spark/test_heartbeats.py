@@ -18,12 +18,12 @@ def run() -> Run:
     return Run("orders")
 
 
-def wait_for_greetings(receiver: Receiver, count: int) -> list[Report]:
-    receiver.wait_for(lambda: len(receiver.greetings) >= count, f"{count} greetings")
-    return receiver.greetings
+def wait_for_heartbeats(receiver: Receiver, count: int) -> list[Report]:
+    receiver.wait_for(lambda: len(receiver.heartbeats) >= count, f"{count} heartbeats")
+    return receiver.heartbeats
 
 
-def test_a_proxy_that_comes_back_is_greeted(
+def test_a_proxy_that_comes_back_gets_a_heartbeat(
     receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
@@ -31,12 +31,12 @@ def test_a_proxy_that_comes_back_is_greeted(
     listener.onQueryStarted(run.started())
     listener.onQueryProgress(run.batch(7))
     receiver.wait_for_numbers(1, 2)
-    assert receiver.greetings == []
+    assert receiver.heartbeats == []
     receiver.stop()
     receiver.start()
-    greeting = wait_for_greetings(receiver, 1)[0]
-    assert greeting.pop("sender") == receiver.taken[0]["sender"]
-    assert greeting == {
+    heartbeat = wait_for_heartbeats(receiver, 1)[0]
+    assert heartbeat.pop("sender") == receiver.taken[0]["sender"]
+    assert heartbeat == {
         "event": "running",
         "query_id": str(run.query_id),
         "run_id": str(run.run_id),
@@ -50,10 +50,10 @@ def test_a_proxy_that_comes_back_is_greeted(
     listener.onQueryIdle(run.idle())
     assert listener.close(10)
     assert receiver.numbers() == [1, 2, 3]
-    assert (len(receiver.greetings), listener.sent, listener.dropped) == (1, 3, 0)
+    assert (len(receiver.heartbeats), listener.sent, listener.dropped) == (1, 3, 0)
 
 
-def test_what_waits_comes_before_the_greeting(
+def test_what_waits_comes_before_the_heartbeat(
     receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
@@ -71,7 +71,7 @@ def test_what_waits_comes_before_the_greeting(
     listener.onQueryProgress(run.batch(1))
     receiver.behaviour = note  # type: ignore[assignment]
     receiver.start()
-    assert wait_for_greetings(receiver, 1)[0]["last_batch_id"] == 1
+    assert wait_for_heartbeats(receiver, 1)[0]["last_batch_id"] == 1
     receiver.wait_for_numbers(1, 2, 3)
     assert seen[:3] == ["progress", "progress", "running"]
 
@@ -84,17 +84,17 @@ def test_each_run_that_lives_is_told_now_and_then(
     listener.onQueryStarted(nameless.started())
     listener.onQueryStarted(run.started())
     listener.onQueryStarted(other.started())
-    wait_for_greetings(receiver, 6)
-    names = [greeting["name"] for greeting in receiver.greetings]
+    wait_for_heartbeats(receiver, 6)
+    names = [heartbeat["name"] for heartbeat in receiver.heartbeats]
     assert {"orders", "other"} == set(names)
-    assert all("number" not in greeting for greeting in receiver.greetings)
+    assert all("number" not in heartbeat for heartbeat in receiver.heartbeats)
     listener.onQueryTerminated(other.terminated())
     again = Run("orders", run.query_id)
     listener.onQueryStarted(again.started())  # the end of the run before comes late
     receiver.wait_for_numbers(1, 2, 3, 4)
-    told = len(receiver.greetings)
-    wait_for_greetings(receiver, told + 3)
-    assert {greeting["run_id"] for greeting in receiver.greetings[told + 1 :]} == {
+    told = len(receiver.heartbeats)
+    wait_for_heartbeats(receiver, told + 3)
+    assert {heartbeat["run_id"] for heartbeat in receiver.heartbeats[told + 1 :]} == {
         str(again.run_id)
     }
     listener.onQueryTerminated(run.terminated())
@@ -103,7 +103,7 @@ def test_each_run_that_lives_is_told_now_and_then(
     assert receiver.numbers() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_proxy_that_knows_no_greetings_hears_one_for_each_connection(
+def test_a_proxy_that_knows_no_heartbeats_hears_one_for_each_connection(
     receiver: Receiver,
     listen: Listen,
     run: Run,
@@ -121,13 +121,13 @@ def test_a_proxy_that_knows_no_greetings_hears_one_for_each_connection(
     receiver.behaviour = old  # type: ignore[assignment]
     listener = listen()
     listener.onQueryStarted(run.started())
-    wait_for_greetings(receiver, 1)
+    wait_for_heartbeats(receiver, 1)
     for batch in range(5):
         listener.onQueryProgress(run.batch(batch))
         receiver.wait_for_numbers(*range(1, batch + 3))
-    assert len(receiver.greetings) == 1
+    assert len(receiver.heartbeats) == 1
     receiver.hang_up()
-    wait_for_greetings(receiver, 2)
+    wait_for_heartbeats(receiver, 2)
     assert listener.close(10)
     assert [(r.levelname, "HTTP 400" in r.getMessage()) for r in caplog.records] == [("INFO", True)]
     assert (listener.refused, listener.dropped) == (0, 0)

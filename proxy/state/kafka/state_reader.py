@@ -1,15 +1,15 @@
 """Reads the topic from its start, and later on from where it was, as far as is committed."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from aiokafka.errors import KafkaError
 from aiokafka.record.memory_records import MemoryRecords
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
-from .link import Deadline, Link, UnansweredError
 from .messages import Message, damaged
+from .state_topic import StateTopic
 
 FETCH_VERSION = 11
 LIST_OFFSETS_VERSION = 2
@@ -23,59 +23,59 @@ FETCH_BYTES = 4 * 2**20
 
 FETCH_WAIT_MS = 500
 
+_CONSUMER = -1
+"""Who asks, as Kafka numbers replicas."""
+
 _CONTROL_KEY = struct.Struct(">hh")
 """Version and kind of a transaction's last message."""
 _ABORT = 0
 
 
-class Log:
+class StateReader:
     """The messages of the topic's only partition, without those of transactions that failed.
 
     Args:
+        topic: with the state.
         position: offset of the first message to read; None: of the oldest there is.
 
     """
 
-    def __init__(self, link: Link, topic: str, position: int | None = None) -> None:
-        self._link = link
+    def __init__(self, topic: StateTopic, position: int | None = None) -> None:
         self._topic = topic
         self._position = position
 
-    def read(self, deadline: Deadline) -> Iterator[Message]:
+    async def read(self) -> AsyncIterator[Message]:
         """Yield what was not read yet, as far as it is committed now.
 
         Raises:
-            UnansweredError: it could not be read in time.
+            UpstreamError: it could not be read in the client's time.
             RefusedError: it may not be read.
             StateError: a batch is damaged.
 
         """
+        retry = self._topic.client.retry
         if self._position is None:
-            self._position = deadline.retry(lambda: self._offset(EARLIEST, deadline))
-        end = deadline.retry(lambda: self._offset(LATEST, deadline))
+            self._position = await retry(lambda: self._offset(EARLIEST))
+        end = await retry(lambda: self._offset(LATEST))
         while self._position < end:
-            if not deadline.left_s:
-                raise UnansweredError(f"topic {self._topic} could not be read to its end in time")
-            part = deadline.retry(lambda: self._fetch(deadline))
-            yield from self._committed(part)
+            for message in self._committed(await retry(self._fetch)):
+                yield message
 
-    def _offset(self, moment: int, deadline: Deadline) -> int:
-        partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-            partition_index=0, timestamp=moment
-        )
-        topic = ListOffsetsRequest.ListOffsetsTopic(name=self._topic, partitions=[partition])
+    async def _offset(self, timestamp: int) -> int:
         request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
-            replica_id=-1, isolation_level=READ_COMMITTED, topics=[topic]
+            replica_id=_CONSUMER,
+            isolation_level=READ_COMMITTED,
+            topics=[(self._topic.name, [(0, timestamp)])],
         )
-        answer = self._ask(request, deadline).topics[0].partitions[0]
-        self._link.check(answer.error_code, f"look for the ends of topic {self._topic}")
-        return int(answer.offset)
+        found = (await self._topic.ask_leader(request)).topics[0].partitions[0]
+        self._topic.check(found.error_code, f"look for the ends of topic {self._topic.name}")
+        return int(found.offset)
 
-    def _fetch(self, deadline: Deadline) -> Any:
+    async def _fetch(self) -> Any:
         partition = FetchRequest.FetchTopic.FetchPartition(
             partition=0, fetch_offset=self._position, partition_max_bytes=FETCH_BYTES
         )
-        topic = FetchRequest.FetchTopic(topic=self._topic, partitions=[partition])
+        topic = FetchRequest.FetchTopic(topic=self._topic.name, partitions=[partition])
         request = FetchRequest[FETCH_VERSION](
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
@@ -84,15 +84,12 @@ class Log:
             topics=[topic],
             forgotten_topics_data=[],
         )
-        answer = self._ask(request, deadline)
-        self._link.check(answer.error_code, f"read topic {self._topic}")
-        part = answer.responses[0].partitions[0]
-        self._link.check(part.error_code, f"read topic {self._topic}")
+        response = await self._topic.ask_leader(request)
+        doing = f"read topic {self._topic.name}"
+        self._topic.check(response.error_code, doing)
+        part = response.responses[0].partitions[0]
+        self._topic.check(part.error_code, doing)
         return part
-
-    def _ask(self, request: Any, deadline: Deadline) -> Any:
-        leader = self._link.leader(self._topic, deadline)
-        return self._link.ask(request, deadline, leader)
 
     def _committed(self, part: Any) -> Iterator[Message]:
         failed = sorted(
@@ -103,7 +100,7 @@ class Log:
         batches = MemoryRecords(bytes(part.records or b""))
         while batches.has_next():
             batch = batches.next_batch()
-            place = f"the batch at offset {batch.base_offset} of topic {self._topic}"
+            place = f"the batch at offset {batch.base_offset} of topic {self._topic.name}"
             if not batch.validate_crc():
                 raise damaged(place, "its checksum is wrong")
             while failed and failed[-1][0] <= batch.base_offset:
