@@ -3,8 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := proxy metrics tests bench
+# Of the tests: they wait more than they work, so there is one more than there are cores.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: help setup demo demo-backpressure demo-pipeline test check format bench broker lock clean
+# Compiled once, not in each of the many processes of the tests, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+
+.PHONY: help setup demo demo-backpressure demo-pipeline test test-fast coverage check format bench broker lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +32,17 @@ demo-backpressure: setup  ## See batches follow the rate of their processing (ab
 demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4 minutes)
 	$(BIN)/quota-proxy demo pipeline
 
-test: setup  ## Run all tests, against a real broker and a real Spark
+test: setup  ## Run all tests, against a real broker and a real Spark (below 10 minutes)
 	tests/install-tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
-		-n 2 --dist loadfile --no-loadscope-reorder \
-		--cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)
+		-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-fast: setup  ## Run the tests that need nothing but Python and few seconds each (a minute)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" \
+		tests/unit tests/wire tests/relay $(ARGS)
+
+coverage: setup  ## Run all tests, and show which lines they do not reach
+	$(MAKE) test ARGS="--cov=proxy --cov=metrics --cov-report=term:skip-covered $(ARGS)"
 
 check: setup  ## Lint, types, import contracts
 	$(BIN)/ruff check $(SOURCES)

@@ -14,7 +14,7 @@ import yaml
 from bench.lab import READY_TIMEOUT_S
 from bench.outage_driver import Start
 from bench.processes import BenchError, Child, python
-from proxy.devkit.ports import HOST, free_ports
+from proxy.devkit.loopback import HOST, free_ports
 from proxy.devkit.process import ServerProcess
 
 READY_LINE = b"ready\n"

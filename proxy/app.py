@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -93,7 +94,13 @@ class App:
         self._reapers = Reapers(loop, instruments)
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
-            config, self.quotas, self._bootstrap, instruments, self.metrics, self._clients.knows
+            config.progress_settings,
+            config.pipeline_settings,
+            self.quotas,
+            self._bootstrap,
+            instruments,
+            registry=self.metrics,
+            knows_client=self._clients.knows,
         )
         self._services = Services(
             loop=loop,
@@ -229,7 +236,7 @@ class App:
         self.rules.use_file(config.quota_settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
-        self._queries.update(config)
+        self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
 
@@ -272,7 +279,7 @@ class App:
             await self._slices.collect(self._clients.forgetting(clock_ms()))
 
     async def _tick(self) -> None:
-        """Notice changed quotas and the end of throttling, draw the charts on, until cancelled."""
+        """Apply changed quotas, end throttling, add to the charts, until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.relay.follow_quotas()
@@ -305,16 +312,9 @@ def _open_store(config: Config, bootstrap: Bootstrap, wait_s: float) -> Store:
 
 
 def _limits(config: Config) -> Limits:
-    limits = config.limits
-    return Limits(
-        max_connections=limits.max_connections,
-        max_connections_per_ip=limits.max_connections_per_ip,
-        max_request_bytes=limits.max_request_bytes,
-        max_in_flight_requests=limits.max_in_flight_requests,
-        idle_timeout_s=limits.idle_timeout,
-        connect_timeout_s=limits.connect_timeout,
-        drain_timeout_s=limits.drain_timeout,
-    )
+    """Return the relay's limits; the configuration's durations are seconds, too."""
+    names = (field.name for field in fields(Limits))
+    return Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
 
 
 def _listener(listener: ListenerSection) -> ListenerSettings:
@@ -353,6 +353,6 @@ def _log_state(
 
 
 def _raise_file_limit() -> None:
-    """Let the process open as many sockets as the system allows it."""
+    """Raise the limit of open sockets to what the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,7 +17,6 @@ from proxy.app import PORT_ERRORS, App
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
-from proxy.pipelines.advice import find_advice
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.state import StateError
@@ -203,7 +202,7 @@ def _check(options: argparse.Namespace) -> int:
         f"pipelines: {len(config.pipelines)}"
     )
     table = RuleTable(config.quota_settings.rules)
-    for line in (*find_hints(config, table), *find_advice(config, table)):
+    for line in find_hints(config, table):
         _say(line)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)

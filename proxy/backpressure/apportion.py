@@ -15,12 +15,7 @@ def apportion(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
     covers them all, each is its lag.
 
     Those whose part is below 1 get 1; the others share the rest by largest remainders (Hamilton's
-    method); of equal remainders the first key in order gets one more.
-
-    Args:
-        total: 0 or more.
-        lags: 0 or more each.
-
+    method); of equal remainders the first key in order gets one more. All are 0 or more.
     """
     whole = sum(lags.values())
     if total >= whole:

@@ -27,11 +27,8 @@ progress."""
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    Args:
-        quotas: says which rule applies to a client, and puts the bounds in force.
-        gauges: the metric pid_bound_bytes, labelled by query.
-        on_change: is called when `changes` has something to write.
-
+    `gauges` is the metric pid_bound_bytes, labelled by query; `on_change` is called when `changes`
+    has something to write.
     """
 
     def __init__(
@@ -61,13 +58,7 @@ class Backpressure:
             self._by_client[client_id] = queries
             self._count += 1
             queries[match.entity] = QueryBackpressure(
-                identity,
-                match.entity,
-                match.rule,
-                self._quotas,
-                self._gauges,
-                now_ms,
-                on_change=self._changed,
+                identity, match, self._quotas, self._gauges, now_ms, on_change=self._changed
             )
         return queries[match.entity]
 

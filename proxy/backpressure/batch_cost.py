@@ -99,14 +99,8 @@ class BatchCost:
         fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
         variance = (FIRST_DOUBT * fixed_ms) ** 2
         noise = (FIRST_NOISE * took_ms) ** 2
-        return cls(
-            fixed_ms,
-            (took_ms - fixed_ms) / records,
-            variance,
-            (variance + noise) / records**2,
-            -variance / records,
-            records,
-        )
+        each_ms, each_variance = (took_ms - fixed_ms) / records, (variance + noise) / records**2
+        return cls(fixed_ms, each_ms, variance, each_variance, -variance / records, records)
 
     @classmethod
     def warm_up(cls, records: float, took_ms: float) -> Self:
@@ -120,31 +114,18 @@ class BatchCost:
     @classmethod
     def of(cls, state: CostState) -> Self:
         """Return what was kept."""
-        fixed_doubt_ms, each_doubt_ms = state.fixed_doubt_ms, state.each_doubt_ms
-        return cls(
-            state.fixed_ms,
-            state.each_ms,
-            fixed_doubt_ms**2,
-            each_doubt_ms**2,
-            state.correlation * fixed_doubt_ms * each_doubt_ms,
-            state.widest,
-            state.noise**2,
-        )
+        fixed_ms, fixed_doubt_ms, each_ms, each_doubt_ms, correlation, widest, noise = state
+        variances = fixed_doubt_ms**2, each_doubt_ms**2
+        covariance = correlation * fixed_doubt_ms * each_doubt_ms
+        return cls(fixed_ms, each_ms, *variances, covariance, widest, noise**2)
 
     def state(self) -> CostState:
         """Return what `of` takes."""
         fixed_doubt_ms, each_doubt_ms = map(math.sqrt, (self.fixed_variance, self.each_variance))
         both = fixed_doubt_ms * each_doubt_ms
         correlation = min(max(self.covariance / both, -1.0), 1.0) if both > 0 else 0.0
-        return CostState(
-            self.fixed_ms,
-            fixed_doubt_ms,
-            self.each_ms,
-            each_doubt_ms,
-            correlation,
-            self.widest,
-            math.sqrt(self.noise),
-        )
+        costs = self.fixed_ms, fixed_doubt_ms, self.each_ms, each_doubt_ms
+        return CostState(*costs, correlation, self.widest, math.sqrt(self.noise))
 
     @property
     def is_sound(self) -> bool:

@@ -68,7 +68,7 @@ class Clamp:
         self,
         settings: AdaptiveBound,
         interval: TriggerInterval,
-        on_wait: Callable[[float, float], None],
+        on_wait: Callable[[float, float], object],
         on_answered: Callable[[QueryProgress, bool, float], None],
     ) -> None:
         self.settings = settings
@@ -245,15 +245,8 @@ class Clamp:
 
         It waits for a report on the batch that the driver planned last, where there was none yet;
         for one on the start of a run whose first batch may be bounded; and, on a connection that is
-        not known to be the driver's, for a sign of life that makes it so.
-
-        Args:
-            query: whose driver looks up.
-            connection: on which it does.
-            ask: what it looks up.
-            since_ms: when it did, monotonic.
-            now_ms: the time.
-
+        not known to be the driver's, for a sign of life that makes it so. `since_ms` is when the
+        driver looked up.
         """
         keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
         if self.detached or not keys:

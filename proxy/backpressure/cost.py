@@ -6,7 +6,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
 from .batch_cost import BatchCost, CostState
-from .estimator import FinishedBatch
+from .estimator_inputs import FinishedBatch
 
 LONGEST = 1.25
 """Batch intervals that a batch is planned to take at most where one interval is enough for any:
@@ -68,9 +68,7 @@ class CostEstimator:
     behind, or drains a backlog in batches of more than the interval, gets a smaller batch from time
     to time: only batches of different sizes tell fixed from per-record cost.
 
-    Args:
-        settings: of the rule; the batch interval is known before the first batch is taken in.
-
+    The settings' batch interval has to be known before the first batch is added.
     """
 
     __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
@@ -87,7 +85,11 @@ class CostEstimator:
         self._patience = FIRST_PROBE
 
     def compute(self, batch: FinishedBatch) -> float | None:
-        """See RateEstimator: None when any size will do and the rule's own bound is not known."""
+        """Add a batch; return the new rate in records per second.
+
+        None when any size will do and the rule's own bound is not known, and for a batch with
+        nothing to learn from.
+        """
         records, took_ms = batch.records, batch.processing_ms
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):
             return None
@@ -121,13 +123,13 @@ class CostEstimator:
 
     @property
     def rate(self) -> float | None:
-        """See RateEstimator."""
+        """Records per second that batches planned now should have; None: not known."""
         if not 0 < self._allowed < math.inf:
             return None
         return self._allowed / self._interval_ms * MS_PER_SECOND
 
     def begin_run(self) -> None:
-        """See RateEstimator."""
+        """Record that the query was started again: its batches may cost something else now."""
         self._behind, self._patience = 0, FIRST_PROBE
         if self._cost is not None:
             cost = self._cost.restarted()
@@ -135,7 +137,7 @@ class CostEstimator:
         self._plan_anew()
 
     def update(self, settings: AdaptiveBound) -> None:
-        """See RateEstimator: what is known of the costs stays."""
+        """Estimate by other settings from now on; what is known of the costs stays."""
         before, self._settings = self._settings, settings
         if settings.batch_interval_ms != before.batch_interval_ms:
             self._plan_anew()
@@ -145,7 +147,7 @@ class CostEstimator:
         return self._cost.state() if self._cost is not None else None
 
     def resume(self, state: CostState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self._cost = BatchCost.of(state)
 
     def _plan_anew(self) -> None:
@@ -159,8 +161,7 @@ class CostEstimator:
     @property
     def _interval_ms(self) -> float:
         interval_ms = self._settings.batch_interval_ms
-        if interval_ms is None:
-            raise ValueError("the batch interval is not known")
+        assert interval_ms is not None, "it is known before the first batch"
         return interval_ms
 
     @property

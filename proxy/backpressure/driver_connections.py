@@ -106,7 +106,7 @@ class DriverConnections:
     """
 
     __slots__ = (
-        *("_connections", "_trusts_all", "alive_ms", "awaits_run", "event_ms"),
+        *("_connections", "_trusts_all", "alive_ms", "event_ms"),
         *("instances", "is_resumed", "resumed_alive_ms", "resumed_ms"),
     )
 
@@ -122,10 +122,8 @@ class DriverConnections:
         """When the driver saw the latest event of this run that was reported."""
         self.resumed_ms = -math.inf
         """When the run of an earlier process was resumed; long ago if there was none."""
-        self.awaits_run = False
-        """Whether a run was resumed, and neither it nor its driver gave a sign of life since."""
         self.is_resumed = False
-        """Whether the present run is the one that was resumed."""
+        """Whether the present run is the one that was resumed, as it or its driver has shown."""
         self.resumed_alive_ms = -math.inf
         """When the first sign of life came of the run that was resumed."""
 
@@ -133,17 +131,21 @@ class DriverConnections:
         """Return how many connections are open."""
         return len(self._connections)
 
+    @property
+    def awaits_run(self) -> bool:
+        """Whether a run was resumed, and neither it nor its driver has shown up since."""
+        return self.resumed_ms > -math.inf and not self.is_resumed
+
     def resume(self, correlation_ids: list[int], now_ms: float) -> None:
         """Resume a run of an earlier process, which ended with all its connections."""
         self.instances.latest = correlation_ids[-MAX_INSTANCES:]
         self.resumed_ms = now_ms
-        self.awaits_run = True
 
     def begin_run(self) -> None:
         """Forget the run before: only what was proved of connections stays."""
         self.instances.latest.clear()
         self.alive_ms = self.event_ms = self.resumed_ms = -math.inf
-        self.awaits_run = self.is_resumed = self._trusts_all = False
+        self.is_resumed = self._trusts_all = False
 
     def record_report(self, event_ms: float, now_ms: float) -> None:
         """Record a report on an event of the run, which the driver saw at `event_ms`."""
@@ -156,7 +158,6 @@ class DriverConnections:
         """Record a sign of life of the run, which it gave at `at_ms`."""
         self.alive_ms = max(self.alive_ms, at_ms)
         if self.awaits_run:
-            self.awaits_run = False
             self.is_resumed = self._trusts_all = True
         if self.is_resumed and self.resumed_alive_ms < self.resumed_ms:
             self.resumed_alive_ms = now_ms
@@ -177,9 +178,7 @@ class DriverConnections:
             return
         if not self.is_driver(connection) and self.instances.has(correlation_id):
             self._connections[connection] = True
-            if self.awaits_run:  # the driver of the run that was resumed is back
-                self.awaits_run = False
-                self.is_resumed = True
+            self.is_resumed |= self.awaits_run  # the driver of the run that was resumed is back
         if self.is_driver(connection):
             self.instances.record(correlation_id)
 

@@ -1,16 +1,12 @@
 """What an estimator needs to know of a batch, from what the proxy saw and the driver reported."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
-
-MAX_HOLDS = 512
-"""How many separate times of holding are kept; beyond it the closest ones count as one."""
 
 MAX_WAITING_INTERVALS = 1.0
 """How many batch intervals at most count as scheduling delay: triggers that are missed are skipped,
@@ -33,51 +29,23 @@ DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
 
 
-class HeldTime:
-    """When responses were held, as times that do not overlap. Holds may be side by side."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedBatch:
+    """A batch that is done, and what is known of the query beside it."""
 
-    __slots__ = ("_ends", "_starts")
-
-    def __init__(self) -> None:
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-
-    def add(self, start_ms: float, end_ms: float) -> None:
-        """Add a hold; it may reach into the future. Nothing when it does not last."""
-        if not end_ms > start_ms:
-            return
-        starts, ends = self._starts, self._ends
-        first = last = bisect_left(ends, start_ms)
-        while last < len(starts) and starts[last] <= end_ms:
-            start_ms, end_ms = min(start_ms, starts[last]), max(end_ms, ends[last])
-            last += 1
-        starts[first:last], ends[first:last] = [start_ms], [end_ms]
-        if len(starts) > MAX_HOLDS:
-            self._close_gaps()
-
-    def within(self, start_ms: float, end_ms: float) -> float:
-        """Return for how long of this time anything was held."""
-        return sum(
-            max(0.0, min(end, end_ms) - max(start, start_ms))
-            for start, end in zip(self._starts, self._ends, strict=True)
-        )
-
-    def forget(self, before_ms: float) -> None:
-        """Drop what ended before this time."""
-        gone = bisect_left(self._ends, before_ms)
-        del self._starts[:gone]
-        del self._ends[:gone]
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def _close_gaps(self) -> None:
-        """Halve the list: the shorter gaps count as held."""
-        gaps = [start - end for end, start in zip(self._ends, self._starts[1:], strict=False)]
-        by_length = sorted(range(len(gaps)), key=gaps.__getitem__)
-        kept = sorted(by_length[len(gaps) // 2 :])
-        self._starts = [self._starts[0]] + [self._starts[index + 1] for index in kept]
-        self._ends = [self._ends[index] for index in kept] + [self._ends[-1]]
+    time_ms: float
+    """When it was done, on a clock of the caller's choice."""
+    records: float
+    processing_ms: float
+    """How long it took, the proxy's own holds left out."""
+    waited_ms: float = 0.0
+    """For how long it would have waited before that, had batches been queued."""
+    left: float | None = None
+    """Records that were there at its trigger and that it left out; None when not known."""
+    arrivals: float | None = None
+    """Records per second that come in of late; None when not known."""
+    most: float = math.inf
+    """Records per second that the rule's own bound carries; infinite when not known."""
 
 
 class SchedulingDelay:
@@ -192,7 +160,7 @@ class RecordRatio:
         self.state = before * DECAY + amount, (before_records + without) * DECAY + records, 0.0
 
     def resume(self, state: RatioState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self.state = state
         self._latest = self.value or 0.0
 
@@ -214,22 +182,17 @@ class RecordRatio:
         return value
 
 
-class BatchInput(NamedTuple):
-    """What a batch took from its Kafka sources."""
+def batch_input(batch: BatchReport) -> tuple[int, int | None]:
+    """Return how many records a batch has, and by how many offsets it went on.
 
-    records: int
-    """As Spark counts them: twice where a query reads a source twice."""
-    offsets: int | None
-    """How far it went on, over all partitions; None when it does not say where it began in each:
-    in a first batch, and where a partition is new."""
-
-
-def batch_input(batch: BatchReport) -> BatchInput:
-    """Return what a batch read; a partition that several sources read goes on once."""
+    Records as Spark counts them: twice where a query reads a source twice. A partition that several
+    sources read goes on once. None when the batch does not say where it began in each partition: a
+    first batch, and where a partition is new.
+    """
     records = sum(source.rows for source in batch.sources)
     offsets = 0
     for read in batch.ranges.values():
         if read.start is None:
-            return BatchInput(records, None)
+            return records, None
         offsets += read.end - read.start
-    return BatchInput(records, offsets)
+    return records, offsets

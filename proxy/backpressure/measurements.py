@@ -1,9 +1,9 @@
 """What the batches of a query show: how many records it can take, and what a record costs."""
 
 import math
-from typing import NamedTuple
 
 from metrics.clock import MS_PER_SECOND
+from proxy.progress.offset_ranges import RangeSet
 from proxy.progress.report import BatchReport
 from proxy.quota.rules import AdaptiveBound
 from proxy.state import Json
@@ -12,10 +12,8 @@ from .advertised_ends import AdvertisedEnds
 from .backpressure_record import BackpressureRecord
 from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator import FinishedBatch
 from .estimator_inputs import (
-    BatchInput,
-    HeldTime,
+    FinishedBatch,
     InputRate,
     RecordRatio,
     SchedulingDelay,
@@ -23,17 +21,11 @@ from .estimator_inputs import (
 )
 from .pid import PidEstimator
 
+MAX_HOLDS = 512
+"""How many separate times of holding are kept; beyond it the closest ones count as one."""
+
 MIN_PROCESSING_MS = 1.0
 """Of a batch that was held all the time."""
-
-
-class BatchResult(NamedTuple):
-    """What came of a batch."""
-
-    rate: float | None
-    """Records per second for those to come; None: nothing new."""
-    summary: str
-    """Of the batch, for people."""
 
 
 class BatchMeasurements:
@@ -41,9 +33,10 @@ class BatchMeasurements:
 
     def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
-        self._reading_held = HeldTime()
-        self.held = HeldTime()
-        """When its Fetch responses were held, and when the driver's look-ups waited."""
+        self._reading_held = RangeSet[float](MAX_HOLDS)
+        """When its Fetch responses were held; holds may be side by side."""
+        self.held = RangeSet[float](MAX_HOLDS)
+        """The same, and when the driver's look-ups waited."""
         self.bytes_per_record = RecordRatio()
         self.offsets_per_record = RecordRatio()
         self._bytes: float | None = None
@@ -90,21 +83,16 @@ class BatchMeasurements:
     def add(
         self,
         batch: BatchReport,
-        read: BatchInput,
+        records: int,
+        offsets: int | None,
         end_ms: float,
         advertised: AdvertisedEnds,
-        *,
         static: float,
-    ) -> BatchResult | None:
-        """Add a batch; return None when the rate does not follow from it.
+    ) -> tuple[float | None, str] | None:
+        """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
-        Args:
-            batch: of which the driver has reported.
-            read: what it took from its sources.
-            end_ms: when it was done.
-            advertised: to the driver, with the log ends as they were seen last.
-            static: what the rule lets it read, in bytes per second.
-
+        Return the rate for those to come, in records per second, None for no new one, and the
+        measurements in words; None when nothing was measured.
         """
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
@@ -112,10 +100,10 @@ class BatchMeasurements:
             # The proxy was away meanwhile: nobody knows for how long the batch had to wait.
             self._bytes = 0.0
             return None
-        held_ms = self.held.within(start_ms, end_ms)
-        reading_held_ms = self._reading_held.within(start_ms, end_ms)
-        self.held.forget(start_ms)
-        self._reading_held.forget(start_ms)
+        held_ms = self.held.covered(start_ms, end_ms)
+        reading_held_ms = self._reading_held.covered(start_ms, end_ms)
+        self.held.remove_below(start_ms)
+        self._reading_held.remove_below(start_ms)
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
@@ -126,16 +114,16 @@ class BatchMeasurements:
             log_ends = {key: end.log_end for key, end in advertised.items()}
             seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
             self._input_rate.add(log_ends, seen_ms, interval_ms)
-        if read.records > 0:
+        if records > 0:
             if self._bytes is not None:
-                self.bytes_per_record.add(self._bytes, read.records)
+                self.bytes_per_record.add(self._bytes, records)
             self._bytes = 0.0
-            if read.offsets is not None:
-                self.offsets_per_record.add(read.offsets, read.records)
-        if execution_ms <= 0 or read.records <= 0:
+            if offsets is not None:
+                self.offsets_per_record.add(offsets, records)
+        if execution_ms <= 0 or records <= 0:
             return None
-        self.throttled_rate.add(read.records, execution_ms, reading_held_ms)
-        self.processing_rate = read.records / processing_ms * MS_PER_SECOND
+        self.throttled_rate.add(records, execution_ms, reading_held_ms)
+        self.processing_rate = records / processing_ms * MS_PER_SECOND
         rate = None
         if interval_ms is not None:
             left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
@@ -144,7 +132,7 @@ class BatchMeasurements:
             rate = self._estimator.compute(
                 FinishedBatch(
                     time_ms=batch.timestamp_ms + execution_ms,
-                    records=read.records,
+                    records=records,
                     processing_ms=processing_ms,
                     waited_ms=waited_ms,
                     left=None if left is None else left * per_offset,
@@ -152,10 +140,10 @@ class BatchMeasurements:
                     most=math.inf if size is None else static / size,
                 )
             )
-        summary = f"batch {batch.batch_id}: {read.records:,} records in {execution_ms:,.0f} ms"
+        summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             summary += f" (held {held_ms:,.0f} ms left out)"
-        return BatchResult(rate, summary)
+        return rate, summary
 
     def state(self) -> dict[str, Json]:
         """Return what a BackpressureRecord has of it."""
@@ -170,7 +158,7 @@ class BatchMeasurements:
         }
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
-        """Go on from what an earlier process measured."""
+        """Resume from what an earlier process measured."""
         self._resumed_ms = now_ms
         self.throttled_rate.rate = record.reach
         self.scheduling_delay.ms = record.waiting_ms

@@ -21,28 +21,23 @@ from .query_backpressure import QueryBackpressure
 class OffsetLookups(LookupConnection):
     """The ListOffsets look-ups on one connection of a followed client.
 
-    Executors look up offsets too; they are known by their fetching and get the real ones.
-
-    Args:
-        query: records the log ends.
-        pressure: on the client's query; None when its rule is not adaptive.
-        opened_ms: the monotonic time.
-
+    Executors look up offsets too; they are known by their fetching and get the real ones. So do
+    all where `backpressure` is None: the client's rule is not adaptive.
     """
 
     __slots__ = ("_clamp", "_query")
 
     def __init__(
-        self, query: QueryProgress, pressure: QueryBackpressure | None, opened_ms: float
+        self, query: QueryProgress, backpressure: QueryBackpressure | None, opened_ms: float
     ) -> None:
         super().__init__(opened_ms)
         self._query = query
         self._clamp: Clamp | None = None
-        self.follow(pressure)
+        self.follow(backpressure)
 
-    def follow(self, pressure: QueryBackpressure | None) -> None:
+    def follow(self, backpressure: QueryBackpressure | None) -> None:
         """Clamp by the rule that applies from now on; None: it is not adaptive."""
-        clamp = pressure.clamp if pressure is not None else None
+        clamp = backpressure.clamp if backpressure is not None else None
         if clamp is self._clamp:
             return
         if self._clamp is not None:

@@ -5,7 +5,7 @@ import math
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
 
-from .estimator import FinishedBatch
+from .estimator_inputs import FinishedBatch
 
 PidState = tuple[float, float, float]
 """Time, rate and error of the latest batch."""
@@ -26,10 +26,6 @@ class PidEstimator:
 
     A fixed cost per batch counts as slowness here, and smaller batches look slower still: see
     `cost.CostEstimator` for one that tells them apart.
-
-    Args:
-        settings: the batch interval, which is known, the gains and the lowest rate.
-
     """
 
     __slots__ = ("_latest", "_settings")
@@ -39,7 +35,7 @@ class PidEstimator:
         self._latest = NEVER
 
     def compute(self, batch: FinishedBatch) -> float | None:
-        """See RateEstimator: None for the first batch of a run, and one that is passed over."""
+        """Add a batch; return the new rate in records per second, None for no new one."""
         settings, time_ms = self._settings, batch.time_ms
         interval_ms = settings.batch_interval_ms
         latest_ms, latest_rate, latest_error = self._latest
@@ -71,15 +67,15 @@ class PidEstimator:
 
     @property
     def rate(self) -> float | None:
-        """See RateEstimator: None, each run begins anew."""
+        """None: each run begins anew."""
         return None
 
     def begin_run(self) -> None:
-        """See RateEstimator: all is forgotten."""
+        """Forget all."""
         self._latest = NEVER
 
     def update(self, settings: AdaptiveBound) -> None:
-        """See RateEstimator: under other figures it begins anew."""
+        """Estimate by other settings from now on; anew where they change the figures."""
         if _parameters(settings) != _parameters(self._settings):
             self.begin_run()
         self._settings = settings
@@ -89,7 +85,7 @@ class PidEstimator:
         return None if self._latest is NEVER else self._latest
 
     def resume(self, state: PidState) -> None:
-        """Go on from the state of an earlier process."""
+        """Resume from the state of an earlier process."""
         self._latest = state
 
 

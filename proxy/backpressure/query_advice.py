@@ -30,15 +30,15 @@ def advise(
     knows_client: Callable[[str], bool],
     now_ms: float,
 ) -> None:
-    """Let the query's advice be what is true now. Costs a walk over all rules.
+    """Set the advice to a query whose present run was just reported. Costs a walk over all rules.
 
     Args:
-        query: whose present run was just reported on.
+        query: whose advice it is.
         table: the rules in force.
         identity: its client, when an adaptive rule applies to it; None when none does, or the
             client has not connected.
         is_followed: whether the configuration names the query beside its rules.
-        knows_client: says whether a client id has connected lately.
+        knows_client: returns whether a client id has connected lately.
         now_ms: the monotonic time.
 
     """

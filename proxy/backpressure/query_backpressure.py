@@ -12,7 +12,7 @@ from proxy.progress.report import BatchReport
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 
 from .backpressure_record import FORMAT, BackpressureRecord, by_topic
@@ -28,22 +28,14 @@ KIND = QuotaKind.CONSUMER_BYTE_RATE
 class QueryBackpressure:
     """A query whose rule is adaptive; made by `Backpressure`.
 
-    Args:
-        identity: the client that it reads with.
-        entity: whose reading is bounded; see `Rule.entity`.
-        rule: an adaptive one.
-        quotas: where the bound is put in force.
-        gauges: shows it, by the query's label.
-        now_ms: the monotonic time.
-        on_change: is called when its record is out of date.
-
+    The bound is put in force in `quotas`, and shown by the gauge with the query's label.
+    `on_change` is called when the query's record is out of date.
     """
 
     def __init__(
         self,
         identity: ClientIdentity,
-        entity: str,
-        rule: Rule,
+        match: Match,
         quotas: QuotaManager,
         gauges: BoundedLabels[Gauge],
         now_ms: float,
@@ -51,16 +43,15 @@ class QueryBackpressure:
         on_change: Callable[["QueryBackpressure"], None],
     ) -> None:
         self.identity = identity
-        self.entity = entity
-        self.key = FORMAT.key(identity.client_id, entity)
+        self.entity = match.entity
+        self.key = FORMAT.key(identity.client_id, match.entity)
         """Of its record."""
         self.used_ms = now_ms
         """When it was last known that the query is there."""
         self._quotas = quotas
         self._gauges = gauges
         self._on_change = on_change
-        self._settings = _adaptive(rule)
-        self._static = rule.bounds[KIND]
+        self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
         self._measurements = BatchMeasurements(self._settings)
         self._measured_by = self._settings, self._settings.batch_interval_ms
@@ -86,7 +77,7 @@ class QueryBackpressure:
         """Since when."""
         self._is_shaped = False
         """Whether its batches are shaped where they are planned: then reading is not held."""
-        quotas.adapt(KIND, entity, None, self._why, now_ms)
+        quotas.adapt(KIND, match.entity, None, self._why, now_ms)
         self._enforce(now_ms)
 
     @property
@@ -186,11 +177,11 @@ class QueryBackpressure:
 
     def set_rule(self, rule: Rule, now_ms: float) -> None:
         """Set another rule, which is adaptive too."""
-        self._settings = self.clamp.settings = settings = _adaptive(rule)
-        self._static = rule.bounds[KIND]
+        self._settings, self._static = _bounds(rule)
+        self.clamp.settings = self._settings
         self._update_measurements(self.batch_interval_ms)
         if self._rate is not None:
-            self._rate = max(self._rate, settings.min_rate)
+            self._rate = max(self._rate, self._settings.min_rate)
         self._enforce(now_ms)
 
     def detach(self, now_ms: float) -> None:
@@ -249,7 +240,7 @@ class QueryBackpressure:
         return Record.of(self.key, value, FORMAT.version)
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
-        """Go on from what an earlier process kept, as if its last report had come just now."""
+        """Resume from what an earlier process kept, as if its last report had come just now."""
         self._run_id, self._label, self._has_ended = record.run_id, record.label, record.has_ended
         self._last_rate = record.last_rate
         self._interval.learnt_ms = record.interval_ms
@@ -294,21 +285,22 @@ class QueryBackpressure:
 
     def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
         """Record a batch that was done at `end_ms`, so long ago."""
-        read = batch_input(batch)
-        self.clamp.record_batch(read.offsets, age_ms)
+        records, offsets = batch_input(batch)
+        self.clamp.record_batch(offsets, age_ms)
         if self.batch_interval_ms is None:
             return
         result = self._measurements.add(
-            batch, read, end_ms, self.clamp.advertised, static=self._static
+            batch, records, offsets, end_ms, self.clamp.advertised, self._static
         )
         if result is None:
             return
-        if result.rate is not None:
-            self._rate = self._last_rate = result.rate
+        rate, summary = result
+        if rate is not None:
+            self._rate = self._last_rate = rate
             self._return = None
-            self._why = f"{result.summary} -> {result.rate:,.0f} records/s"
+            self._why = f"{summary} -> {rate:,.0f} records/s"
         elif self._rate is None:
-            self._why = f"{result.summary}: the first of this run, no rate yet"
+            self._why = f"{summary}: the first of this run, no rate yet"
 
     def _forget_rate(self, why: str, now_ms: float) -> None:
         self._begin_return(why, now_ms)
@@ -386,7 +378,7 @@ class QueryBackpressure:
             self._gauges.forget(query=self._label)
 
 
-def _adaptive(rule: Rule) -> AdaptiveBound:
+def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:
     if rule.adaptive is None:
         raise ValueError(f"{rule.title} is not adaptive")
-    return rule.adaptive
+    return rule.adaptive, rule.bounds[KIND]

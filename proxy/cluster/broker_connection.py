@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from struct import Struct
 from typing import Any
@@ -83,17 +85,10 @@ class BrokerConnection:
         self.has_login = True
         exchange = login.exchange(self.broker)
         answer: Any = None
-        try:
-            async with asyncio.timeout(limit_s):
-                # SCRAM computes for some milliseconds, or longer where the broker wants that.
-                while (request := await asyncio.to_thread(exchange.send, answer)) is not None:
-                    answer = await self._ask(request)
-        except TimeoutError:
-            self.close()
-            raise self._failure("timeout", f"not logged in after {limit_s:g} s") from None
-        except BaseException:
-            self.close()
-            raise
+        async with self._within(limit_s, "not logged in after"):
+            # SCRAM computes for some milliseconds, or longer where the broker wants that.
+            while (request := await asyncio.to_thread(exchange.send, answer)) is not None:
+                answer = await self._ask(request)
 
     async def ask(self, request: Any, limit_s: float) -> Any:
         """Send a request and return its decoded response.
@@ -108,17 +103,22 @@ class BrokerConnection:
             UpstreamError: timeout, closed or bad_response.
 
         """
+        async with self._within(limit_s, "no answer in"):
+            response = await self._ask(request)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
+        return response
+
+    @asynccontextmanager
+    async def _within(self, limit_s: float, failing: str) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._ask(request)
+                yield
         except TimeoutError:
             self.close()
-            raise self._failure("timeout", f"no answer in {limit_s:g} s") from None
+            raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
         except BaseException:
             self.close()
             raise
-        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self.close)
-        return response
 
     async def _ask(self, request: Any) -> Any:
         if self._idle is not None:

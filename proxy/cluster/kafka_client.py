@@ -188,8 +188,8 @@ class KafkaClient:
         request = MetadataRequest[METADATA_VERSION](topics=wanted, allow_auto_topic_creation=False)
         return await self.ask(request)
 
-    async def leaders(self, partitions: Collection[Partition]) -> dict[Partition, Address]:
-        """Return the leaders of these partitions; those that have none, or are not there, left out.
+    async def leaders(self, partitions: Collection[Partition]) -> dict[Address, list[Partition]]:
+        """Return these partitions by their leader; those that have none or are gone are left out.
 
         Raises UpstreamError when one is to be looked for and nobody answers.
         """
@@ -202,9 +202,13 @@ class KafkaClient:
                         self._found[topic.name, part.partition_index] = brokers[part.leader_id]
         return self.known_leaders(partitions)
 
-    def known_leaders(self, partitions: Iterable[Partition]) -> dict[Partition, Address]:
-        """Return the leaders of those of these partitions for which one was found before."""
-        return {each: self._found[each] for each in partitions if each in self._found}
+    def known_leaders(self, partitions: Iterable[Partition]) -> dict[Address, list[Partition]]:
+        """Return by their leader those of these partitions for which one was found before."""
+        by_leader: dict[Address, list[Partition]] = {}
+        for partition in partitions:
+            if partition in self._found:
+                by_leader.setdefault(self._found[partition], []).append(partition)
+        return by_leader
 
     async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
         """Return the broker that looks after a group, or after transactions.
@@ -220,7 +224,7 @@ class KafkaClient:
         return self._found[key]
 
     def forget(self, *keys: Partition | Coordinated) -> None:
-        """Look anew for these leaders and coordinators when they are needed."""
+        """Forget these leaders and coordinators: they are looked for when they are needed."""
         for key in keys:
             self._found.pop(key, None)
 
@@ -249,13 +253,13 @@ class KafkaClient:
             await asyncio.sleep(RETRY_INTERVAL_S)
 
     @asynccontextmanager
-    async def within(self, limit_s: float) -> AsyncIterator[None]:
+    async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
         """Bound the time of what is done inside, in seconds, with all its attempts.
 
         Raises UpstreamError when it is over: the latest that was met. Not for two tasks at a time.
         """
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
-        self._failure = UpstreamError("timeout", f"{servers}: no answer in {limit_s:g} s")
+        self._failure = UpstreamError("timeout", f"{servers}: {failing} in {limit_s:g} s")
         try:
             async with asyncio.timeout(limit_s):
                 yield

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from metrics.clock import MS_PER_SECOND
 from proxy.config.durations import format_duration
 from proxy.config.models import HIDE_PASSWORD, Config
+from proxy.config.pipeline_advice import find_advice
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gaps import find_gaps
 from proxy.quota.rules import AdaptiveBound, RuleTable
@@ -24,6 +25,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
             "state.kind is memory: after a restart of the proxy the first batch of each adaptive "
             "query is not bounded; fix: write sqlite or kafka"
         )
+    yield from find_advice(config, table)
 
 
 def explain(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:

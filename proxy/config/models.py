@@ -41,6 +41,8 @@ from proxy.config.fields import (
 )
 from proxy.config.pipeline_models import PipelineSection, Topic
 from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.pipeline.graph import PipelineSettings
+from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.values import BadValueError
@@ -311,6 +313,19 @@ class Config(Section):
             max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
             max_client_entities=self.limits.max_client_entities,
         )
+
+    @property
+    def progress_settings(self) -> ProgressSettings:
+        """The queries, and how many there may be."""
+        return ProgressSettings(
+            queries=tuple(query.settings for query in self.queries),
+            max_queries=self.limits.max_client_entities,
+        )
+
+    @property
+    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:
+        """The pipelines."""
+        return tuple(pipeline.settings for pipeline in self.pipelines)
 
     def place(self, key: str) -> str:
         """Return where a key such as `quotas.rules[2]` stands, as `FILE:LINE`; "" if nowhere."""

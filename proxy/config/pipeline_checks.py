@@ -72,7 +72,7 @@ def _named_twice(document: Document, reader: "_PipelineReader") -> Iterator[Conf
         )
 
 
-def _placed(document: Document, loc: Loc, problem: graph.Problem) -> ConfigProblem:
+def _placed(document: Document, loc: Loc, problem: graph.PipelineProblem) -> ConfigProblem:
     keys = (_KEYS.get(part, part) if isinstance(part, str) else part for part in problem.path)
     return document.problem((*loc, *keys), problem.message, problem.fix)
 
@@ -129,8 +129,8 @@ class _PipelineReader:
             **_rates(item),
         )
 
-    def _source(self, loc: Loc, item: Mapping[str, object]) -> graph.Source:
-        return graph.Source(
+    def _source(self, loc: Loc, item: Mapping[str, object]) -> graph.SourceSettings:
+        return graph.SourceSettings(
             client_id=self._name(_CLIENT, loc, item, "client-id"),
             produces=_topics((*loc, "produces"), item.get("produces"), self.unread_produced),
             **_rates(item),

@@ -29,7 +29,7 @@ from proxy.config.fields import (
     Size,
     Text,
 )
-from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.quota.entities import DEFAULT
 from proxy.quota.values import BadValueError, shown
 
@@ -88,9 +88,9 @@ class PipelineSource(Section):
     step: RecordRate = Field(examples=["step: 100"])
 
     @property
-    def settings(self) -> Source:
+    def settings(self) -> SourceSettings:
         """What the flow takes."""
-        return Source(**self.model_dump())
+        return SourceSettings(**self.model_dump())
 
 
 class PipelineStage(Section):
@@ -182,9 +182,5 @@ class PipelineSection(Section):
             max_lag=self.max_lag,
             max_pending_batches=pending.batches if pending else None,
             max_pending_bytes=pending.size_bytes if pending else None,
+            timeout_ms=self.timeout * MS_PER_SECOND,
         )
-
-    @property
-    def timeout_ms(self) -> float:
-        """`timeout` as the completion ledger takes it."""
-        return self.timeout * MS_PER_SECOND

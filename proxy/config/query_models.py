@@ -15,6 +15,7 @@ from proxy.config.fields import (
     Section,
     Text,
 )
+from proxy.progress.query import QuerySettings
 from proxy.quota.rules import AdaptiveBound
 from proxy.quota.values import BadValueError
 
@@ -134,3 +135,13 @@ class QuerySection(Section):
     def _by_default(cls, client_id: object, info: ValidationInfo) -> object:
         # Where the name is wrong, that is said of the name, and nothing here.
         return info.data.get("name", "?") if client_id is None else client_id
+
+    @property
+    def settings(self) -> QuerySettings:
+        """What progress is kept by."""
+        return QuerySettings(
+            name=self.name,
+            client_id=self.client_id,
+            commit_group=self.commit_group,
+            stuck_after_ms=self.stuck_after * MS_PER_SECOND,
+        )

@@ -14,8 +14,8 @@ from proxy.demo.children import Child
 from proxy.demo.parts import Addresses, await_proxy, start_proxy, write_config
 from proxy.demo.screen import Screen
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.command import stop_signals_interrupt
 from proxy.devkit.jars import KAFKA_VERSION, connector_jars, kafka_jars
-from proxy.devkit.signals import stop_signals_interrupt
 
 
 @dataclass(frozen=True, slots=True)

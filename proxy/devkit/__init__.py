@@ -1,7 +1,7 @@
 """A real Kafka broker inside one command, for the demo and the tests; here: its errors.
 
-`jars` gives the jar files, fetched by `ivy`; `broker` runs one broker, `cluster` some of them, and
-`command` is `quota-proxy broker`.
+`jars` has the jar files, fetched by `ivy`; `broker` runs one broker or some of them, and `command`
+is `quota-proxy broker`.
 """
 
 

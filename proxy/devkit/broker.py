@@ -1,25 +1,28 @@
-"""Runs one real Kafka broker (KRaft) as a child process that ends with this one.
+"""Runs real Kafka brokers (KRaft), each a child process that ends with this one.
 
 A broker is started as `kafka.Kafka` on its data folder, which `kafka.tools.StorageTool` formats the
 first time. It listens on 127.0.0.1 only and is meant for demos, tests and benchmarks.
 """
 
+import asyncio
 import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import UpstreamError
 from proxy.devkit import BrokerError
-from proxy.devkit.ivy import Progress
+from proxy.devkit.broker_settings import BrokerSettings, Quorum, new_cluster_id
+from proxy.devkit.ivy import OnDownload
 from proxy.devkit.jars import kafka_jars
 from proxy.devkit.java import find_java
-from proxy.devkit.metadata import ask_nodes
-from proxy.devkit.ports import HOST, free_ports, require_free
+from proxy.devkit.loopback import HOST, free_ports, require_free
 from proxy.devkit.process import ServerProcess
-from proxy.devkit.settings import BrokerSettings, Quorum, new_cluster_id
-from proxy.devkit.storage import format_storage
 
 QUICK_START = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """JVM options for a small broker that starts fast. A broker under load is better off with a larger
@@ -30,6 +33,7 @@ _LOG_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
 )
 _POLL_S = 0.1
+_FORMAT_TIMEOUT_S = 120.0
 
 
 class EmbeddedBroker:
@@ -48,7 +52,7 @@ class EmbeddedBroker:
     - `node_id` must stay the same for the same data.
     - `quorum` is the controller to use; None makes the broker its own.
     - `jvm_options` replace `QUICK_START`.
-    - `progress` is told of the download when Kafka's jars are not cached.
+    - `on_download` is called as the download goes on, when Kafka's jars are not cached.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class EmbeddedBroker:
         node_id: int = 1,
         quorum: Quorum | None = None,
         jvm_options: Sequence[str] = QUICK_START,
-        progress: Progress | None = None,
+        on_download: OnDownload | None = None,
     ) -> None:
         self.data_dir = data_dir.resolve()
         self.log_file = self.data_dir / "broker.log"
@@ -80,7 +84,7 @@ class EmbeddedBroker:
         )
         """How it is set up, for all its starts."""
         self._jvm_options = tuple(jvm_options)
-        self._progress = progress
+        self._on_download = on_download
         self._process = ServerProcess(self.log_file)
 
     @property
@@ -126,13 +130,13 @@ class EmbeddedBroker:
         if self.pid is not None:
             return
         java = [str(find_java()), *self._jvm_options]
-        java += ["-cp", os.pathsep.join(map(str, kafka_jars(self._progress)))]
+        java += ["-cp", os.pathsep.join(map(str, kafka_jars(self._on_download)))]
         require_free(self.settings.ports)
         settings_file = self.data_dir / "server.properties"
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             settings_file.write_text(self.settings.file_text(), encoding="ascii")
-            format_storage(java, self.settings, settings_file)
+            _format_storage(java, self.settings, settings_file)
             self._process.start([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
         except OSError as error:
             raise BrokerError(
@@ -154,24 +158,26 @@ class EmbeddedBroker:
         self._process.kill()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the broker has ended; False when it still runs after `timeout_s`."""
+        """Wait until the broker has ended; return False when it still runs after `timeout_s`."""
         return self._process.wait(timeout_s)
 
     def nodes(self) -> set[int]:
-        """Ask the broker which brokers of its cluster are up: their node ids.
+        """Return the node ids of the brokers of its cluster that the broker knows to be up.
 
-        Raises OSError when it does not answer.
+        Raises UpstreamError when it does not answer.
         """
-        return ask_nodes(self.port)
+        # In a thread of its own: the caller's may be that of an event loop.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, _ask_nodes(self.port)).result()
 
     def log_tail(self) -> str:
-        """Give the last lines that the broker printed since its latest start."""
+        """Return the last lines that the broker printed since its latest start."""
         return self._process.log_tail()
 
     def _await_serving(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.wait(_POLL_S):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(UpstreamError):
                 if self.settings.node_id in self.nodes():
                     return
             if time.monotonic() > deadline:
@@ -187,7 +193,117 @@ class EmbeddedBroker:
         )
 
 
+class EmbeddedCluster:
+    """Some brokers in one cluster, the first of which is the controller too; a context manager.
+
+    Node ids are 1 to `count`, which must stay the same for the same data; each broker has its own
+    folder in `data_dir`. `properties` are those of every `EmbeddedBroker`.
+    """
+
+    def __init__(
+        self, data_dir: Path, count: int, *, properties: Mapping[str, str] | None = None
+    ) -> None:
+        controller_port, *ports = free_ports(count + 1)
+        quorum = Quorum(new_cluster_id(), 1, controller_port)
+        self.brokers = tuple(
+            EmbeddedBroker(
+                data_dir / f"broker-{node_id}",
+                port,
+                properties=properties,
+                node_id=node_id,
+                quorum=quorum,
+            )
+            for node_id, port in enumerate(ports, start=1)
+        )
+        """All brokers in the order of their node ids."""
+
+    @property
+    def bootstrap(self) -> str:
+        """`HOST:PORT` of each broker, separated by commas."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, timeout_s: float = 90.0) -> None:
+        """Start all brokers side by side and return once each of them knows all.
+
+        Raises as `EmbeddedBroker.start` when one could not be started; the others are stopped.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            with ThreadPoolExecutor(len(self.brokers)) as pool:
+                list(pool.map(lambda broker: broker.start(timeout_s), self.brokers))
+            everyone = {broker.settings.node_id for broker in self.brokers}
+            for broker in self.brokers:
+                while broker.nodes() != everyone:
+                    if time.monotonic() > deadline:
+                        raise BrokerError(
+                            f"The brokers have not found one another after {timeout_s:g} s.",
+                            f"Read the logs, {broker.log_file} and beside it.",
+                        )
+                    broker.wait(_POLL_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop all brokers; the controller last, as the others take leave of it."""
+        for broker in reversed(self.brokers):
+            broker.stop()
+
+
+async def _ask_nodes(port: int) -> set[int]:
+    with contextlib.closing(KafkaClient(Bootstrap([(HOST, port)]))) as client:
+        return {broker.node_id for broker in (await client.metadata()).brokers}
+
+
+def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file: Path) -> None:
+    """Format the storage unless that is done; its SCRAM users are those of the formatting.
+
+    `java` is the command up to the main class; `settings_file` holds the settings.
+    Raises `BrokerError` with what Kafka said when it can't be done or takes 2 minutes, and OSError.
+    """
+    # Kafka writes this file last, so a storage without it is formatted only in part.
+    if (settings.storage_dir / "meta.properties").exists():
+        return
+    scram = [
+        argument
+        for name, password in settings.sasl_users.items()
+        for argument in ("--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]")
+    ]
+    command = [
+        *(*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"),
+        *("-t", settings.quorum.cluster_id, "-c", str(settings_file), *scram),
+    ]
+    try:
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_FORMAT_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BrokerError(
+            f"Formatting the storage in {settings.storage_dir} took over {_FORMAT_TIMEOUT_S:g} s.",
+            "Start it again when the machine is less loaded.",
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise BrokerError(
+            f"The storage in {settings.storage_dir} can't be formatted:\n{error.stdout.strip()}",
+            "Choose another folder, or mend the server properties that you gave.",
+        ) from error
+
+
 def _ports_besides(port: int) -> tuple[int, int, int]:
-    """Give ports for three listeners, the first of which is `port` unless that is 0."""
+    """Return ports for three listeners, the first of which is `port` unless that is 0."""
     client_port, sasl_port, controller_port = [free for free in free_ports(4) if free != port][:3]
     return port or client_port, sasl_port, controller_port

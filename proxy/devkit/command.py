@@ -1,10 +1,15 @@
 """The whole of `quota-proxy broker`: one broker until a signal ends it."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.signals import stop_signals_interrupt
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve_broker(port: int, data_dir: Path) -> int:
@@ -12,9 +17,9 @@ def serve_broker(port: int, data_dir: Path) -> int:
 
     Prints the download's progress to stderr and, once the broker serves, `ready HOST:PORT` on a
     line of its own to stdout. Call it from the main thread.
-    Gives 0 after a signal, 1 when the broker ended by itself; raises as `EmbeddedBroker.start`.
+    Returns 0 after a signal, 1 when the broker ended by itself; raises as `EmbeddedBroker.start`.
     """
-    broker = EmbeddedBroker(data_dir, port, progress=_print_progress)
+    broker = EmbeddedBroker(data_dir, port, on_download=_print_download)
     with stop_signals_interrupt():
         try:
             broker.start()
@@ -29,7 +34,27 @@ def serve_broker(port: int, data_dir: Path) -> int:
     return 1
 
 
-def _print_progress(done: int, found: int, name: str) -> None:
+@contextmanager
+def stop_signals_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM, and do nothing at further ones.
+
+    Only in the main thread.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_download(done: int, found: int, name: str) -> None:
     what = f"downloaded {done} of {found}: {name}" if done else f"looking up jars ({found}): {name}"
     sys.stderr.write(f"{what}\n")
     sys.stderr.flush()

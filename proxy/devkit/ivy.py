@@ -21,9 +21,9 @@ from proxy.devkit.java import find_java
 
 IVY_SETTINGS_VARIABLE = "KAFKA_QUOTA_PROXY_IVY_SETTINGS"
 
-Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called as `progress(done, found, name)`: jars downloaded, modules found up to now, and the name
-of the one just found (`done` is 0 then) or downloaded. Nothing is called when all is cached."""
+OnDownload: TypeAlias = Callable[[int, int, str], None]
+"""Called as `on_download(done, found, name)`: jars downloaded, modules found up to now, and the
+name of the one just found (`done` is 0 then) or downloaded. Never called when all is cached."""
 
 _FAULT_LINES = 12
 
@@ -48,7 +48,7 @@ _FAULT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class MavenModule:
     """A module by its Maven coordinates."""
 
     organisation: str
@@ -60,7 +60,7 @@ class Module:
 
 
 def pyspark_jars_dir() -> Path:
-    """Give the folder of pyspark's own jars; raises `PysparkMissingError` without pyspark."""
+    """Return the folder of pyspark's own jars; raises `PysparkMissingError` without pyspark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise PysparkMissingError("pyspark is not installed")
@@ -68,13 +68,13 @@ def pyspark_jars_dir() -> Path:
 
 
 def download(
-    modules: Sequence[Module],
+    modules: Sequence[MavenModule],
     provided: Collection[str],
     content: Path,
     *,
     work: Path,
     ivy_cache: Path,
-    tell: Progress,
+    on_download: OnDownload,
 ) -> None:
     """Put the jars of the modules, and of all they depend on, into the folder `content`.
 
@@ -113,10 +113,10 @@ def download(
             for line in ivy.stdout:
                 if match := _FOUND.match(line):
                     found += 1
-                    tell(done, found, _jar_title(match["module"]))
+                    on_download(done, found, _jar_title(match["module"]))
                 elif match := _DOWNLOADED.match(line):
                     done += 1
-                    tell(done, found, _jar_title(match["module"]))
+                    on_download(done, found, _jar_title(match["module"]))
                 elif match := _FAULT.match(line):
                     faults.append(match["module"] or line.strip())
         except BaseException:
@@ -134,8 +134,8 @@ def download(
         )
 
 
-def _module_xml(modules: Sequence[Module], provided: Collection[str]) -> bytes:
-    """Describe to Ivy a module that depends on what is wanted."""
+def _module_xml(modules: Sequence[MavenModule], provided: Collection[str]) -> bytes:
+    """Return the description of a module that depends on what is wanted."""
     root = ElementTree.Element("ivy-module", version="2.0")
     ElementTree.SubElement(root, "info", organisation="local", module="wanted")
     configurations = ElementTree.SubElement(root, "configurations")
@@ -156,7 +156,7 @@ def _module_xml(modules: Sequence[Module], provided: Collection[str]) -> bytes:
 
 
 def _user_settings() -> Path | None:
-    """Find the Ivy settings file that the user chose; None means the default repository.
+    """Return the Ivy settings file that the user chose; None means the default repository.
 
     Raises `DownloadError` when it is named but not there.
     """

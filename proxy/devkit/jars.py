@@ -1,4 +1,4 @@
-"""Gives the jar files of Kafka and of Spark's Kafka connector, fetched once for each user."""
+"""Returns the jar files of Kafka and of Spark's Kafka connector, fetched once for each user."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import Module, Progress, download, pyspark_jars_dir
+from proxy.devkit.ivy import MavenModule, OnDownload, download, pyspark_jars_dir
 
 KAFKA_VERSION = "4.1.0"
 
@@ -27,25 +27,23 @@ class JarSet:
 
     folder: str
     """Name of the folder; holds the version, so that versions live side by side."""
-    modules: tuple[Module, ...]
+    modules: tuple[MavenModule, ...]
     """What is asked for."""
     provided: frozenset[str] = frozenset()
     """Names of modules that are there already and are not fetched."""
 
 
-def kafka_jars(progress: Progress | None = None, cache_dir: Path | None = None) -> tuple[Path, ...]:
-    """Give the class path of a Kafka broker: about 45 files, 43 MB; raises as `fetch` does."""
+def kafka_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
+    """Return the class path of a Kafka broker: about 45 files, 43 MB; raises as `fetch` does."""
     modules = (
-        Module("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
-        Module("org.slf4j", "slf4j-simple", "1.7.36"),
+        MavenModule("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
+        MavenModule("org.slf4j", "slf4j-simple", "1.7.36"),
     )
-    return fetch(JarSet(f"kafka-{KAFKA_VERSION}", modules), progress, cache_dir)
+    return fetch(JarSet(f"kafka-{KAFKA_VERSION}", modules), on_download)
 
 
-def connector_jars(
-    progress: Progress | None = None, cache_dir: Path | None = None
-) -> tuple[Path, ...]:
-    """Give what Spark needs to read Kafka, less what pyspark ships: the value of `spark.jars`.
+def connector_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
+    """Return what Spark needs to read Kafka, less what pyspark ships: the value of `spark.jars`.
 
     The connector has the version of the installed pyspark and the Scala version of its jars.
     Raises as `fetch` does.
@@ -59,13 +57,13 @@ def connector_jars(
     if core is None:
         raise PysparkMissingError("spark-core is not among pyspark's jars")
     scala, version = core.partition("_")[2], importlib.metadata.version("pyspark")
-    module = Module("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)
+    module = MavenModule("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)
     jar_set = JarSet(f"spark-kafka_{scala}-{version}", (module,), frozenset(shipped))
-    return fetch(jar_set, progress, cache_dir)
+    return fetch(jar_set, on_download)
 
 
 def default_cache_dir() -> Path:
-    """Give the user's cache folder for this project; it need not exist yet."""
+    """Return the user's cache folder for this project; it need not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG standard wants a relative path to be ignored.
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
@@ -73,9 +71,9 @@ def default_cache_dir() -> Path:
 
 
 def fetch(
-    jar_set: JarSet, progress: Progress | None = None, cache_dir: Path | None = None
+    jar_set: JarSet, on_download: OnDownload | None = None, cache_dir: Path | None = None
 ) -> tuple[Path, ...]:
-    """Give the files of a set in the order of their names, fetching them unless they are cached.
+    """Return the files of a set in the order of their names, fetching them unless they are cached.
 
     A set is cached whole or not at all: it is put together in a folder beside its place and moved
     there at the end. One process fetches at a time, others wait for it and then find the set. What
@@ -88,13 +86,13 @@ def fetch(
     jars = _cached(folder, jar_set)
     if jars is not None:
         return jars
-    tell = progress or _say_nothing
+    on_download = on_download or (lambda _done, _found, _name: None)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(cache / "lock", tell):
+        with _locked(cache / "lock", on_download):
             jars = _cached(folder, jar_set)
             if jars is None:
-                jars = _fill(folder, jar_set, tell)
+                jars = _fill(folder, jar_set, on_download)
     except OSError as error:
         raise DownloadError(
             f"The cache can't be written: {error}",
@@ -103,19 +101,15 @@ def fetch(
     return jars
 
 
-def _fill(folder: Path, jar_set: JarSet, tell: Progress) -> tuple[Path, ...]:
+def _fill(folder: Path, jar_set: JarSet, on_download: OnDownload) -> tuple[Path, ...]:
     ivy_cache = folder.parent / "ivy"
     with tempfile.TemporaryDirectory(prefix="download-", dir=folder.parent) as name:
         work = Path(name)
         content = work / "content"
         content.mkdir()
+        modules, provided = jar_set.modules, jar_set.provided
         download(
-            jar_set.modules,
-            jar_set.provided,
-            content,
-            work=work,
-            ivy_cache=ivy_cache,
-            tell=tell,
+            modules, provided, content, work=work, ivy_cache=ivy_cache, on_download=on_download
         )
         sizes = {jar.name: jar.stat().st_size for jar in sorted(content.glob("*.jar"))}
         manifest = {"modules": [str(module) for module in jar_set.modules], "jars": sizes}
@@ -128,7 +122,7 @@ def _fill(folder: Path, jar_set: JarSet, tell: Progress) -> tuple[Path, ...]:
 
 
 def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...] | None:
-    """Give the files of a whole set, None if it is not there or not whole."""
+    """Return the files of a whole set, None if it is not there or not whole."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes: dict[str, int] = manifest["jars"]
@@ -141,17 +135,12 @@ def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...] | None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: Progress) -> Iterator[None]:
+def _locked(path: Path, on_download: OnDownload) -> Iterator[None]:
     """Hold the file's lock; the kernel gives it up when the process ends, however it ends."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(0, 0, "waiting for a download by another process")
+            on_download(0, 0, "waiting for a download by another process")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _say_nothing(done: int, found: int, name: str) -> None:
-    """Take progress that nobody asked for."""
-    del done, found, name

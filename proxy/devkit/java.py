@@ -15,7 +15,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(?P<major>\d+)')
 
 
 def find_java() -> Path:
-    """Give the `java` that `JAVA_HOME` names, or else the first on the PATH.
+    """Return the `java` that `JAVA_HOME` names, or else the first on the PATH.
 
     Raises `JavaError` when there is none, or it does not run, or is older than `MIN_JAVA_VERSION`.
     """

@@ -76,7 +76,7 @@ class ServerProcess:
             self._process.wait()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended; False when it still runs after `timeout_s`."""
+        """Wait until it has ended; return False when it still runs after `timeout_s`."""
         if self._process is None:
             return True
         try:
@@ -86,7 +86,7 @@ class ServerProcess:
         return True
 
     def log_tail(self) -> str:
-        """Give the last lines that it printed since its latest start; raises OSError."""
+        """Return the last lines that it printed since its latest start; raises OSError."""
         with self._log_file.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _TAIL_BYTES))

@@ -1,30 +1,32 @@
 """Which source batches of a pipeline are finished, told from the batches of its stages.
 
 A batch of a first stage with input from a source is a root. What a stage's batch appends is an edge
-for each stage that consumes the topic, and belongs to the roots of what the batch read; completing
-a range acks its edges. A root ends when nothing of it waits any more, in time.
+for each stage that consumes the topic, anchored to the roots of what the batch read, and to its own
+root when it read of a source; completing a range acks its edges. A root ends when nothing of it
+waits any more, in time.
 
 What cannot be known is never taken for done: what a batch read without its report being seen, or
 appended unseen, keeps its roots waiting until they time out.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from random import Random
 
 from proxy.state import Json, Record
+from proxy.state.journal import Journal
 
-from .anchoring import Anchoring, check_order
-from .completion_state import CompletionState
-from .early import EarlyBatches, StageBatch
-from .edges import MAX_EDGES, EdgeTable
-from .graph import StageSettings
-from .inflight import MaxPending
-from .lane import NOTHING_KNOWN
-from .ledger import PIPELINE_CHANGED, Ended, Ledger, Outcome, Owner
-from .walltime import WallTime
+from .completion_records import CompletionRecords
+from .deferred import DeferredBatches, StageBatch
+from .edges import MAX_EDGES, Anchor, EdgeTable, merged
+from .graph import PipelineGraph
+from .ledger import EndedRoot, Ledger, LedgerItem, MaxPending, RootOutcome, SourceBatch
+from .wall_time import WallTime
+
+PIPELINE_CHANGED = "pipeline_changed"
+"""Reason: it waited at a stage, or for a topic, that is no longer in the pipeline."""
 
 TOO_MANY_EDGES = "too_many_edges"
 """Reason: it was the oldest one when more edges waited than are kept."""
@@ -43,70 +45,108 @@ MAX_SHOWN = 100
 """Pending roots in the document, those that came first."""
 
 
+@dataclass(slots=True)
+class CompletionCounts:
+    """What came of the reports, since the start."""
+
+    late_acks: int = 0
+    """Acks for roots that had ended."""
+    repeated_records: int = 0
+    """Records of input that the stage had completed before."""
+    foreign_records: int = 0
+    """Records of input from a stage's topic that no stage is known to have produced."""
+    unanchored_ranges: int = 0
+    """Ranges of output of batches that read nothing of a pending root."""
+    unknown_stages: int = 0
+    """Batches of stages that are not in the pipeline."""
+    unknown_topics: int = 0
+    """Ranges of topics that the stage does not consume or produce."""
+
+
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
     Args:
-        pipeline: its name.
-        stages: in topological order (`PipelineGraph.order`).
-        timeout_ms: a root fails when it is older, by up to a half of it; see Ledger.
+        graph: the pipeline. A root fails when it is older than the timeout, by up to a half of it.
         random: makes ids.
         now_ms: the time.
         now_s: the same on the wall clock.
-        max_pending: the limits on what is in flight.
-        max_edges: edges that wait and roots of their groups; beyond it the oldest roots fail.
+        max_edges: edges that wait and roots of their anchors; beyond it the oldest roots fail.
 
-    Raises ValueError when a stage consumes what a later one produces, and as Ledger does.
+    Raises ValueError as Ledger does.
 
     """
 
     def __init__(
         self,
-        pipeline: str,
-        stages: Sequence[StageSettings],
+        graph: PipelineGraph,
         *,
-        timeout_ms: float,
         random: Random,
         now_ms: float,
         now_s: float,
-        max_pending: MaxPending | None = None,
         max_edges: int = MAX_EDGES,
     ) -> None:
+        self._graph = graph
         self._wall = WallTime.at(now_ms, now_s)
         self._max_edges = max_edges
-        self.ledger = Ledger([stage.name for stage in stages], timeout_ms, random, self._wall)
-        self.edges = EdgeTable(self.ledger.new_id)
-        self._anchoring = Anchoring(stages, self.ledger, self.edges)
-        self._early = EarlyBatches(stages, self._anchoring.known_to, timeout_ms)
-        self.max_pending = max_pending or MaxPending()
-        self._state = CompletionState(pipeline, self._wall, self.ledger, self.edges, self._early)
-        self._ended: list[Ended] = []
+        self._journal = Journal(self._record, self._key)
+        mark = self._journal.mark_changed
+        self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall, mark)
+        self.edges = EdgeTable(self.ledger.new_id, mark)
+        self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
+        """Batches that are reported and wait to be applied."""
+        self.records = CompletionRecords(
+            graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
+        )
+        """What is kept of it in the state."""
+        self._ended: list[EndedRoot] = []
         self._unswept = 0
-        self.counts = self._anchoring.counts
-        self.outcomes: Counter[tuple[Outcome, str]] = Counter()
+        self.counts = CompletionCounts()
+        self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
         """How many roots ended how, and why."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
+    @property
+    def max_pending(self) -> MaxPending:
+        """The limits on what is in flight."""
+        settings = self._graph.settings
+        return MaxPending(settings.max_pending_batches, settings.max_pending_bytes)
+
+    def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
+        """Return whether so much is in flight that the source is to wait.
+
+        A batch counts from the report of the first stage until its root has ended.
+
+        Args:
+            planned: batches of first stages that are planned and not known as roots yet.
+            planned_bytes: what they read.
+
+        """
+        ledger = self.ledger
+        return self.max_pending.full(
+            ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
+        )
+
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
-        """Take a finished batch of a stage; see `take_ended` for what it ends.
+        """Add a finished batch of a stage; see `take_ended` for what it ends.
 
         A batch of an unknown stage changes nothing; it is counted and noted. So does one whose
         whole input was completed before. But of a first stage each report is a new root, as after
         a restart from an older checkpoint; who knows that it is the same report must not pass it
         on.
         """
-        if not self._anchoring.is_stage(batch.stage):
+        if batch.stage not in self._graph.stages:
             self.counts.unknown_stages += 1
-            self._note(f"batch {batch.batch} of {batch.stage!r}: there is no such stage", now_ms)
+            self._note_batch(batch, "is of no stage of the pipeline", now_ms)
             return
-        self._early.add(batch, now_ms)
-        self._take_ready(now_ms)
+        self.deferred.add(batch, now_ms)
+        self._apply_ready(now_ms)
 
     def idle(self, stage: str, now_ms: float) -> None:
-        """Hear that a stage has nothing to do; what others read of it need wait no longer."""
-        self._early.idle(stage, now_ms)
-        self._take_ready(now_ms)
+        """Record that a stage has nothing to do; what others read of it need wait no longer."""
+        self.deferred.idle(stage, now_ms)
+        self._apply_ready(now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> None:
         """End a root as failed; one that has ended stays as it is."""
@@ -114,51 +154,38 @@ class Completion:
 
     def tick(self, now_ms: float) -> None:
         """End the roots whose time is over; call it at least a few times in a timeout."""
-        self._take_ready(now_ms)
+        self._apply_ready(now_ms)
         for ended in self.ledger.tick(now_ms):
             self._end(ended)
         if self._unswept >= max(SWEEP_AT, len(self.ledger)):
             self._sweep()
 
-    def take_ended(self) -> list[Ended]:
+    def take_ended(self) -> list[EndedRoot]:
         """Return the roots that ended since the last call, in that order."""
         ended, self._ended = self._ended, []
         return ended
 
-    def known_ends(self) -> dict[tuple[str, int], int]:
-        """Return up to where it is known who produced what, where anything is. O(partitions)."""
-        ends: dict[tuple[str, int], int] = {}
-        for (_, topic, partition), lane in self.edges.lanes.items():
-            if lane.known_to != NOTHING_KNOWN:
-                ends[topic, partition] = max(ends.get((topic, partition), 0), lane.known_to)
-        return ends
-
-    def waiting(self, stage: str) -> int:
-        """Return how many batches of a stage are reported and wait to be taken; see `early`."""
-        return self._early.waiting_of(stage)
-
-    def holder(self) -> str:
+    def oldest_waits_at(self) -> str:
         """Return the stage at which the oldest pending root waits; empty when there is none."""
-        oldest = next((root for root, entry in self.ledger.items() if entry.owner), None)
-        return "" if oldest is None else self.ledger.holder(oldest) or ""
+        oldest = [root for root, *_ in islice(self.ledger.pending(), 1)]
+        return next(iter(self.waits_at(oldest).values()), "")
 
-    def update(self, stages: Sequence[StageSettings], timeout_ms: float, now_ms: float) -> None:
+    def waits_at(self, roots: Iterable[int]) -> dict[int, str]:
+        """Return by root the first stage in topological order that it waits at."""
+        return self.edges.first_stages(roots, self._graph.order)
+
+    def update(self, graph: PipelineGraph, now_ms: float) -> None:
         """Follow a reload.
 
         Roots that wait at a stage that is gone, or for a topic that it no longer consumes, fail
-        with the reason PIPELINE_CHANGED. The rest stays. Limits: see `max_pending.limit`.
-        Raises ValueError as at the start; then nothing changed.
+        with the reason PIPELINE_CHANGED. The rest stays. Raises ValueError as at the start; then
+        nothing changed.
         """
-        check_order(stages)
-        stranded = self.ledger.update([stage.name for stage in stages], timeout_ms, now_ms)
-        self._early.update(stages, timeout_ms)
-        self._anchoring.follow(stages)
-        for ended in stranded:
-            self._end(ended)
-        self._leave_lanes(now_ms)
-        if stranded:
-            self._note(f"{len(stranded)} roots waited at stages that are gone", now_ms)
-        self._take_ready(now_ms)
+        self.ledger.set_timeout(graph.settings.timeout_ms)
+        self._graph = graph
+        self.deferred.update(graph)
+        self._fail_stranded(now_ms)
+        self._apply_ready(now_ms)
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call, O(changed).
@@ -166,113 +193,170 @@ class Completion:
         They belong together: write them in one transaction. Call it also when nothing is kept,
         for what changed is remembered until then.
         """
-        return self._state.changes()
-
-    def snapshot(self) -> list[Record]:
-        """Return all records as they are now; `changes` goes on regardless."""
-        return self._state.snapshot()
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of its records begin with."""
-        return self._state.prefix
+        return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up all records under `prefix`, once and before anything else.
+        """Take up all records under the prefix of `records`, once and before anything else.
 
         Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
         those of a newer program are left alone. What was lost with them keeps its roots waiting
         until they time out. Roots at stages that are gone fail as in `update`.
         """
-        loaded = self._state.load(records, now_ms)
-        for _, entry in self.ledger.items():
-            if entry.owner is not None:
-                self.max_pending.add(entry.owner.size_bytes)
-        for root in loaded.stranded:
-            self.fail(root, PIPELINE_CHANGED, now_ms)
-        self._leave_lanes(now_ms)
-        for message in loaded.refused:
+        refused, deletes = self.records.load(records, self._graph.stages, now_ms)
+        self._journal.take()  # what was taken up is as it was written
+        for key in deletes:
+            self._journal.mark_deleted(key)
+        self._fail_stranded(now_ms)
+        for message in refused:
             self._note(message, now_ms)
-        return loaded.refused
+        return refused
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        pending = self.max_pending
+        limits, wall = self.max_pending, self._wall
         failed = {
             reason: count
             for (outcome, reason), count in self.outcomes.items()
-            if outcome is Outcome.FAILED
+            if outcome is RootOutcome.FAILED
         }
-        shown = (
-            {
-                "root": f"{root:016x}",
-                "stage": entry.owner.stage,
-                "batch": entry.owner.batch,
-                "size_bytes": entry.owner.size_bytes,
-                "started_s": self._wall.to_s(entry.started_ms),
-                "age_s": self._wall.to_s(now_ms) - self._wall.to_s(entry.started_ms),
-                "waits_at": self.ledger.holder(root),
-            }
-            for root, entry in self.ledger.items()
-            if entry.owner is not None
-        )
+        first = list(islice(self.ledger.pending(), MAX_SHOWN))
+        waits_at = self.waits_at(root for root, *_ in first)
         return {
             "pending": {
-                "batches": pending.batches,
-                "size_bytes": pending.size_bytes,
-                "max_batches": pending.max_batches,
-                "max_bytes": pending.max_bytes,
-                "full": pending.full(),
-                "first": list(islice(shown, MAX_SHOWN)),
+                "batches": self.ledger.pending_batches,
+                "size_bytes": self.ledger.pending_bytes,
+                "max_batches": limits.max_batches,
+                "max_bytes": limits.max_bytes,
+                "full": self.is_full(),
+                "first": [
+                    {
+                        "root": f"{root:016x}",
+                        **asdict(owner),
+                        "started_s": wall.to_s(entry.started_ms),
+                        "age_s": wall.to_s(now_ms) - wall.to_s(entry.started_ms),
+                        "waits_at": waits_at.get(root),
+                    }
+                    for root, entry, owner in first
+                ],
             },
-            "completed": self.outcomes[Outcome.COMPLETED, ""],
-            "timed_out": self.outcomes[Outcome.TIMED_OUT, ""],
+            "completed": self.outcomes[RootOutcome.COMPLETED, ""],
+            "timed_out": self.outcomes[RootOutcome.TIMED_OUT, ""],
             "failed": failed,
             "edges": self.edges.size,
             "max_edges": self._max_edges,
-            "early_batches": len(self._early),
-            "forced_batches": self._early.forced,
-            "dropped_batches": self._early.dropped,
+            "early_batches": len(self.deferred.waiting),
+            "forced_batches": self.deferred.forced,
+            "dropped_batches": self.deferred.dropped,
             "counts": asdict(self.counts) | asdict(self.ledger.counts),
             "notes": [{"at_s": at_s, "text": text} for at_s, text in self.notes],
         }
 
-    def _take_ready(self, now_ms: float) -> None:
-        for batch, is_known in self._early.ready(now_ms):
+    def _record(self, item: LedgerItem) -> Record | None:
+        return self.records.record(item)
+
+    def _key(self, item: LedgerItem) -> str:
+        return self.records.key(item)
+
+    def _apply_ready(self, now_ms: float) -> None:
+        for batch, is_known in self.deferred.ready(now_ms):
             if not is_known:
                 text = "is taken although it is not known who produced what it read"
-                self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+                self._note_batch(batch, text, now_ms)
             self._apply(batch, now_ms)
             if self.edges.size > self._max_edges:
                 self._make_room(now_ms)
 
     def _apply(self, batch: StageBatch, now_ms: float) -> None:
-        read = self._anchoring.complete(batch)
-        if read.repeated:
-            text = f"completed {read.repeated} records a second time"
-            self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+        repeated_before = self.counts.repeated_records
+        acks, of_source, is_again = self._complete(batch)
+        repeated = self.counts.repeated_records - repeated_before
+        if repeated:
+            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
         values: dict[int, int] = {}
-        for group, value in read.acks.items():
-            for root in group.roots:
+        for anchor, value in acks.items():
+            for root in anchor.roots:
                 if root in self.ledger:
                     values[root] = values.get(root, 0) ^ value
                 else:
                     self.counts.late_acks += 1
-        begun = self.ledger.new_root() if read.of_source else None
+        begun = self.ledger.new_root() if of_source else None
         roots = tuple(values) if begun is None else (*values, begun)
-        made, replaced = self._anchoring.produce(batch, roots, read)
+        made, replaced = self._produce(batch, self._anchor(roots, acks), is_again=is_again)
         for root, value in values.items():
             self._end(self.ledger.ack(root, value ^ made, now_ms))
         if begun is not None:
-            owner = Owner(batch.stage, batch.batch, batch.size_bytes)
-            self.max_pending.add(owner.size_bytes)
+            owner = SourceBatch(batch.stage, batch.batch, batch.size_bytes)
             self._end(self.ledger.init(begun, made, owner, batch.started_ms, now_ms))
-        reused = sorted(root for root in replaced if root in self.ledger)
-        for root in reused:
-            self.fail(root, OFFSETS_REUSED, now_ms)
+        reused = self._fail_all(replaced, OFFSETS_REUSED, now_ms)
         if reused:
-            text = f"appended at offsets that {len(reused)} roots waited for"
-            self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
+            text = f"appended at offsets that {reused} roots waited for"
+            self._note_batch(batch, text, now_ms)
+
+    def _complete(self, batch: StageBatch) -> tuple[dict[Anchor, int], bool, bool]:
+        """Remove the input of a batch from what waits.
+
+        Returns:
+            by anchor what is acked; whether something came from a source; whether all of it was
+            completed before: it is the same report, or the same batch once more.
+
+        """
+        graph, acks = self._graph, dict[Anchor, int]()
+        of_source = False
+        repeated = foreign = records = 0
+        for read in merged(batch.inputs):
+            if read.topic not in graph.stages[batch.stage].consumes:
+                self.counts.unknown_topics += 1
+                continue
+            key = (batch.stage, read.topic, read.partition)
+            is_of_stage = graph.feeder(batch.stage, read.topic) is not None
+            if not is_of_stage:
+                of_source = True
+                if key not in self.edges.partitions:
+                    continue
+            completed = self.edges.complete(key, read.start, read.end)
+            for anchor, value in completed.acks:
+                acks[anchor] = acks.get(anchor, 0) ^ value
+            records += completed.records
+            if is_of_stage:
+                repeated += completed.repeated
+                foreign += completed.foreign
+        self.counts.foreign_records += foreign
+        self.counts.repeated_records += repeated
+        return acks, of_source, repeated > 0 and not (of_source or records + foreign)
+
+    def _produce(
+        self, batch: StageBatch, anchor: Anchor | None, *, is_again: bool
+    ) -> tuple[int, set[int]]:
+        """Add the output of a batch as edges of an anchor; None: they belong to no root.
+
+        Returns:
+            What they add to the value of each root, and the roots of edges whose offsets they took.
+
+        """
+        made, replaced = 0, set[int]()
+        for written in merged(batch.outputs):
+            if written.topic not in self._graph.stages[batch.stage].produces:
+                self.counts.unknown_topics += 1
+                continue
+            self.counts.unanchored_ranges += anchor is None
+            for stage in self._graph.consumers_of(written.topic):
+                key = (stage, written.topic, written.partition)
+                start = written.start
+                if is_again:  # what it is said to have written was added the first time
+                    start = max(start, self.edges.known_to(key))
+                if start >= written.end:
+                    continue
+                edge, anchors = self.edges.produce(key, start, written.end, anchor)
+                made ^= edge
+                replaced.update(root for old in anchors for root in old.roots)
+        return made, replaced
+
+    def _anchor(self, roots: tuple[int, ...], acks: Mapping[Anchor, int]) -> Anchor | None:
+        """Return the anchor of a batch's output; what was read of one anchor may go on with it."""
+        if not roots:
+            return None
+        only = next(iter(acks)) if len(acks) == 1 else None
+        return only if only is not None and only.roots == roots else self.edges.anchor(roots)
 
     def _sweep(self) -> None:
         self.edges.sweep(self.ledger.roots())
@@ -283,28 +367,39 @@ class Completion:
         bound = int(self._max_edges * (1 - ROOM_SHARE))
         if self.edges.size <= bound:
             return
-        by_age = sorted((entry.started_ms, root) for root, entry in self.ledger.items())
-        going = self.edges.excess([root for _, root in by_age], bound)
+        going = self.edges.excess(self.ledger.oldest_first(), bound)
         for root in going:
             self.fail(root, TOO_MANY_EDGES, now_ms)
         self._sweep()
         self._note(f"{len(going)} roots failed: more than {self._max_edges} edges waited", now_ms)
 
-    def _leave_lanes(self, now_ms: float) -> None:
+    def _fail_stranded(self, now_ms: float) -> None:
         """Fail what waits where no stage of the pipeline reads any more."""
-        waited = self.edges.remove(self._anchoring.gone())
-        roots = sorted(root for root in waited if root in self.ledger)
-        for root in roots:
-            self.fail(root, PIPELINE_CHANGED, now_ms)
-        if roots:
-            self._note(f"{len(roots)} roots waited for topics that are not read any more", now_ms)
+        stages = self._graph.stages
+        gone = [
+            key
+            for key in self.edges.partitions
+            if key[0] not in stages or key[1] not in stages[key[0]].consumes
+        ]
+        failed = self._fail_all(self.edges.remove(gone), PIPELINE_CHANGED, now_ms)
+        if failed:
+            self._note(f"{failed} roots waited for what is not read any more", now_ms)
 
-    def _end(self, ended: Ended | None) -> None:
+    def _fail_all(self, roots: set[int], reason: str, now_ms: float) -> int:
+        """Fail those of the roots that are there; return how many they are."""
+        here = sorted(root for root in roots if root in self.ledger)
+        for root in here:
+            self.fail(root, reason, now_ms)
+        return len(here)
+
+    def _end(self, ended: EndedRoot | None) -> None:
         if ended is not None:
-            self.max_pending.remove(ended.owner.size_bytes)
-            self._unswept += ended.outcome is not Outcome.COMPLETED
+            self._unswept += ended.outcome is not RootOutcome.COMPLETED
             self.outcomes[ended.outcome, ended.reason] += 1
             self._ended.append(ended)
+
+    def _note_batch(self, batch: StageBatch, text: str, now_ms: float) -> None:
+        self._note(f"batch {batch.batch} of {batch.stage!r} {text}", now_ms)
 
     def _note(self, text: str, now_ms: float) -> None:
         self.notes.append((self._wall.to_s(now_ms), text))

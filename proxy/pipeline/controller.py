@@ -14,17 +14,18 @@ raises a rate): the node is kept at what it sends, and asking again slows it by 
 """
 
 import math
-from dataclasses import dataclass, replace
-from urllib.parse import quote
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from metrics.clock import MS_PER_SECOND
 from proxy.state import Json, Record
+from proxy.state.journal import RecordFormat
 
 from .graph import MIN_RATE, Node
 from .trigger import Direction
-
-NAMESPACE = "flow"
-RECORD_VERSION = 1
 
 IDLE_SHARE = 0.1
 """Share of its normal rate that a node is taken to send at least while it is not held: what sends
@@ -75,25 +76,24 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FlowRequest:
     """What a stage asks of one node upstream."""
 
     stage: str
     node: str
     direction: Direction
-    processing_rate: float
-    """Records/s of the stage."""
     rate: float
-    """The same in records/s of the node. To increase: no more than this, may be infinite."""
+    """What the stage processes, in records/s of the node. To increase: no more than this, may be
+    infinite."""
     t_min_adjust_ms: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProposedRate:
     """What a request would make of a node."""
 
-    request: Request
+    request: FlowRequest
     rate: float
     """Records/s, from MIN_RATE to the normal rate."""
     t_delay_ms: float
@@ -101,12 +101,17 @@ class Change:
 
 
 class Controller:
-    """The state of one node."""
+    """The state of one node, and the largest request of each stage in its present period."""
 
-    __slots__ = ("measured_rate", "node", "state")
+    __slots__ = ("due_ms", "measured_rate", "node", "period_ms", "requests", "state")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, now_ms: float = 0.0) -> None:
         self.node = node
+        self.period_ms = 0.0
+        self.due_ms = now_ms
+        """When the period ends."""
+        self.requests: dict[str, ProposedRate] = {}
+        """By stage."""
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self.state = NodeState()
@@ -120,24 +125,24 @@ class Controller:
             return self.node.normal_rate
         return max(self.measured_rate, self.node.normal_rate * IDLE_SHARE)
 
-    def weigh(self, request: Request) -> Change:
-        """Say what a request would change, and change nothing."""
+    def weigh(self, request: FlowRequest) -> ProposedRate:
+        """Return what a request would change."""
         rate = self.rate
         if request.direction is Direction.DECREASE:
             is_again = (
                 self.state.direction is Direction.DECREASE and request.stage in self.state.holders
             )
             t_delay_ms = delay_ms(rate, request.rate, request.t_min_adjust_ms if is_again else 0.0)
-            return Change(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
+            return ProposedRate(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
         raised = self._bounded(max(rate, min(rate + self.node.step, request.rate)))
-        return Change(request, raised, MS_PER_SECOND / raised - MS_PER_SECOND / rate)
+        return ProposedRate(request, raised, MS_PER_SECOND / raised - MS_PER_SECOND / rate)
 
-    def release(self, reason: str) -> Change:
-        """Say what a step up would change that no stage asks for."""
-        request = Request("", self.node.name, Direction.INCREASE, math.inf, math.inf, 0.0, reason)
+    def release(self, reason: str) -> ProposedRate:
+        """Return what a step up would change that no stage asks for."""
+        request = FlowRequest("", self.node.name, Direction.INCREASE, math.inf, 0.0, reason)
         return self.weigh(request)
 
-    def apply(self, change: Change, asking: frozenset[str], now_s: float) -> bool:
+    def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:
         """Make the change; return whether anything is different now, so that it must be stored.
 
         Args:
@@ -162,7 +167,7 @@ class Controller:
         self._become(change.rate, now_s, change.request, holders)
         return True
 
-    def adjust(self, node: Node, consumers: tuple[str, ...]) -> bool:
+    def adjust(self, node: Node, consumers: Collection[str]) -> bool:
         """Follow changed settings; return whether the state is different now."""
         self.node = node
         old = self.state
@@ -204,7 +209,7 @@ class Controller:
         return max(MIN_RATE, min(rate, self.node.normal_rate))
 
     def _become(
-        self, rate: float | None, now_s: float, request: Request, holders: tuple[str, ...]
+        self, rate: float | None, now_s: float, request: FlowRequest, holders: tuple[str, ...]
     ) -> None:
         t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
         self.state = NodeState(
@@ -219,70 +224,48 @@ class Controller:
         )
 
 
-def record_prefix(pipeline: str) -> str:
-    """Return what the keys of a pipeline's records begin with."""
-    return f"{NAMESPACE}/{quote(pipeline, safe='')}/"
+class _NodeForm(BaseModel):
+    """What is read of a record: the delay follows from the rate."""
+
+    model_config = ConfigDict(strict=True)
+
+    pipeline: str
+    node: str
+    rate: Annotated[float, Field(ge=MIN_RATE, le=MAX_NUMBER)]
+    since_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+    why: str
+    by: str
+    direction: Direction
+    holders: tuple[str, ...]
+    revision: Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
-def record_key(pipeline: str, node: str) -> str:
-    """Return the key of a node's record: `flow/PIPELINE/NODE`, both quoted."""
-    return record_prefix(pipeline) + quote(node, safe="")
+FLOW_RECORDS = RecordFormat("flow", 1, _NodeForm)
+"""Keyed by pipeline and node: that of a node that is held. One that is not has no record."""
 
 
 def to_record(pipeline: str, node: str, state: NodeState) -> Record:
-    """Write down the state of a node that is reduced. One that is not has no record."""
-    value: dict[str, Json] = {
-        "pipeline": pipeline,
-        "node": node,
-        "rate": state.rate,
-        "t_delay_ms": state.t_delay_ms,
-        "since_s": state.since_s,
-        "why": state.why,
-        "by": state.by,
-        "direction": state.direction,
-        "holders": state.holders,
-        "revision": state.revision,
-    }
-    return Record.of(record_key(pipeline, node), value, RECORD_VERSION)
+    """Return the record of a node that is held."""
+    value: dict[str, Json] = {"pipeline": pipeline, "node": node, **asdict(state)}
+    return FLOW_RECORDS.record((pipeline, node), value)
 
 
 def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
-    """Read what `to_record` wrote in RECORD_VERSION; a rate above the normal one becomes that.
+    """Return what `to_record` wrote; a rate above the normal one becomes that.
 
-    Raises ValueError with what is wrong, for people, and StateError when the text is not JSON.
+    Raises ValueError with what is wrong, for people.
     """
-    value = record.value
-    if not isinstance(value, dict):
-        raise ValueError("it is no mapping")
-    if (value.get("pipeline"), value.get("node")) != (pipeline, node.name):
+    form = FLOW_RECORDS.read(record)
+    if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")
-    rate = min(_number(value, "rate", MIN_RATE), node.normal_rate)
-    holders = value.get("holders")
-    if not isinstance(holders, list) or not all(isinstance(name, str) for name in holders):
-        raise ValueError("holders is no list of names")
+    rate = min(form.rate, node.normal_rate)
     return NodeState(
         rate,
         delay_ms(node.normal_rate, rate),
-        _number(value, "since_s", 0.0),
-        _text(value, "why"),
-        _text(value, "by"),
-        Direction(_text(value, "direction")),
-        tuple(sorted(holders)),
-        int(_number(value, "revision", 1)),
+        form.since_s,
+        form.why,
+        form.by,
+        form.direction,
+        tuple(sorted(form.holders)),
+        form.revision,
     )
-
-
-def _number(value: dict[str, Json], key: str, low: float) -> float:
-    number = value.get(key)
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError(f"{key} is no number")
-    if not low <= number <= MAX_NUMBER:  # NaN is neither
-        raise ValueError(f"{key} is out of range")
-    return float(number)
-
-
-def _text(value: dict[str, Json], key: str) -> str:
-    text = value.get(key)
-    if not isinstance(text, str):
-        raise ValueError(f"{key} is no text")
-    return text

@@ -11,45 +11,15 @@ The period of a node is the longest one of the stages that consume from it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
-from proxy.state import Record, StateError
+from proxy.state import Record
+from proxy.state.journal import Journal
 
-from .controller import RECORD_VERSION, Change, Controller, Request, from_record, record_key
+from .controller import FLOW_RECORDS, Controller, FlowRequest, from_record, to_record
 from .graph import PipelineGraph
 from .trigger import Direction
 
 NOBODY_LEFT = "no stage that asked to hold it back is alive"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """That the state of a node is different now."""
-
-    node: str
-    ended_for: tuple[str, ...]
-    """The stages to be told that control has ended; empty when it has not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What came of reading the state."""
-
-    refused: list[str]
-    """What was not taken up, and why; for people."""
-    to_write: set[str]
-    """Nodes whose records are to be written anew, or deleted when they are not held."""
-    to_delete: list[str]
-    """Keys of records of nodes that are gone."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """The period of one node, and the largest request of each stage in it."""
-
-    period_ms: float
-    due_ms: float
-    requests: dict[str, Change]
 
 
 class Coordinator:
@@ -58,20 +28,19 @@ class Coordinator:
     def __init__(self, graph: PipelineGraph, now_ms: float) -> None:
         self.controllers: dict[str, Controller] = {}
         """By name of the node."""
-        self._windows: dict[str, _Window] = {}
+        self._journal = Journal(self._record, self._key)
         self.update(graph, now_ms)
 
-    def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], dict[str, Controller]]:
+    def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], list[Controller]]:
         """Follow a changed pipeline; nodes that remain keep their state.
 
         Returns:
             the nodes whose state is different now, and the controllers of the nodes that are gone.
 
         """
+        self._graph = graph
         changed = set()
-        gone = self.controllers
-        self.controllers = {}
-        windows, self._windows = self._windows, {}
+        gone, self.controllers = self.controllers, {}
         for name, node in graph.nodes.items():
             controller = gone.get(name)
             consumers = graph.downstream_of(name)
@@ -84,25 +53,27 @@ class Coordinator:
             self.controllers[name] = controller
             # A stage that nobody consumes from any more may still have to be released.
             period_ms = max(graph.stages[stage].period_ms for stage in consumers or (name,))
-            window = windows.get(name)
-            if window is None or window.period_ms != period_ms:
-                window = _Window(period_ms, now_ms + period_ms, {})
-            window.requests.clear()
-            self._windows[name] = window
-        return changed, gone
+            if controller.period_ms != period_ms:
+                controller.period_ms, controller.due_ms = period_ms, now_ms + period_ms
+            controller.requests.clear()
+        for name in changed:
+            self._journal.mark_changed(name)
+        for name in gone:
+            self._journal.mark_removed(name)
+        return changed, list(gone.values())
 
-    def gather(self, request: Request) -> None:
-        """Take a request; of two of a stage in one period the larger one counts.
+    def gather(self, request: FlowRequest) -> None:
+        """Add a request; of two of a stage in one period the larger one counts.
 
         Raises KeyError when there is no such node.
         """
-        change = self.controllers[request.node].weigh(request)
-        requests = self._windows[request.node].requests
-        earlier = requests.get(request.stage)
-        if earlier is None or earlier.t_delay_ms <= change.t_delay_ms:
-            requests[request.stage] = change
+        controller = self.controllers[request.node]
+        proposed = controller.weigh(request)
+        earlier = controller.requests.get(request.stage)
+        if earlier is None or earlier.t_delay_ms <= proposed.t_delay_ms:
+            controller.requests[request.stage] = proposed
 
-    def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> list[Decision]:
+    def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> list[str]:
         """End the periods that are due, and apply at most one request to each of their nodes.
 
         Args:
@@ -110,75 +81,85 @@ class Coordinator:
             now_s: wall clock.
             is_alive: whether a stage has a say.
 
-        """
-        decisions = []
-        for name, window in self._windows.items():
-            if now_ms < window.due_ms:
-                continue
-            missed = (now_ms - window.due_ms) // window.period_ms
-            window.due_ms += window.period_ms * (1 + missed)
-            decision = self._decide(name, window, now_s, is_alive)
-            if decision is not None:
-                decisions.append(decision)
-        return decisions
+        Returns:
+            the nodes whose state is different now.
 
-    def load(self, pipeline: str, records: Iterable[Record], graph: PipelineGraph) -> Loaded:
-        """Take up the states that are later than those here.
+        """
+        decided = []
+        for name, controller in self.controllers.items():
+            if now_ms < controller.due_ms:
+                continue
+            missed = (now_ms - controller.due_ms) // controller.period_ms
+            controller.due_ms += controller.period_ms * (1 + missed)
+            if _decide(controller, now_s, is_alive):
+                decided.append(name)
+        for name in decided:
+            self._journal.mark_changed(name)
+        return decided
+
+    def changes(self) -> tuple[list[Record], list[str]]:
+        """Return the records to write and the keys to delete since the last call."""
+        return self._journal.take()
+
+    def load(self, records: Iterable[Record]) -> list[str]:
+        """Take up the states that are later than those here; return what was not, and why.
 
         Args:
-            pipeline: its name.
             records: all of them; a node without one counts as one whose record was lost.
-            graph: the pipeline as it is.
 
         """
-        loaded = Loaded([], set(), [])
-        names = {record_key(pipeline, name): name for name in self.controllers}
+        pipeline, refused = self._graph.settings.name, []
+        names = {self._key(name): name for name in self.controllers}
         missing = {name for name, item in self.controllers.items() if item.state.rate is not None}
         for record in records:
             name = names.get(record.key)
             if name is None:
-                loaded.refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                loaded.to_delete.append(record.key)
+                refused.append(f"{record.key}: the pipeline has no such node; deleted")
+                self._journal.mark_deleted(record.key)
                 continue
             missing.discard(name)
             controller = self.controllers[name]
-            if record.version != RECORD_VERSION:
-                loaded.refused.append(f"{record.key}: version {record.version} is not known here")
+            if record.version != FLOW_RECORDS.version:
+                refused.append(f"{record.key}: version {record.version} is not known here")
                 continue
             try:
                 state = from_record(record, pipeline, controller.node)
-            except (ValueError, StateError) as error:
-                loaded.refused.append(f"{record.key}: {error}; deleted")
-                loaded.to_write.add(name)
+            except ValueError as error:
+                refused.append(f"{record.key}: {error}; deleted")
+                self._journal.mark_changed(name)
                 continue
             if state.revision > controller.state.revision:
                 controller.state = state
-                if controller.adjust(controller.node, graph.downstream_of(name)):
-                    loaded.to_write.add(name)
+                if controller.adjust(controller.node, self._graph.downstream_of(name)):
+                    self._journal.mark_changed(name)
             elif state.revision < controller.state.revision:
-                loaded.to_write.add(name)
-        loaded.to_write.update(missing)
-        return loaded
+                self._journal.mark_changed(name)
+        for name in missing:
+            self._journal.mark_changed(name)
+        return refused
 
-    def _decide(
-        self, name: str, window: _Window, now_s: float, is_alive: Callable[[str], bool]
-    ) -> Decision | None:
-        controller = self.controllers[name]
-        if not window.requests and controller.state.rate is None:
-            return None
-        changes, window.requests = list(window.requests.values()), {}
-        holders = controller.state.holders
-        decreases = [change for change in changes if change.request.direction is Direction.DECREASE]
-        voices = {holder for holder in holders if is_alive(holder)}
-        if decreases:
-            chosen = max(decreases, key=lambda change: change.t_delay_ms)
-        elif changes and voices.issubset(change.request.stage for change in changes):
-            chosen = max(changes, key=lambda change: change.t_delay_ms)
-        elif not voices and controller.state.rate is not None:
-            chosen = controller.release(NOBODY_LEFT)
-        else:
-            return None
-        asking = frozenset(change.request.stage for change in decreases)
-        if not controller.apply(chosen, asking, now_s):
-            return None
-        return Decision(name, holders if controller.state.rate is None else ())
+    def _key(self, node: str) -> str:
+        return FLOW_RECORDS.key(self._graph.settings.name, node)
+
+    def _record(self, node: str) -> Record | None:
+        state = self.controllers[node].state
+        return None if state.rate is None else to_record(self._graph.settings.name, node, state)
+
+
+def _decide(controller: Controller, now_s: float, is_alive: Callable[[str], bool]) -> bool:
+    """Apply one of the requests of a period; return whether the state is different now."""
+    if not controller.requests and controller.state.rate is None:
+        return False
+    proposed, controller.requests = list(controller.requests.values()), {}
+    decreases = [each for each in proposed if each.request.direction is Direction.DECREASE]
+    voices = {holder for holder in controller.state.holders if is_alive(holder)}
+    if decreases:
+        chosen = max(decreases, key=lambda each: each.t_delay_ms)
+    elif proposed and voices.issubset(each.request.stage for each in proposed):
+        chosen = max(proposed, key=lambda each: each.t_delay_ms)
+    elif not voices and controller.state.rate is not None:
+        chosen = controller.release(NOBODY_LEFT)
+    else:
+        return False
+    asking = frozenset(each.request.stage for each in decreases)
+    return controller.apply(chosen, asking, now_s)

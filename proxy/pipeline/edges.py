@@ -1,34 +1,135 @@
 """The edges that wait: output ranges that a consuming stage has not completed, and whose they are.
 
-Produced offsets of a partition are one edge for each stage that consumes the topic. An edge belongs
-to a group of roots, which all edges of one batch share, and has one id that counts in the tree of
-each of them. A range that is completed in part is split: the rest gets an id of its own.
+Produced offsets of a partition are one edge for each stage that consumes the topic. An edge is
+anchored to the roots of what its batch read, and has one id that counts in the tree of each of
+them. A range that is completed in part is split: the rest gets an id of its own.
 
 Nothing here is approximate: a batch that reads what came of k roots makes edges of all k. That
-costs a group of k roots for each batch and k acks for each that completes some of it; what is made
-of m batches of k roots each belongs to all of them.
+costs an anchor of k roots for each batch and k acks for each that completes some of it; what is
+made of m batches of k roots each belongs to all of them.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import attrgetter
 
-from .lane import Group, Lane, LaneKey
+from proxy.progress.offset_ranges import OffsetRanges
+from proxy.wire.topic_partition import TopicPartition
+
+from .ledger import LedgerItem
 
 MAX_EDGES = 500_000
-"""Edges that wait, and roots of their groups, that a pipeline keeps: at most about 32 bytes for
-each edge and for each root, and 150 more for each group."""
+"""Edges that wait, and roots of their anchors, that a pipeline keeps: at most about 32 bytes for
+each edge and for each root, and 150 more for each anchor."""
 
-FEW_ROOTS = 1_024
-"""So many of the oldest roots are looked at first when some must go."""
+MAX_DONE_RANGES = 64
+"""Completed ranges of a partition that are remembered, the highest. They only tell what is
+completed a second time from what nobody has produced."""
+
+NOTHING_KNOWN = -1
+
+MAX_OFFSET = 2**63 - 1
+
+StagePartition = tuple[str, str, int]
+"""Consuming stage, topic, partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRange:
+    """Offsets of one partition, from `start` up to but not including `end`.
+
+    Raises ValueError when they cannot be.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if self.partition < 0 or not 0 <= self.start <= self.end <= MAX_OFFSET:
+            raise ValueError(f"{self} cannot be")
+
+
+def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
+    """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
+    found: list[TopicRange] = []
+    for one in sorted(ranges, key=attrgetter("topic", "partition", "start")):
+        last = found[-1] if found else None
+        if one.start == one.end:
+            continue
+        if (
+            last is not None
+            and (last.topic, last.partition) == (one.topic, one.partition)
+            and one.start <= last.end
+        ):
+            found[-1] = replace(last, end=max(last.end, one.end))
+        else:
+            found.append(one)
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class Anchor:
+    """The roots that the edges of a batch belong to."""
+
+    number: int
+    roots: tuple[int, ...]
+    edges: int = 0
+    """How many edges there are; without any the anchor is gone."""
+
+
+Edge = tuple[int, int, int, Anchor]
+"""Start, end, id, anchor."""
 
 
 @dataclass(slots=True)
-class Covered:
+class PartitionEdges:
+    """What waits at one stage of one partition, in order: parallel arrays, 32 bytes an edge."""
+
+    starts: "array[int]" = field(default_factory=lambda: array("q"))
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+    ids: "array[int]" = field(default_factory=lambda: array("Q"))
+    anchors: list[Anchor] = field(default_factory=list)
+    done: OffsetRanges = field(
+        default_factory=lambda: OffsetRanges(MAX_DONE_RANGES, drop_lowest=True)
+    )
+    """What was completed."""
+    known_to: int = NOTHING_KNOWN
+    """Where the latest range ends that was produced; below, what is no edge is foreign."""
+
+    def __iter__(self) -> Iterator[Edge]:
+        return zip(self.starts, self.ends, self.ids, self.anchors, strict=True)
+
+    def replace(self, low: int, high: int, edges: Sequence[Edge]) -> None:
+        """Put edges in the place of those from index `low` to before `high`."""
+        self.starts[low:high] = array("q", [edge[0] for edge in edges])
+        self.ends[low:high] = array("q", [edge[1] for edge in edges])
+        self.ids[low:high] = array("Q", [edge[2] for edge in edges])
+        self.anchors[low:high] = [edge[3] for edge in edges]
+
+    def remove_rootless(self) -> list[tuple[int, Anchor]]:
+        """Remove the edges whose anchor has no roots; return their starts and anchors."""
+        kept = [bool(anchor.roots) for anchor in self.anchors]
+        if all(kept):
+            return []
+        gone = [(start, anchor) for start, _, _, anchor in self if not anchor.roots]
+        self.starts = array("q", compress(self.starts, kept))
+        self.ends = array("q", compress(self.ends, kept))
+        self.ids = array("Q", compress(self.ids, kept))
+        self.anchors = list(compress(self.anchors, kept))
+        return gone
+
+
+@dataclass(slots=True)
+class CompletedRange:
     """What a completed range covered."""
 
-    acks: list[tuple[Group, int]] = field(default_factory=list)
-    """For each edge its group and what to ack: its id, xor the ids of what is left of it."""
+    acks: list[tuple[Anchor, int]] = field(default_factory=list)
+    """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
     records: int = 0
     """Offsets of edges."""
     repeated: int = 0
@@ -42,216 +143,221 @@ class EdgeTable:
 
     Args:
         new_id: makes the id of an edge: 64 bits, not 0.
+        mark: is called with what changed or went.
 
     """
 
-    def __init__(self, new_id: Callable[[], int]) -> None:
+    def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
         self._new_id = new_id
-        self._next_group = 1
-        self.lanes: dict[LaneKey, Lane] = {}
+        self._mark = mark
+        self._next_anchor = 1
+        self.partitions: dict[StagePartition, PartitionEdges] = {}
         self.size = 0
-        """Edges, and roots of their groups."""
-        self.dirty_edges: set[tuple[LaneKey, int]] = set()
-        """Lanes and starts where an edge changed or went since this was cleared; so the others."""
-        self.dirty_groups: dict[int, Group] = {}
-        self.dirty_lanes: set[LaneKey] = set()
+        """Edges, and roots of their anchors."""
+        self.anchors: dict[int, Anchor] = {}
+        """By number, those that have an edge."""
 
-    def lane(self, key: LaneKey) -> Lane:
-        """Return the lane of that key, a new one when there was none."""
-        lane = self.lanes.get(key)
-        if lane is None:
-            lane = self.lanes[key] = Lane(key)
-        return lane
+    def at(self, key: StagePartition) -> PartitionEdges:
+        """Return what waits there, made anew when nothing was."""
+        found = self.partitions.get(key)
+        if found is None:
+            found = self.partitions[key] = PartitionEdges()
+        return found
 
-    def group(self, roots: tuple[int, ...]) -> Group:
-        """Make a group; it lives as long as there is an edge of it."""
-        group = Group(self._next_group, roots)
-        self._next_group += 1
-        return group
+    def known_to(self, key: StagePartition) -> int:
+        """Return up to which offset it is known who produced what waits there."""
+        return self.partitions[key].known_to if key in self.partitions else NOTHING_KNOWN
 
-    def produced(
-        self, key: LaneKey, start: int, end: int, group: Group | None
-    ) -> tuple[int, list[Group]]:
+    def find(self, key: StagePartition, start: int) -> Edge | None:
+        """Return the edge that starts there; None when there is none."""
+        edges = self.partitions.get(key)
+        index = bisect_left(edges.starts, start) if edges is not None else 0
+        if edges is None or index == len(edges.starts) or edges.starts[index] != start:
+            return None
+        return start, edges.ends[index], edges.ids[index], edges.anchors[index]
+
+    def known_ends(self) -> dict[TopicPartition, int]:
+        """Return up to where it is known who produced what, where anything is. O(partitions)."""
+        ends: dict[TopicPartition, int] = {}
+        for (_, topic, partition), edges in self.partitions.items():
+            if edges.known_to != NOTHING_KNOWN:
+                ends[topic, partition] = max(ends.get((topic, partition), 0), edges.known_to)
+        return ends
+
+    def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
+        """Make an anchor; it lives as long as there is an edge of it.
+
+        Args:
+            roots: whose edges they are.
+            number: as it was written; 0: the next one.
+
+        """
+        anchor = Anchor(number or self._next_anchor, roots)
+        self._next_anchor = max(self._next_anchor, anchor.number + 1)
+        return anchor
+
+    def produce(
+        self, key: StagePartition, start: int, end: int, anchor: Anchor | None
+    ) -> tuple[int, list[Anchor]]:
         """Add an edge from `start` to before `end`.
 
-        An edge that goes on where one of its group ends is added to that one.
+        An edge that goes on where one of its anchor ends is added to that one.
 
         Args:
             key: where it waits.
             start: its first offset.
             end: the offset behind its last one; above `start`.
-            group: whose it is; None when it belongs to no root. Then there is no edge, but it is
+            anchor: whose it is; None when it belongs to no root. Then there is no edge, but it is
                 known what the offsets are.
 
         Returns:
-            What the edge adds to the value of each root, and the groups of edges that had the
+            What the edge adds to the value of each root, and the anchors of edges that had the
             same offsets: the log was cut or made anew, so those will never be completed. They
             have lost these offsets without an ack.
 
         """
-        lane = self.lane(key)
-        replaced = [old for old, _ in self._cut(lane, start, end)[0]]
-        lane.unmark_done(start, end)
-        lane.known_to = end
-        self.dirty_lanes.add(key)
-        if group is None:
+        edges = self.at(key)
+        replaced = [old for old, _ in self._cut(key, start, end)[0]]
+        edges.done.remove(start, end)
+        edges.known_to = end
+        self._mark(("lane", *key))
+        if anchor is None:
             return 0, replaced
         edge = self._new_id()
-        index = bisect_left(lane.starts, start, lane.head)
+        index = bisect_left(edges.starts, start)
         before = index - 1
         if (
-            before >= lane.head
-            and lane.ends[before] == start
-            and lane.groups[before] is group
-            and lane.ids[before] != edge  # together they would be 0
+            before >= 0
+            and edges.ends[before] == start
+            and edges.anchors[before] is anchor
+            and edges.ids[before] != edge  # together they would be 0
         ):
-            lane.ends[before] = end
-            lane.ids[before] ^= edge
-            self.dirty_edges.add((key, lane.starts[before]))
+            edges.ends[before] = end
+            edges.ids[before] ^= edge
+            self._mark(("edge", *key, edges.starts[before]))
         else:
-            lane.starts.insert(index, start)
-            lane.ends.insert(index, end)
-            lane.ids.insert(index, edge)
-            lane.groups.insert(index, group)
-            self._count(group, 1)
-            self.dirty_edges.add((key, start))
+            edges.replace(index, index, [(start, end, edge, anchor)])
+            self._count(anchor, 1)
+            self._mark(("edge", *key, start))
         return edge, replaced
 
-    def completed(self, key: LaneKey, start: int, end: int) -> Covered:
-        """Take away what a stage has completed; what is left of an edge gets a new id."""
-        covered = Covered()
+    def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
+        """Remove what a stage has completed; what is left of an edge gets a new id."""
         if start >= end:
-            return covered
-        lane = self.lane(key)
-        covered.acks, covered.records = self._cut(lane, start, end)
+            return CompletedRange()
+        acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
-        covered.repeated = lane.done_within(start, end)
-        covered.foreign = end - start - covered.records - covered.repeated
-        lane.mark_done(start, end)
-        self.dirty_lanes.add(key)
-        return covered
+        repeated = end - start - self.at(key).done.add(start, end)
+        self._mark(("lane", *key))
+        return CompletedRange(acks, records, repeated, end - start - records - repeated)
 
-    def remove(self, keys: Iterable[LaneKey]) -> set[int]:
-        """Remove whole lanes; return the roots that waited there."""
+    def remove(self, keys: Iterable[StagePartition]) -> set[int]:
+        """Remove all that is known of these; return the roots that waited there."""
         roots: set[int] = set()
         for key in keys:
-            lane = self.lanes.pop(key)
-            self.dirty_lanes.add(key)
-            for start, _, _, group in lane.edges():
-                roots.update(group.roots)
-                self._count(group, -1)
-                self.dirty_edges.add((key, start))
+            self._mark(("lane", *key))
+            for start, _, _, anchor in self.partitions.pop(key):
+                roots.update(anchor.roots)
+                self._count(anchor, -1)
+                self._mark(("edge", *key, start))
         return roots
 
     def sweep(self, roots: set[int]) -> None:
         """Remove all roots but these, and the edges that belong to none. O(size)."""
-        gone: list[Group] = []
-        for group in self.groups():
-            if roots.issuperset(group.roots):
-                continue
-            kept = tuple(root for root in group.roots if root in roots)
-            self.size -= len(group.roots) - len(kept)
-            group.roots = kept
-            self.dirty_groups[group.number] = group
-            if not kept:
-                gone.append(group)
-        if not gone:
-            return
-        for key, lane in self.lanes.items():
-            for start, group in lane.keep_rooted():
-                self._count(group, -1)
-                self.dirty_edges.add((key, start))
+        for anchor in self.anchors.values():
+            if not roots.issuperset(anchor.roots):
+                kept = tuple(root for root in anchor.roots if root in roots)
+                self.size -= len(anchor.roots) - len(kept)
+                anchor.roots = kept
+                self._mark(("group", anchor.number))
+        for key, edges in self.partitions.items():
+            for start, anchor in edges.remove_rootless():
+                self._count(anchor, -1)
+                self._mark(("edge", *key, start))
 
-    def groups(self) -> Collection[Group]:
-        """Return the groups of all edges, each once. O(size)."""
-        groups: dict[Group, None] = {}
-        for lane in self.lanes.values():
-            groups.update(dict.fromkeys(lane.groups[lane.head :]))
-        return groups.keys()
+    def first_stages(self, roots: Iterable[int], order: Sequence[str]) -> dict[int, str]:
+        """Return by root the first stage, in that order, that it waits at; those that wait."""
+        found: dict[int, str] = {}
+        wanted = set(roots)
+        for stage in order:
+            for (consumer, *_), edges in self.partitions.items():
+                if consumer != stage:
+                    continue
+                for anchor in edges.anchors:
+                    if not wanted:
+                        return found
+                    here = wanted.intersection(anchor.roots)
+                    found |= dict.fromkeys(here, stage)
+                    wanted -= here
+        return found
 
     def excess(self, oldest_first: Sequence[int], bound: int) -> list[int]:
         """Return which roots must go until the size is within a bound. O(size); see `sweep`."""
-        groups = self.groups()
-        tried = FEW_ROOTS
-        while True:
-            going, size = self._going(groups, oldest_first[:tried], bound)
-            if size <= bound or tried >= len(oldest_first):
-                return going
-            tried *= 8
-
-    def _going(
-        self, groups: Iterable[Group], roots: Sequence[int], bound: int
-    ) -> tuple[list[int], int]:
-        """Take roots in turn until the size is within the bound; return them and the size."""
-        wanted = set(roots)
-        groups_of: dict[int, list[Group]] = {}
-        left: dict[Group, int] = {}
-        for group in groups:
-            if not wanted.isdisjoint(group.roots):
-                left[group] = len(group.roots)
-                for root in wanted.intersection(group.roots):
-                    groups_of.setdefault(root, []).append(group)
+        anchors_of: dict[int, list[Anchor]] = {}
+        left: dict[Anchor, int] = {}
+        for anchor in self.anchors.values():
+            left[anchor] = len(anchor.roots)
+            for root in anchor.roots:
+                anchors_of.setdefault(root, []).append(anchor)
         size, going = self.size, []
-        for root in roots:
+        for root in oldest_first:
             if size <= bound:
                 break
-            if root not in groups_of:
+            if root not in anchors_of:
                 continue
             going.append(root)
-            for group in groups_of[root]:
-                left[group] -= 1
-                size -= 1 if left[group] else 1 + group.edges
-        return going, size
+            for anchor in anchors_of[root]:
+                left[anchor] -= 1
+                size -= 1 if left[anchor] else 1 + anchor.edges
+        return going
 
-    def restore_group(self, number: int, roots: tuple[int, ...]) -> Group:
-        """Take up a group as it was."""
-        self._next_group = max(self._next_group, number + 1)
-        return Group(number, roots)
-
-    def restore_edge(self, key: LaneKey, start: int, end: int, edge: int, group: Group) -> None:
+    def restore(self, key: StagePartition, edge: Edge) -> None:
         """Take up an edge as it was. Raises ValueError when another one has such offsets."""
-        lane = self.lane(key)
-        index = bisect_left(lane.starts, start)
-        if (index and lane.ends[index - 1] > start) or (
-            index < len(lane.starts) and lane.starts[index] < end
+        start, end, _, anchor = edge
+        edges = self.at(key)
+        index = bisect_left(edges.starts, start)
+        if (index and edges.ends[index - 1] > start) or (
+            index < len(edges.starts) and edges.starts[index] < end
         ):
             raise ValueError("another edge has some of its offsets")
-        lane.replace(index, index, [(start, end)], [edge], [group])
-        self._count(group, 1)
+        edges.replace(index, index, [edge])
+        self._count(anchor, 1)
 
-    def _cut(self, lane: Lane, start: int, end: int) -> tuple[list[tuple[Group, int]], int]:
-        """Take the range out of the edges; return what to ack, and how many offsets they had."""
-        low = bisect_right(lane.ends, start, lane.head)
-        high = bisect_left(lane.starts, end, low)
-        acks: list[tuple[Group, int]] = []
-        if low >= high:
-            return acks, 0
-        rests: list[tuple[int, int]] = []
-        ids: list[int] = []
-        groups: list[Group] = []
+    def _cut(
+        self, key: StagePartition, start: int, end: int
+    ) -> tuple[list[tuple[Anchor, int]], int]:
+        """Remove the range from the edges; return what to ack, and how many offsets they had."""
+        edges = self.at(key)
+        low = bisect_right(edges.ends, start)
+        high = bisect_left(edges.starts, end, low)
+        acks: list[tuple[Anchor, int]] = []
+        rests: list[Edge] = []
         records = 0
         for index in range(low, high):
-            first, last, value = lane.starts[index], lane.ends[index], lane.ids[index]
-            group = lane.groups[index]
+            first, last, value = edges.starts[index], edges.ends[index], edges.ids[index]
+            anchor = edges.anchors[index]
             records += min(last, end) - max(first, start)
-            self.dirty_edges.add((lane.key, first))
-            for rest in ((first, min(last, start)), (max(first, end), last)):
-                if rest[0] < rest[1]:
-                    rests.append(rest)
-                    ids.append(self._new_id())
-                    groups.append(group)
-                    value ^= ids[-1]
-                    self.dirty_edges.add((lane.key, rest[0]))
-                    self._count(group, 1)
-            self._count(group, -1)
-            acks.append((group, value))
-        lane.replace(low, high, rests, ids, groups)
+            self._mark(("edge", *key, first))
+            for rest_start, rest_end in ((first, min(last, start)), (max(first, end), last)):
+                if rest_start < rest_end:
+                    rests.append((rest_start, rest_end, self._new_id(), anchor))
+                    value ^= rests[-1][2]
+                    self._mark(("edge", *key, rest_start))
+                    self._count(anchor, 1)
+            self._count(anchor, -1)
+            acks.append((anchor, value))
+        if acks:
+            edges.replace(low, high, rests)
         return acks, records
 
-    def _count(self, group: Group, edges: int) -> None:
-        was = group.edges
-        group.edges += edges
+    def _count(self, anchor: Anchor, edges: int) -> None:
+        was = anchor.edges
+        anchor.edges += edges
         self.size += edges
-        if not was or not group.edges:
-            self.size += len(group.roots) if group.edges else -len(group.roots)
-            self.dirty_groups[group.number] = group
+        if not was or not anchor.edges:
+            self.size += len(anchor.roots) if anchor.edges else -len(anchor.roots)
+            self._mark(("group", anchor.number))
+        if anchor.edges:
+            self.anchors[anchor.number] = anchor
+        else:
+            del self.anchors[anchor.number]

@@ -8,8 +8,9 @@ to slow down has one address.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 MIN_RATE = 1.0
 """Records/s: no request holds a node below this, so that a hold never becomes a standstill. Where
@@ -55,7 +56,7 @@ class StageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceSettings:
     """A producer of topics that no stage produces; its name is its client id."""
 
     client_id: str
@@ -72,7 +73,7 @@ class PipelineSettings:
 
     name: str
     stages: tuple[StageSettings, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SourceSettings, ...]
     hold_producers: bool = False
     """Whether sources are held as well; else the first stages can ask nobody."""
     max_lag: int | None = None
@@ -80,10 +81,18 @@ class PipelineSettings:
     less."""
     max_pending_batches: int | None = None
     max_pending_bytes: int | None = None
+    timeout_ms: float = 600_000.0
+    """A source batch that is not finished by then has failed."""
+
+    @property
+    def bounds_batches(self) -> bool:
+        """Whether there is anything that a batch may have no room for."""
+        bounds = (self.max_lag, self.max_pending_batches, self.max_pending_bytes)
+        return any(bound is not None for bound in bounds)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PipelineProblem:
     """One mistake in a pipeline."""
 
     path: Path
@@ -101,21 +110,25 @@ class Node:
     step: float
 
 
-def find_problems(settings: PipelineSettings) -> list[Problem]:
+def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
     """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
 
-    Checked: values in range; names, and the queries and clients of stages, that occur twice; a
+    Who reads the configuration checks each value by itself. Checked here: bands, rates and ratios
+    that are none of these; names, and the queries and clients of stages, that occur twice; a
     topic with two producers, or consumed without any; a source that nobody reads; cycles.
     """
     producers: dict[str, str] = {}
-    problems = [*_pipeline_values(settings), *_names(settings)]
+    problems = list(_names(settings))
+    if not settings.stages:
+        fix = "write at least one stage"
+        problems.insert(0, PipelineProblem(("stages",), "the pipeline has no stage", fix))
     for index, source in enumerate(settings.sources):
         path: Path = ("sources", index)
-        problems += _rate_values(path, source.normal_rate, source.step)
+        problems += _low_rate(path, source.normal_rate)
         problems += _produced(producers, source.client_id, path, source.produces)
         if not source.produces:
             problems.append(
-                Problem((*path, "produces"), "is empty", "name the topics that it produces")
+                PipelineProblem((*path, "produces"), "is empty", "name the topics that it produces")
             )
     for index, stage in enumerate(settings.stages):
         path = ("stages", index)
@@ -126,7 +139,7 @@ def find_problems(settings: PipelineSettings) -> list[Problem]:
     if cycle:
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
         problems.append(
-            Problem(
+            PipelineProblem(
                 ("stages", index, "consumes"),
                 f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}",
                 "take one of the topics out of the circle",
@@ -135,12 +148,12 @@ def find_problems(settings: PipelineSettings) -> list[Problem]:
     return problems
 
 
-def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, Problem]]:
+def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, PipelineProblem]]:
     """Return what is wrong between pipelines of different names, with the position of the later.
 
     Two pipelines must not hold the same query or client to two rates.
     """
-    found: list[tuple[int, Problem]] = []
+    found: list[tuple[int, PipelineProblem]] = []
     members: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
         for path, _, used in _members(pipeline):
@@ -151,7 +164,7 @@ def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, Pro
                 if owner != pipeline.name:
                     message = f'"{member}" belongs to the pipeline "{owner}" already'
                     fix = "let each query and client belong to one pipeline"
-                    found.append((position, Problem(path, message, fix)))
+                    found.append((position, PipelineProblem(path, message, fix)))
     return found
 
 
@@ -188,6 +201,10 @@ class PipelineGraph:
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
         of_sources = {source.client_id for source in settings.sources}
+        self._consumers: dict[str, list[str]] = {}
+        for name in self.order:
+            for topic in self.stages[name].consumes:
+                self._consumers.setdefault(topic, []).append(name)
         self.first = tuple(
             name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
         )
@@ -201,58 +218,62 @@ class PipelineGraph:
         """Return the stages that consume what a stage or source produces; empty when none."""
         return tuple(self._downstream.get(node, ()))
 
+    def feeder(self, stage: str, topic: str) -> str | None:
+        """Return the stage that produces what a stage consumes there; None: a source, or nobody."""
+        producer = self.producer_of.get(topic)
+        is_fed = producer in self.stages and topic in self.stages[stage].consumes
+        return producer if is_fed else None
+
+    def consumers_of(self, topic: str) -> Sequence[str]:
+        """Return the stages that consume a topic, in topological order."""
+        return self._consumers.get(topic, ())
+
     def topics_between(self, node: str, stage: str) -> tuple[str, ...]:
         """Return the topics that the node produces and the stage consumes."""
         consumed = self.stages[stage].consumes
         return tuple(topic for topic in consumed if self.producer_of[topic] == node)
 
 
-def _number(path: Path, value: float, low: float, *, above: bool) -> Iterator[Problem]:
-    """Complain unless the value is finite and at least `low`, or above it."""
-    if math.isfinite(value) and (value > low if above else value >= low):
-        return
-    bound = f"{'above' if above else 'at least'} {low:g}"
-    yield Problem(path, f"must be {bound}, not {value:g}", f"write a number {bound}")
+def find_endless(settings: PipelineSettings) -> Iterator[str]:
+    """Yield a line for each stage that has nothing to tell by that a hold for it may end."""
+    graph = PipelineGraph(settings)
+    for stage in graph.stages.values():
+        can_hold = any(node in graph.nodes for node in graph.upstream_of(stage.name))
+        if can_hold and stage.band[0] == 0 and settings.max_lag is None:
+            yield (
+                f"pipeline {settings.name!r}: stage {stage.name!r} never asks for more again, its "
+                "band begins at 0: write a max_lag, or a band from above 0"
+            )
 
 
-def _rate_values(path: Path, normal_rate: float, step: float) -> Iterator[Problem]:
-    yield from _number((*path, "normal_rate"), normal_rate, MIN_RATE, above=False)
-    yield from _number((*path, "step"), step, 0, above=True)
+def _low_rate(path: Path, normal_rate: float) -> Iterator[PipelineProblem]:
+    if not MIN_RATE <= normal_rate < math.inf:
+        bound = f"at least {MIN_RATE:g}"
+        message = f"must be {bound}, not {normal_rate:g}"
+        yield PipelineProblem((*path, "normal_rate"), message, f"write a number {bound}")
 
 
-def _pipeline_values(settings: PipelineSettings) -> Iterator[Problem]:
-    if not settings.stages:
-        yield Problem(("stages",), "the pipeline has no stage", "write at least one stage")
-    for name in ("max_lag", "max_pending_batches", "max_pending_bytes"):
-        value = getattr(settings, name)
-        if value is not None:
-            yield from _number((name,), value, 1, above=False)
-
-
-def _stage_values(stage: StageSettings, path: Path) -> Iterator[Problem]:
+def _stage_values(stage: StageSettings, path: Path) -> Iterator[PipelineProblem]:
     low, high = stage.band
     if not (0 <= low < high < math.inf):
-        yield Problem(
+        yield PipelineProblem(
             (*path, "band"),
             f"{low:g} to {high:g} is no band",
             "write [low, high] with 0 <= low < high",
         )
-    yield from _number((*path, "sampling_interval"), stage.sampling_interval_ms, 0, above=True)
-    yield from _number((*path, "period"), stage.period_ms, stage.sampling_interval_ms, above=False)
     if not 0 <= stage.ratio < 1:
-        yield Problem(
+        yield PipelineProblem(
             (*path, "ratio"),
             f"must be from 0 to below 1, not {stage.ratio:g}",
             "write the share of samples that may be out of the band, such as 0.5",
         )
-    yield from _rate_values(path, stage.normal_rate, stage.step)
-    yield from _number((*path, "t_min_adjust"), stage.t_min_adjust_ms, 0, above=True)
+    yield from _low_rate(path, stage.normal_rate)
     if not stage.consumes:
-        yield Problem((*path, "consumes"), "is empty", "name the topics that it consumes")
+        yield PipelineProblem((*path, "consumes"), "is empty", "name the topics that it consumes")
     for key in ("consumes", "produces"):
         for topic, count in Counter(getattr(stage, key)).items():
             if count > 1:
-                yield Problem((*path, key), f'"{topic}" is named twice', "name it once")
+                yield PipelineProblem((*path, key), f'"{topic}" is named twice', "name it once")
 
 
 def _members(settings: PipelineSettings) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
@@ -262,14 +283,12 @@ def _members(settings: PipelineSettings) -> Iterator[tuple[Path, str, tuple[str,
         yield ("stages", index, "name"), stage.name, stage.members
 
 
-def _names(settings: PipelineSettings) -> Iterator[Problem]:
+def _names(settings: PipelineSettings) -> Iterator[PipelineProblem]:
     names: set[str] = set()
     owners: dict[str, str] = {}
     for path, name, members in _members(settings):
-        if not name:
-            yield Problem(path, "is empty", "write a name")
-        elif name in names:
-            yield Problem(
+        if name in names:
+            yield PipelineProblem(
                 path, f'"{name}" is named twice', "give each stage and source a name of its own"
             )
         else:
@@ -277,37 +296,37 @@ def _names(settings: PipelineSettings) -> Iterator[Problem]:
                 owner = owners.setdefault(member, name)
                 if owner != name:
                     fix = "let each query and client belong to one of them"
-                    yield Problem(path, f'"{member}" belongs to "{owner}" already', fix)
+                    yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
         names.add(name)
 
 
 def _produced(
     producers: dict[str, str], name: str, path: Path, produces: tuple[str, ...]
-) -> Iterator[Problem]:
+) -> Iterator[PipelineProblem]:
     """Note who produces the topics; of two the first one counts."""
     for index, topic in enumerate(produces):
         owner = producers.setdefault(topic, name)
         if owner != name:
-            yield Problem(
+            yield PipelineProblem(
                 (*path, "produces", index),
                 f'"{topic}" is produced by "{owner}" already',
                 "let each topic have one producer in the pipeline",
             )
 
 
-def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator[Problem]:
+def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator[PipelineProblem]:
     consumed = {topic for stage in settings.stages for topic in stage.consumes}
     for index, stage in enumerate(settings.stages):
         for number, topic in enumerate(stage.consumes):
             if topic not in produced:
-                yield Problem(
+                yield PipelineProblem(
                     ("stages", index, "consumes", number),
                     f'nobody produces "{topic}"',
                     "name it in a stage's produces, or write a source that produces it",
                 )
     for index, source in enumerate(settings.sources):
         if source.produces and consumed.isdisjoint(source.produces):
-            yield Problem(
+            yield PipelineProblem(
                 ("sources", index, "produces"),
                 f'no stage consumes what "{source.client_id}" produces',
                 "name one of its topics in a stage's consumes, or remove the source",
@@ -315,43 +334,30 @@ def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator
 
 
 def _topological(settings: PipelineSettings) -> list[str]:
-    """Return stages, each after those that feed it; those on or behind a cycle are left out."""
+    """Return the stages, each after those that feed it. Raises CycleError."""
+    feeders = _feeders(settings)
+    sorter = TopologicalSorter(dict.fromkeys(feeders, ()))
+    for name, before in feeders.items():
+        sorter.add(name, *before)
+    return list(sorter.static_order())
+
+
+def _feeders(settings: PipelineSettings) -> dict[str, list[str]]:
+    """Return by stage the stages that feed it."""
     producer = {topic: stage.name for stage in settings.stages for topic in stage.produces}
-    before = {
-        stage.name: {producer[topic] for topic in stage.consumes if topic in producer}
+    return {
+        stage.name: [producer[topic] for topic in stage.consumes if topic in producer]
         for stage in settings.stages
     }
-    after: dict[str, list[str]] = {}
-    for name, feeders in before.items():
-        for feeder in feeders:
-            after.setdefault(feeder, []).append(name)
-    waiting = {name: len(feeders) for name, feeders in before.items()}
-    order = [name for name, count in waiting.items() if not count]
-    for name in order:  # grows meanwhile
-        for fed in after.get(name, ()):
-            waiting[fed] -= 1
-            if not waiting[fed]:
-                order.append(fed)
-    return order
 
 
 def _cycle(settings: PipelineSettings) -> list[str]:
-    """Return the stages of one cycle in the order of flow; empty when there is none."""
-    left = {stage.name for stage in settings.stages}.difference(_topological(settings))
-    producer = {topic: stage.name for stage in settings.stages for topic in stage.produces}
-    feeder = {
-        stage.name: owner
-        for stage in settings.stages
-        if stage.name in left
-        for topic in stage.consumes
-        if (owner := producer.get(topic)) in left
-    }
-    if not feeder:
-        return []
-    # Whoever is left has a feeder that is left: going back must come round.
-    seen: list[str] = []
-    name = next(iter(feeder))
-    while name not in seen:
-        seen.append(name)
-        name = feeder[name]
-    return seen[seen.index(name) :][::-1]
+    """Return the stages of one cycle in the order in which they feed; empty when there is none."""
+    try:
+        _topological(settings)
+    except CycleError as error:
+        cycle: list[str] = error.args[1][1:]
+        last = next(stage.name for stage in settings.stages if stage.name in cycle)
+        at = cycle.index(last) + 1
+        return cycle[at:] + cycle[:at]
+    return []

@@ -33,19 +33,19 @@ class Commits:
         self._states: dict[str, GroupState] = {}
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Take note that the completed offset of a partition may have changed."""
+        """Add a partition whose completed offset may have changed to what is due."""
         if query.commit_group is not None:
             self._due.setdefault(query, {})[partition.key] = partition
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Take note that a partition is not followed any more."""
+        """Remove a partition that is not followed any more."""
         due = self._due.get(query, {})
         due.pop(partition.key, None)
         if not due:
             self._due.pop(query, None)
 
     def regroup(self, query: QueryProgress) -> None:
-        """Take note that a query has another group: nothing is known of what that has."""
+        """Begin anew for a query that has another group: nothing is known of what that has."""
         self._due.pop(query, None)
         for partition in query.partitions.values():
             partition.group_offset = None
@@ -74,7 +74,7 @@ class Commits:
         return by_group
 
     def group_has(self, query: QueryProgress, offsets: Mapping[TopicPartition, int]) -> None:
-        """Learn what the query's group had before the first commit."""
+        """Set what the query's group had before the first commit."""
         for key, offset in offsets.items():
             partition = query.partitions.get(key)
             if partition is not None:
@@ -83,7 +83,7 @@ class Commits:
     def committed(
         self, query: QueryProgress, offsets: Mapping[TopicPartition, int], now_ms: float
     ) -> None:
-        """Learn that these offsets are in the query's group."""
+        """Record that these offsets are in the query's group."""
         state = self.state(query.commit_group)
         state.last_ms, state.error = now_ms, None
         for key, offset in offsets.items():
@@ -100,7 +100,7 @@ class Commits:
                 query.changed(partition)  # its record says so
 
     def failed(self, query: QueryProgress, message: str) -> None:
-        """Learn that what is due could not be committed, all or some of it, and why."""
+        """Record why what is due could not be committed, all or some of it."""
         self.state(query.commit_group).error = message[:MAX_MESSAGE_CHARS]
 
     def state(self, group: str | None) -> GroupState:

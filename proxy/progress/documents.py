@@ -1,7 +1,6 @@
 """The progress of a query as JSON, for people and scripts."""
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
@@ -10,13 +9,11 @@ from .commits import GroupState
 from .events import ProgressEvent
 from .offset_ranges import OffsetRange
 from .partition import PartitionProgress
-from .query import LastBatch, QueryProgress
+from .query import QueryProgress
 from .report import Refusal
-from .skipped_ranges import SkippedRange
 
 MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
-
 
 Document: TypeAlias = dict[str, object]
 """A JSON object."""
@@ -42,6 +39,7 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
     Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
     What is not known is null.
     """
+    trigger, batch = query.trigger, query.last_batch
     return {
         "name": query.name,
         "query_id": query.query_id,
@@ -50,11 +48,17 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
         "state": str(query.state(times.now_ms)),
         "ended": query.ended,
         "error": query.error,
-        "trigger": _trigger(query),
+        "trigger": trigger and {"kind": trigger.kind, "interval_s": _seconds(trigger.interval_ms)},
         "last_report": times.at_s(query.last_report_ms),
         "last_heard": times.at_s(query.last_heard_ms),
         "last_batch": query.last_batch_id,
-        "batch": _batch(query.last_batch, times),
+        "batch": batch
+        and {
+            "id": batch.batch_id,
+            "rows": batch.rows,
+            "duration_s": _seconds(batch.duration_ms),
+            "ended": times.at_s(batch.ended_ms),
+        },
         "run_batches": query.run_batches,
         "reports": {
             "received": query.received,
@@ -62,8 +66,14 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
             "repeated": query.refused_reports[Refusal.REPEATED],
             "refused": {str(reason): n for reason, n in sorted(query.refused_reports.items())},
         },
-        "commit": _commit(query, commit, times),
-        "advice": [_event(event, times) for event in query.advice],
+        "commit": commit
+        and {
+            "group": query.commit_group,
+            "last": times.at_s(commit.last_ms),
+            "error": commit.error,
+            "backwards": commit.backwards,
+        },
+        "advice": [_event(event, times) for event in query.advice.values()],
         "notes": [_event(event, times) for event in reversed(query.events)],
         "partitions": [
             _partition(query.partitions[key], times) for key in sorted(query.partitions)
@@ -71,41 +81,20 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
     }
 
 
-def _trigger(query: QueryProgress) -> Document | None:
-    kind, interval_ms = query.trigger_kind, query.trigger_interval_ms
-    if kind is None:
-        return None
-    interval_s = interval_ms / MS_PER_SECOND if interval_ms is not None else None
-    return {"kind": kind, "interval_s": interval_s}
-
-
-def _batch(batch: LastBatch | None, times: Times) -> Document | None:
-    if batch is None:
-        return None
-    duration_ms = batch.duration_ms
-    return {
-        "id": batch.batch_id,
-        "rows": batch.rows,
-        "duration_s": duration_ms / MS_PER_SECOND if duration_ms is not None else None,
-        "ended": times.at_s(batch.ended_ms),
-    }
-
-
 def _partition(partition: PartitionProgress, times: Times) -> Document:
     lag_ms = partition.lag_ms(times.now_ms)
-    topic_id = partition.log.topic_id
-    refetched = partition.refetched
+    log, refetched = partition.log, partition.refetched
     return {
         "topic": partition.topic,
         "partition": partition.partition,
-        "topic_id": topic_id.hex() if topic_id is not None else None,
+        "topic_id": log.topic_id.hex() if log.topic_id is not None else None,
         "leader": partition.leader,
         "delivered_to": partition.position,
         "completed_to": partition.committed_to,
         "completed_at": partition.committed_at_s,
         "committed": partition.group_offset,
-        "high_watermark": partition.log.high_watermark,
-        "log_start": partition.log.log_start_offset,
+        "high_watermark": log.high_watermark,
+        "log_start": log.log_start_offset,
         "lag_records": partition.lag_records(),
         "lag_s": round(lag_ms / MS_PER_SECOND, 3) if lag_ms is not None else None,
         "in_flight": _ranges(partition.pending),
@@ -114,7 +103,16 @@ def _partition(partition: PartitionProgress, times: Times) -> Document:
             "records": partition.refetched_records,
             "latest": list(refetched) if refetched is not None else None,
         },
-        "skipped": [_skip(skip, times) for skip in partition.skipped.ranges],
+        "skipped": [
+            {
+                "from": each.start,
+                "to": each.end,
+                "records": each.records,
+                "reason": str(each.reason),
+                "at": times.at_s(each.at_ms),
+            }
+            for each in partition.skipped.ranges
+        ],
         "skipped_records": partition.skipped.records,
         "stuck_since": times.at_s(partition.stuck_since_ms) if partition.stuck else None,
     }
@@ -124,29 +122,8 @@ def _ranges(ranges: Iterable[OffsetRange]) -> Document:
     every = list(ranges)
     return {
         "records": sum(end - start for start, end in every),
-        "ranges": [list(each) for each in islice(every, MAX_RANGES_SHOWN)],
+        "ranges": [list(each) for each in every[:MAX_RANGES_SHOWN]],
         "ranges_left_off": max(len(every) - MAX_RANGES_SHOWN, 0),
-    }
-
-
-def _skip(skip: SkippedRange, times: Times) -> Document:
-    return {
-        "from": skip.start,
-        "to": skip.end,
-        "records": skip.records,
-        "reason": str(skip.reason),
-        "at": times.at_s(skip.at_ms),
-    }
-
-
-def _commit(query: QueryProgress, state: GroupState | None, times: Times) -> Document | None:
-    if state is None:
-        return None
-    return {
-        "group": query.commit_group,
-        "last": times.at_s(state.last_ms),
-        "error": state.error,
-        "backwards": state.backwards,
     }
 
 
@@ -158,3 +135,7 @@ def _event(event: ProgressEvent, times: Times) -> Document:
         "text": event.text,
         "at": times.at_s(event.at_ms),
     }
+
+
+def _seconds(ms: float | None) -> float | None:
+    return ms / MS_PER_SECOND if ms is not None else None

@@ -1,6 +1,6 @@
 """What happened to a query's progress that somebody should know: never silently."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,35 +63,6 @@ class ProgressEvent:
     """What happened, in words, with the figures."""
     at_ms: float
     """Monotonic time."""
-
-
-class Advice:
-    """What is to be mended for one run of a query: at most one event of each kind."""
-
-    def __init__(self) -> None:
-        self._events: dict[EventKind, ProgressEvent] = {}
-        self._said: set[EventKind] = set()
-
-    def __iter__(self) -> Iterator[ProgressEvent]:
-        return iter(self._events.values())
-
-    def add(self, event: ProgressEvent) -> bool:
-        """Set the event of its kind; return whether it is the first."""
-        last = self._events.get(event.kind)
-        if last is None or last.text != event.text:
-            self._events[event.kind] = event
-        is_first = event.kind not in self._said
-        self._said.add(event.kind)
-        return is_first
-
-    def withdraw(self, kind: EventKind) -> None:
-        """Remove the event of this kind: nothing is to be mended any more."""
-        self._events.pop(kind, None)
-
-    def clear(self) -> None:
-        """Remove everything, for another run."""
-        self._events.clear()
-        self._said.clear()
 
 
 OnEvent = Callable[[ProgressEvent], None]

@@ -111,7 +111,7 @@ class LogEnds:
 
         Raises UpstreamError when a leader could not be asked.
         """
-        by_leader = _by_leader(await self._client.leaders(partitions))
+        by_leader = await self._client.leaders(partitions)
         return {
             partition: end
             for leader, of_leader in by_leader.items()
@@ -130,10 +130,9 @@ class LogEnds:
             await self._client.leaders(partitions)
         except UpstreamError as error:
             failures.append(error)
-        leaders = self._client.known_leaders(partitions)
+        by_leader = self._client.known_leaders(partitions)
         if not failures:
-            on_absent(partitions - leaders.keys())
-        by_leader = _by_leader(leaders)
+            on_absent(partitions.difference(*by_leader.values()))
         asked = (
             self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
             for leader, of_leader in by_leader.items()
@@ -202,12 +201,3 @@ class LogEnds:
         if absent - self._absent:
             _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
         self._absent = absent
-
-
-def _by_leader(
-    leaders: dict[TopicPartition, Address],
-) -> dict[Address, list[TopicPartition]]:
-    by_leader: dict[Address, list[TopicPartition]] = {}
-    for partition, leader in leaders.items():
-        by_leader.setdefault(leader, []).append(partition)
-    return by_leader

@@ -351,7 +351,7 @@ class PartitionProgress:
             self._add_event(EventKind.STUCK, text, now_ms)
 
     def end_alarm(self, why: str, now_ms: float) -> None:
-        """Take the alarm back, and begin anew to wait for it."""
+        """Clear the alarm, and begin anew to wait for it."""
         self.stuck_since_ms = None
         if self.stuck:
             self.stuck = False

@@ -58,14 +58,14 @@ FORMAT = RecordFormat("progress", 1, ProgressRecord)
 
 def read_record(record: Record) -> ProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
-    kept = FORMAT.read(record)
-    if record.key != FORMAT.key(kept.label, kept.topic, kept.partition):
+    entry = FORMAT.read(record)
+    if record.key != FORMAT.key(entry.label, entry.topic, entry.partition):
         raise ValueError(
-            f"it is about {kept.label!r}, {kept.topic}-{kept.partition}, which is not its key"
+            f"it is about {entry.label!r}, {entry.topic}-{entry.partition}, which is not its key"
         )
-    if kept.delivered < kept.completed:
-        raise ValueError(f"delivered {kept.delivered} is below completed {kept.completed}")
-    return kept
+    if entry.delivered < entry.completed:
+        raise ValueError(f"delivered {entry.delivered} is below completed {entry.completed}")
+    return entry
 
 
 def key_of(item: JournalItem) -> str:
@@ -108,7 +108,7 @@ def load_records(
     journal: Journal[JournalItem],
     commits: Commits,
 ) -> list[str]:
-    """Take records up into queries that have no progress yet; return what was refused, and why.
+    """Restore records into queries that have no progress yet; return what was refused, and why.
 
     Of records with one label those of the query that was reported on last are taken: others were
     left by a query that it took over from. A configured query is found by its name, any other by
@@ -118,56 +118,56 @@ def load_records(
     by_label: dict[str, list[ProgressRecord]] = {}
     for record in records:
         try:
-            kept = read_record(record)
+            entry = read_record(record)
         except ValueError as error:
             refused.append(f"progress record {record.key!r} is left out: {error}")
         else:
-            by_label.setdefault(kept.label, []).append(kept)
-    newest_first = sorted(by_label.items(), key=lambda item: -max(kept.at_s for kept in item[1]))
+            by_label.setdefault(entry.label, []).append(entry)
+    newest_first = sorted(by_label.items(), key=lambda item: -max(entry.at_s for entry in item[1]))
     for label, each in newest_first:
-        latest = max(each, key=lambda kept: kept.at_s)
+        latest = max(each, key=lambda entry: entry.at_s)
         query, problem = _query_for(latest, clients)
-        for kept in each:
-            key = FORMAT.key(label, kept.topic, kept.partition)
+        for entry in each:
+            key = FORMAT.key(label, entry.topic, entry.partition)
             if query is None:
                 refused.append(f"progress record {key!r} is left out: {problem}")
-            elif kept.query_id != latest.query_id:
-                text = f"it is of query {kept.query_id}, {label!r} is {latest.query_id} now"
+            elif entry.query_id != latest.query_id:
+                text = f"it is of query {entry.query_id}, {label!r} is {latest.query_id} now"
                 refused.append(f"progress record {key!r} is left out: {text}")
-            elif not _take_up(query, kept, commits, clients.now_ms):
+            elif not _restore(query, entry, commits, clients.now_ms):
                 refused.append(f"progress record {key!r} is left out: too many partitions")
             elif query.name != label:
                 journal.mark_deleted(key)
-                journal.mark_changed((query, (kept.topic, kept.partition)))
+                journal.mark_changed((query, (entry.topic, entry.partition)))
     return refused
 
 
-def _query_for(kept: ProgressRecord, clients: QueryClients) -> tuple[QueryProgress | None, str]:
-    query = clients.query_named(kept.label)
+def _query_for(entry: ProgressRecord, clients: QueryClients) -> tuple[QueryProgress | None, str]:
+    query = clients.query_named(entry.label)
     if query is None or query.settings is None:
-        query = clients.follow(kept.client_id, make_room=False)
+        query = clients.follow(entry.client_id, make_room=False)
     if query is None:
         return None, "there are too many queries"
     if query.query_id is not None:
         return None, f"client {query.client_id!r} is of query {query.query_id}"
-    query.query_id = query.progress_id = kept.query_id
-    query.run_id = kept.run_id
-    query.reported_name = kept.name
+    query.query_id = query.progress_id = entry.query_id
+    query.run_id = entry.run_id
+    query.reported_name = entry.name
     clients.relabel(query)
     return query, ""
 
 
-def _take_up(query: QueryProgress, kept: ProgressRecord, commits: Commits, now_ms: float) -> bool:
-    partition = query.open(kept.topic, kept.partition, now_ms)
+def _restore(query: QueryProgress, entry: ProgressRecord, commits: Commits, now_ms: float) -> bool:
+    partition = query.open(entry.topic, entry.partition, now_ms)
     if partition is None:
         return False
-    partition.run_id = kept.run_id
-    partition.committed_to = kept.completed
-    partition.committed_at_s = kept.at_s
-    partition.delivered.add(kept.completed, kept.delivered)
-    partition.leader = kept.leader
-    partition.may_go_back = kept.backwards
-    if kept.topic_id is not None:
-        partition.log.topic_id = bytes.fromhex(kept.topic_id)
+    partition.run_id = entry.run_id
+    partition.committed_to = entry.completed
+    partition.committed_at_s = entry.at_s
+    partition.delivered.add(entry.completed, entry.delivered)
+    partition.leader = entry.leader
+    partition.may_go_back = entry.backwards
+    if entry.topic_id is not None:
+        partition.log.topic_id = bytes.fromhex(entry.topic_id)
     commits.changed(query, partition)
     return True

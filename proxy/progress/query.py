@@ -4,15 +4,18 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxy.wire.topic_partition import TopicPartition
 
-from .events import Advice, EventKind, ProgressEvent
+from .events import EventKind, ProgressEvent
 from .partition import PartitionProgress
 from .reader import Reader
 from .report import BatchRange, Refusal, TriggerKind, TriggerReport
 from .skipped_ranges import SkipReason
+
+if TYPE_CHECKING:
+    from .query_clients import QueryClients
 
 MAX_PARTITIONS = 10_000
 """How many partitions of one query are followed."""
@@ -21,7 +24,7 @@ MAX_EVENTS = 50
 """The latest events of one query that are kept."""
 
 MAX_FORMER = 16
-"""How many runs that are over are remembered, so that late reports of them are told."""
+"""How many runs that are over are remembered, so that late reports of them are known."""
 
 LIVE_MS = 60_000.0
 """A query of which nothing was seen for so long is silent."""
@@ -37,7 +40,7 @@ MAX_QUERIES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySettings:
-    """One query of the configuration. Raises ValueError for a value out of range."""
+    """One query of the configuration."""
 
     name: str
     client_id: str
@@ -46,33 +49,18 @@ class QuerySettings:
     stuck_after_ms: float = STUCK_AFTER_MS
     """Above 0."""
 
-    def __post_init__(self) -> None:
-        if not (self.name and self.client_id):
-            raise ValueError("a query needs a name and a client id")
-        if not self.stuck_after_ms > 0:
-            raise ValueError(f"stuck_after_ms must be above 0, not {self.stuck_after_ms}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSettings:
-    """The configured queries and how many there may be at all.
+    """The configured queries, no two with one name, client id or group, and how many there may be.
 
-    Raises ValueError when two share a name, a client id or a commit group, or `max_queries` is
-    below 1.
+    `proxy.config` has checked all of it.
     """
 
     queries: tuple[QuerySettings, ...] = ()
     max_queries: int = MAX_QUERIES
-    """With those that only reports or rules name. The configured ones are always followed."""
-
-    def __post_init__(self) -> None:
-        if self.max_queries < 1:
-            raise ValueError(f"max_queries must be 1 or more, not {self.max_queries}")
-        for what in ("name", "client_id", "commit_group"):
-            given = [getattr(query, what) for query in self.queries]
-            given = [value for value in given if value is not None]
-            if len(set(given)) != len(given):
-                raise ValueError(f"two queries share a {what}")
+    """With those that only reports or rules name, 1 or more. The configured ones are always
+    followed."""
 
 
 class RunState(StrEnum):
@@ -98,32 +86,18 @@ class LastBatch:
     ended_ms: float
 
 
-class QuerySink(Protocol):
-    """Gets what happens to queries."""
-
-    def add_event(self, event: ProgressEvent, /) -> None:
-        """Record what happened."""
-
-    def changed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Record that a partition's record, and what is to be committed, may be out of date."""
-
-    def removed(self, query: "QueryProgress", partition: PartitionProgress) -> None:
-        """Record that a partition's record is not wanted any more."""
-
-    def relabelled(self, query: "QueryProgress", old_label: str) -> None:
-        """Record that the records of a query are to stand under another label."""
-
-
 class QueryProgress:
     """What the client of one query was given and has completed.
 
     Times are monotonic milliseconds.
     """
 
-    def __init__(self, client_id: str, name: str, sink: QuerySink) -> None:
+    def __init__(self, client_id: str, name: str, clients: "QueryClients") -> None:
         self.name = name
         """The label: the query's name, or its id, or the client id while neither is known."""
         self.client_id = client_id
+        self.clients = clients
+        """Of which it is one: they get what happens to it."""
         self.settings: QuerySettings | None = None
         """When the configuration has it."""
         self.reported_name: str | None = None
@@ -132,33 +106,17 @@ class QueryProgress:
         self.progress_id: str | None = None
         """Of the query whose batches completed what the partitions say: another one from when a
         query takes over the client id until its first batch."""
-        self.run_id: str | None = None
-        self.run_sender: str | None = None
-        """The listener that said of the present run that it starts or runs, if any: what it tells
-        of other runs of the query is older."""
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
-        self.run_batches = 0
-        """How many progress reports of this run were accepted."""
-        self.last_batch_id: int | None = None
-        """Of this run."""
         self.last_batch: LastBatch | None = None
         """Of this run or one before."""
-        self.run_began_ms: float | None = None
-        """None when it began before this process, and has reported no batch to it."""
-        self.trigger: TriggerReport | None = None
-        """Of this run; None: not known."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
         """When its listener last said anything of its run, if only that it lives."""
         self.first_sweep_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
-        self.ended = False
-        self.idle = False
-        """Whether the last report said that there was nothing to do."""
-        self.error: str | None = None
-        """What the run ended of."""
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
+        self._too_many = False
         self.received = 0
         """Reports accepted."""
         self.lost_reports = 0
@@ -168,10 +126,30 @@ class QueryProgress:
         self.sender_lost = 0
         """How many reports its sender had lost at its last batch."""
         self.events: deque[ProgressEvent] = deque(maxlen=MAX_EVENTS)
-        self.advice = Advice()
-        """What is to be mended for its present run; it is not among the events."""
-        self._sink = sink
-        self._too_many = False
+        self._reset_run(None, None)
+
+    def _reset_run(self, run_id: str | None, began_ms: float | None) -> None:
+        self.run_id = run_id
+        self.run_began_ms = began_ms
+        """None when it began before this process, and has reported no batch to it."""
+        self.run_sender: str | None = None
+        """The listener that said of the present run that it starts or runs, if any: what it says
+        of other runs of the query is older."""
+        self.run_batches = 0
+        """How many progress reports of this run were accepted."""
+        self.last_batch_id: int | None = None
+        """Of this run."""
+        self.trigger: TriggerReport | None = None
+        """Of this run; None: not known."""
+        self.ended = False
+        self.idle = False
+        """Whether the last report said that there was nothing to do."""
+        self.error: str | None = None
+        """What the run ended of."""
+        self.advice: dict[EventKind, ProgressEvent] = {}
+        """What is to be mended for this run; it is not among the events."""
+        self._advised: set[EventKind] = set()
+        """What of it was passed on."""
 
     @property
     def commit_group(self) -> str | None:
@@ -233,51 +211,47 @@ class QueryProgress:
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end that a client of the query has looked up."""
-        kept = self.open(topic, partition, now_ms)
-        if kept is not None:
-            kept.record_lookup_end(offset, now_ms, client_saw_it=True)
+        progress = self.open(topic, partition, now_ms)
+        if progress is not None:
+            progress.record_lookup_end(offset, now_ms, client_saw_it=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log start that a client of the query has looked up."""
-        kept = self.open(topic, partition, now_ms)
-        if kept is not None:
-            kept.record_log_start(offset, now_ms)
+        progress = self.open(topic, partition, now_ms)
+        if progress is not None:
+            progress.record_log_start(offset, now_ms)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
-        kept = self.partitions.get((topic, partition))
-        if kept is not None:
-            return kept
+        progress = self.partitions.get((topic, partition))
+        if progress is not None:
+            return progress
         if len(self.partitions) >= MAX_PARTITIONS:
             if not self._too_many:
                 self._too_many = True
                 text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
                 self.add_event(EventKind.TOO_MANY, None, text, now_ms)
             return None
-        kept = PartitionProgress(topic, partition, self)
-        self.partitions[topic, partition] = kept
-        return kept
+        progress = self.partitions[topic, partition] = PartitionProgress(topic, partition, self)
+        return progress
+
+    def _partition(self, key: TopicPartition, now_ms: float) -> PartitionProgress:
+        partition = self.open(*key, now_ms)
+        assert partition is not None, "there was room"
+        return partition
 
     def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
         """Record a new run, which began then. What was in flight will be delivered again.
 
         `began_ms`: None when the run has been going for a time that is not known.
         """
+        if self.run_id is not None:
+            self.former_runs.append(self.run_id)
         for partition in self.partitions.values():
             if self.run_id is not None:
                 partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
-        if self.run_id is not None:
-            self.former_runs.append(self.run_id)
-        self.run_id = run_id
-        self.run_began_ms = began_ms
-        self.run_sender = None
-        self.advice.clear()
-        self.trigger = None
-        self.run_batches = 0
-        self.last_batch_id = None
-        self.ended = self.idle = False
-        self.error = None
+        self._reset_run(run_id, began_ms)
 
     def complete(
         self,
@@ -294,10 +268,9 @@ class QueryProgress:
                 if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
         self.progress_id = self.query_id
-        for key, span in ranges.items():
-            kept = self.open(*key, now_ms)
-            assert kept is not None, "there was room"
-            kept.complete(span, self.run_id, gap, now_ms, now_s)
+        for key, read in ranges.items():
+            partition = self._partition(key, now_ms)
+            partition.complete(read, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1
         self.last_batch_id = batch_id
 
@@ -308,14 +281,13 @@ class QueryProgress:
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
-        for key, span in ranges.items():
-            kept = self.open(*key, now_ms)
-            assert kept is not None, "there was room"
-            done = kept.committed_to
-            if kept.run_id == self.run_id or (done is not None and span.end <= done):
+        for key, read in ranges.items():
+            partition = self._partition(key, now_ms)
+            done = partition.committed_to
+            if partition.run_id == self.run_id or (done is not None and read.end <= done):
                 continue
-            if span.start is None or span.start <= span.end:
-                kept.complete(span, run_id, None, now_ms, now_s)
+            if read.start is None or read.start <= read.end:
+                partition.complete(read, run_id, None, now_ms, now_s)
 
     def end_run(self, error: str | None, now_ms: float) -> None:
         """Record that the run has ended, and of what."""
@@ -339,27 +311,32 @@ class QueryProgress:
         del self.partitions[partition.key]
         self._too_many = False
         self.add_event(EventKind.LEFT, partition, why, now_ms)
-        self._sink.removed(self, partition)
+        self.clients.removed(self, partition)
 
     def add_event(
         self, kind: EventKind, partition: PartitionProgress | None, text: str, now_ms: float
     ) -> None:
-        """Keep an event and pass it on."""
+        """Record an event and pass it on."""
         topic, number = (None, None) if partition is None else partition.key
         event = ProgressEvent(kind, self.name, topic, number, text, now_ms)
         self.events.append(event)
-        self._sink.add_event(event)
+        self.clients.add_event(event)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
-        """Keep what is to be mended, and pass it on once for each run; None: nothing any more."""
+        """Set what is to be mended, and pass it on once for each run; None: nothing any more."""
         if text is None:
-            self.advice.withdraw(kind)
-        elif self.advice.add(event := ProgressEvent(kind, self.name, None, None, text, now_ms)):
-            self._sink.add_event(event)
+            self.advice.pop(kind, None)
+            return
+        event = self.advice.get(kind)
+        if event is None or event.text != text:
+            event = self.advice[kind] = ProgressEvent(kind, self.name, None, None, text, now_ms)
+        if kind not in self._advised:
+            self._advised.add(kind)
+            self.clients.add_event(event)
 
     def changed(self, partition: PartitionProgress) -> None:
-        """Pass on that a partition's record is out of date."""
-        self._sink.changed(self, partition)
+        """Record that a partition's record is out of date."""
+        self.clients.changed(self, partition)
 
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:

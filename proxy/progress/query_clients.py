@@ -4,24 +4,27 @@ Configured queries are always there. Others come with a report or an adaptive ru
 they are away for long or the room is needed.
 """
 
-from .events import EventKind
-from .query import ProgressSettings, QueryProgress, QuerySink
+from abc import ABC, abstractmethod
+
+from .events import EventKind, OnEvent
+from .partition import PartitionProgress
+from .query import ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
 """For so long a query that is not configured is kept after it was seen last: three days, so that a
 daily job finds its progress after a weekend's first day."""
 
 
-class QueryClients:
+class QueryClients(ABC):
     """The followed queries. Times are monotonic milliseconds.
 
     Args:
-        sink: gets what happens to queries.
+        on_event: is called with what somebody should know; each query keeps its latest events.
 
     """
 
-    def __init__(self, sink: QuerySink) -> None:
-        self._sink = sink
+    def __init__(self, on_event: OnEvent) -> None:
+        self.add_event = on_event
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
         self._settings = ProgressSettings()
@@ -99,7 +102,7 @@ class QueryClients:
             query.add_event(EventKind.FORGOTTEN, None, text, self.now_ms)
         for partition in query.partitions.values():
             partition.is_dropped = True
-            self._sink.removed(query, partition)
+            self.removed(query, partition)
         del self._queries[query.client_id]
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
@@ -129,6 +132,18 @@ class QueryClients:
             wanted = self._free_label(wanted, query.client_id)
         self._set_label(query, wanted)
 
+    @abstractmethod
+    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Record that a partition's record, and what is to be committed, may be out of date."""
+
+    @abstractmethod
+    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Record that a partition's record is not wanted any more."""
+
+    @abstractmethod
+    def relabelled(self, query: QueryProgress, old_label: str) -> None:
+        """Record that the records of a query are to stand under another label."""
+
     def _free_label(self, wanted: str, client_id: str) -> str:
         label = f"{wanted} ({client_id})"
         while label in self._labels and self._labels[label].client_id != client_id:
@@ -142,11 +157,11 @@ class QueryClients:
         query.name = label
         if self._labels.get(old_label) is query:
             del self._labels[old_label]
-            self._sink.relabelled(query, old_label)
+            self.relabelled(query, old_label)
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:
-        query = self._queries[client_id] = QueryProgress(client_id, client_id, self._sink)
+        query = self._queries[client_id] = QueryProgress(client_id, client_id, self)
         self.generation += 1
         self.relabel(query)
         return query

@@ -35,8 +35,7 @@ class QueryRegistry(QueryClients):
     def __init__(
         self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
     ) -> None:
-        super().__init__(self)
-        self.add_event = on_event
+        super().__init__(on_event)
         self.reports = ReportHandler(self, knows_client)
         self._journal = Journal(record_of, key_of)
         self._commits = Commits()
@@ -128,11 +127,11 @@ class QueryRegistry(QueryClients):
         return self._journal.take(MAX_RECORDS_PER_WRITE)
 
     def changes_failed(self) -> None:
-        """Let the next `changes` return what the last one did as well: it was not written."""
+        """Return with the next `changes` what the last one did as well: it was not written."""
         self._journal.give_back()
 
     def load(self, records: Iterable[Record]) -> list[str]:
-        """Take up what an earlier process kept; return which records were not, and why.
+        """Restore what an earlier process kept; return which records were not, and why.
 
         Call it once, before anything is reported. Refused ones stay in the state, untouched.
         """
@@ -159,20 +158,20 @@ class QueryRegistry(QueryClients):
         for query in self._of_group(group):
             self._commits.failed(query, message)
 
-    # A sink for the queries
+    # What happens to queries
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         self._journal.mark_changed((query, partition.key))
         self._commits.changed(query, partition)
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         self._journal.mark_removed((query, partition.key))
         self._commits.removed(query, partition)
 
     def relabelled(self, query: QueryProgress, old_label: str) -> None:
-        """See QuerySink."""
+        """See QueryClients."""
         for key in query.partitions:
             self._journal.mark_deleted(FORMAT.key(old_label, *key))
             self._journal.mark_changed((query, key))

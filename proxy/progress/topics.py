@@ -14,23 +14,19 @@ Replay: TypeAlias = Callable[[str], None]
 """Called with the topic's name."""
 
 
-def _nothing() -> None:
-    """Nobody is told."""
-
-
 class TopicNames:
     """Topic id to name, for the whole proxy.
 
     What is seen of a topic before its name is known waits here as a replay, so that nothing is lost
     meanwhile: a client in a fetch session does not say it again. Somebody has to look the `wanted`
-    ids up, and tell `resolved` or, when the cluster does not know an id either, `unresolvable`. An
+    ids up, and call `resolved` or, when the cluster does not know an id either, `unresolvable`. An
     id that is given up may be named again later; then it is wanted again. Who looks up sets the
     pace. Ids are 16 bytes. `on_wanted` is called when an id becomes wanted.
     """
 
     def __init__(
         self,
-        on_wanted: Callable[[], None] = _nothing,
+        on_wanted: Callable[[], None] = lambda: None,
         *,
         max_names: int = MAX_NAMES,
         max_queued: int = MAX_QUEUED,
@@ -71,7 +67,7 @@ class TopicNames:
         return tuple(self._waiting)
 
     def resolved(self, names: Mapping[bytes, str]) -> None:
-        """Learn names, also of ids that nobody asked for, and replay what waited for them."""
+        """Add names, also of ids that nobody asked for, and replay what waited for them."""
         for topic_id, name in names.items():
             self.known.pop(topic_id, None)
             self.known[topic_id] = name
@@ -81,7 +77,7 @@ class TopicNames:
             replay(names[topic_id])
 
     def unresolvable(self, ids: Iterable[bytes]) -> None:
-        """Give up these ids, if they are still wanted, and what waits for them."""
+        """Remove these ids, if they are still wanted, and what waits for them."""
         gone = {topic_id for topic_id in ids if topic_id in self._waiting}
         self.given_up += len(gone)
         self.lost += len(self._take(gone))

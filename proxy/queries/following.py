@@ -5,12 +5,13 @@ the clients of pipelines to these. The messages of all others are not looked int
 """
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
@@ -30,52 +31,15 @@ _NEVER = -1
 """Instead of a generation."""
 
 
-class Appends(Protocol):
-    """What the pipelines are shown of what their clients write."""
-
-    generation: int
-    """Changes whenever `follows` may give another answer."""
-
-    def follows(self, client_id: str | None) -> bool:
-        """Return whether what a client writes is of interest."""
-
-    def appended(
-        self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
-    ) -> None:
-        """Record that a client has written the records from `start` up to `end`."""
-
-    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
-        """Prepare for the answer to a driver's look-up of the ends of partitions."""
-
-    def sent(self, client_id: str, count: int, records: int) -> None:
-        """Record that a client has sent so many bytes for so many records."""
-
-
+@dataclass(frozen=True, slots=True)
 class Following:
-    """Who is followed, and by whom.
+    """The relay's interceptor: finds out who is followed, and by whom."""
 
-    Args:
-        registry: knows the queries and their clients.
-        backpressure: which of them are adaptive.
-        names: of the topics.
-        quotas: whose rules say which are adaptive.
-        appends: the pipelines.
-
-    """
-
-    def __init__(
-        self,
-        registry: QueryRegistry,
-        backpressure: Backpressure,
-        names: TopicNames,
-        quotas: QuotaManager,
-        appends: Appends,
-    ) -> None:
-        self.registry = registry
-        self.backpressure = backpressure
-        self.names = names
-        self.quotas = quotas
-        self.appends = appends
+    registry: QueryRegistry
+    backpressure: Backpressure
+    names: TopicNames
+    quotas: QuotaManager
+    pipelines: RunningPipelines
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""
@@ -107,7 +71,9 @@ class FollowedClient:
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""
         every = self._all
-        generation = every.registry.generation + every.quotas.generation + every.appends.generation
+        generation = (
+            every.registry.generation + every.quotas.generation + every.pipelines.generation
+        )
         if generation != self._generation:
             self._generation = generation
             self._follow(now_ms)
@@ -119,13 +85,13 @@ class FollowedClient:
         if head.api_key == PRODUCE:
             appended = read_produce_request(version, body)
             records = sum(each.offsets for each in appended)
-            self._all.appends.sent(self._client_id, len(frame), records)
+            self._all.pipelines.sent(self._client_id, len(frame), records)
             return _SeenProduce(appended, self._client_id, self._all)
         assert self.tracker is not None
         assert lookups is not None
         if head.api_key == LIST_OFFSETS:
             lookup = read_list_offsets_request(version, body, head.correlation_id)
-            plans = partial(self._all.appends.plans, self._client_id) if self._writes else None
+            plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
             return _SeenLookup(lookup, lookups, plans)
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
@@ -148,7 +114,7 @@ class FollowedClient:
         every, client_id = self._all, self._identity.client_id
         if client_id is None:
             return
-        self._writes = every.appends.follows(client_id)
+        self._writes = every.pipelines.follows(client_id)
         self.pressure = every.backpressure.of_identity(self._identity, now_ms)
         if self.pressure is not None:
             every.registry.follow(client_id)
@@ -164,79 +130,65 @@ class FollowedClient:
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenFetch(SeenRequest):
-    __slots__ = ("_ask", "_client", "_tracker")
+    ask: FetchRequestPartitions
+    tracker: FetchTracker
+    client: FollowedClient
 
     takes_whole = False
 
-    def __init__(
-        self, ask: FetchRequestPartitions, tracker: FetchTracker, client: FollowedClient
-    ) -> None:
-        self._ask = ask
-        self._tracker = tracker
-        self._client = client
-
     def measured(self, count: int) -> None:
-        if self._client.pressure is not None:
-            self._client.pressure.record_bytes(count)
+        if self.client.pressure is not None:
+            self.client.pressure.record_bytes(count)
 
     def held(self, start_ms: float, due_ms: float) -> None:
-        if self._client.pressure is not None:
-            self._client.pressure.record_hold(start_ms, due_ms)
+        if self.client.pressure is not None:
+            self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        return self._tracker.observer(self._ask, now_ms)
+        return self.tracker.observer(self.ask, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenLookup(SeenRequest):
-    __slots__ = ("_ask", "_lookups", "_plans")
-
-    def __init__(
-        self,
-        ask: OffsetLookup,
-        lookups: OffsetLookups,
-        plans: Callable[[Set[TopicPartition], float], None] | None,
-    ) -> None:
-        self._ask = ask
-        self._lookups = lookups
-        self._plans = plans
+    ask: OffsetLookup
+    lookups: OffsetLookups
+    plans: Callable[[Set[TopicPartition], float], None] | None
+    """Prepares pipelines for a driver's answer; None when the client is in none."""
 
     def wait_ms(self, now_ms: float) -> float:
-        return self._lookups.wait_ms(self._ask, now_ms)
+        return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        keys = {key for key, timestamp in self._ask.timestamps.items() if timestamp == LATEST}
-        if self._plans is not None and keys and not self._lookups.is_executor:
-            self._plans(keys, now_ms)
-        return self._lookups.answered(self._ask, version, frame, now_ms)
+        keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
+        if self.plans is not None and keys and not self.lookups.is_executor:
+            self.plans(keys, now_ms)
+        return self.lookups.answered(self.ask, version, frame, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class _SeenProduce(SeenRequest):
-    __slots__ = ("_all", "_asked", "_client_id")
-
-    def __init__(
-        self, asked: tuple[ProducedPartition, ...], client_id: str, following: Following
-    ) -> None:
-        self._asked = asked
-        self._client_id = client_id
-        self._all = following
+    asked: tuple[ProducedPartition, ...]
+    client_id: str
+    every: Following
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        sizes = {(each.topic, each.partition): each.offsets for each in self._asked}
+        sizes = {(each.topic, each.partition): each.offsets for each in self.asked}
         for topic, index, error_code, base in read_produce_response(version, frame):
             offsets = sizes.get((topic, index), 0)
             if error_code or base == NO_OFFSET or not offsets:
                 continue
             appended: Callable[[str], None] = partial(
-                self._all.appends.appended,
-                self._client_id,
+                self.every.pipelines.appended,
+                self.client_id,
                 partition=index,
                 start=base,
                 end=base + offsets,
                 now_ms=now_ms,
             )
             if isinstance(topic, bytes):
-                self._all.names.when_known(topic, appended)
+                self.every.names.when_known(topic, appended)
             else:
                 appended(topic)
         return frame

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -10,20 +10,20 @@ from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.backpressure import backpressure_record as pressure_records
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.query_advice import advise
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.config import Config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.graph import PipelineSettings
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
-from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
@@ -36,8 +36,8 @@ TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
 
 KEEP_PAUSE_S = 0.02
-"""At least so long between two writes. What a driver was told is written at once otherwise: a proxy
-that is killed must not forget it."""
+"""At least so long between two writes. What was advertised to a driver is written at once
+otherwise: a proxy that is killed must not forget it."""
 
 RESOLVE_PAUSE_S = 1.0
 """Between two look-ups of topic ids that the cluster did not know."""
@@ -57,27 +57,12 @@ Document = Mapping[str, object]
 _log = get_logger(__name__)
 
 
-def progress_settings(config: Config) -> ProgressSettings:
-    """Turn the configuration's queries into the registry's."""
-    return ProgressSettings(
-        queries=tuple(
-            QuerySettings(
-                name=query.name,
-                client_id=query.client_id,
-                commit_group=query.commit_group,
-                stuck_after_ms=query.stuck_after * MS_PER_SECOND,
-            )
-            for query in config.queries
-        ),
-        max_queries=config.limits.max_client_entities,
-    )
-
-
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
     Args:
-        config: its `queries`, `cluster` and `limits` are read.
+        progress: the queries of the configuration.
+        pipelines: of the configuration.
         quotas: where adaptive bounds are put in force.
         bootstrap: the way into the cluster.
         instruments: show the adaptive bounds.
@@ -88,16 +73,18 @@ class Queries:
 
     def __init__(
         self,
-        config: Config,
+        progress: ProgressSettings,
+        pipelines: Iterable[PipelineSettings],
         quotas: QuotaManager,
         bootstrap: Bootstrap,
         instruments: Instruments,
+        *,
         registry: CollectorRegistry,
         knows_client: Callable[[str], bool],
     ) -> None:
         self._quotas = quotas
         self._knows_client = knows_client
-        self._registry = QueryRegistry(progress_settings(config), knows_client, _log_event)
+        self._registry = QueryRegistry(progress, knows_client, _log_event)
         self._to_keep = asyncio.Event()
         self._backpressure = Backpressure(
             quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
@@ -107,16 +94,20 @@ class Queries:
         self._names = TopicNames(self._names_wanted.set)
         self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
-        self._pipelines = Pipelines(config, self._registry, self._backpressure, quotas, instruments)
+        self._pipelines = RunningPipelines(
+            pipelines,
+            self._registry,
+            self._backpressure.of_client,
+            quotas,
+            instruments,
+        )
         self.following = Following(
             self._registry, self._backpressure, self._names, quotas, self._pipelines
         )
         """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
         self._keeping = asyncio.Lock()
-        registry.register(
-            ProgressCollector(self._registry, clock_ms, config.limits.max_client_entities)
-        )
+        registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
 
     def load(self, store: Store) -> None:
         """Take up what an earlier process kept there; write there from now on."""
@@ -130,10 +121,10 @@ class Queries:
         self._writer = StateWriter(store)
         self._pipelines.load(store)
 
-    def update(self, config: Config) -> None:
-        """Take over the queries of another configuration."""
-        self._registry.update(progress_settings(config))
-        self._pipelines.update(config)
+    def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
+        """Follow the queries and pipelines of another configuration."""
+        self._registry.update(progress)
+        self._pipelines.update(pipelines)
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""
@@ -157,15 +148,14 @@ class Queries:
     # What the admin server asks
 
     async def accept(self, raw: bytes) -> Document:
-        """Take in a report, and say what came of it. Raises ReportRefused."""
+        """Record a report and return what came of it. Raises ReportRefused."""
         try:
             report = parse_report(raw)
         except ReportRefused as error:
             self._registry.reports.refuse(error)
             raise
-        unknown = self._registry.reports.unknown_ends(report) | self._pipelines.unsure(
-            report, clock_ms()
-        )
+        unknown = self._registry.reports.unknown_ends(report)
+        unknown |= self._pipelines.lost_ends(report, clock_ms())
         ends = await self._ends(unknown)
         now_ms = clock_ms()
         accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
@@ -185,13 +175,13 @@ class Queries:
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [event.text for event in query.advice],
+            "advice": [event.text for event in query.advice.values()],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }
 
     async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Ask the cluster for log ends that a report goes beyond; nothing if it can't be asked."""
+        """Return log ends that a report goes beyond; none if the cluster does not answer."""
         if not partitions:
             return {}
         try:

@@ -3,8 +3,18 @@
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from proxy.wire.layout import Buffer
+
+SHARED_RECEIVE_BYTES = 12 << 20
+"""Divided by the connections that are open, it is the receive buffer of the next one."""
+
+MIN_RECEIVE_BYTES = 64 * 1024
+"""But at least this much: what Kafka's consumers ask for themselves (receive.buffer.bytes)."""
+
+MAX_RECEIVE_BYTES = 1 << 20
+"""And at most this much: a larger one makes large responses hardly faster."""
 
 BLOCKED = -1
 """Returned by `recv_into` and `send` when the socket can't go on now."""
@@ -104,3 +114,20 @@ class TlsChannel(Channel):
     def has_ended(self) -> bool:
         """See Channel. A TLS goodbye is not decrypted for this: it counts as something to read."""
         return not self.has_buffered() and super().has_ended()
+
+
+def receive_bytes(connections: int) -> int:
+    """Return the receive buffer, in bytes, of the last of so many connections."""
+    share = SHARED_RECEIVE_BYTES // max(connections, 1)
+    return min(max(share, MIN_RECEIVE_BYTES), MAX_RECEIVE_BYTES)
+
+
+def bound_receive_buffer(sock: socket.socket, connections: int) -> None:
+    """Bound what the kernel takes in for a connection that is not read from, for good.
+
+    Left alone, it lets a socket's buffer grow to some MiB: for a client that is held, or does not
+    read, the whole response is then in this machine's memory instead of the broker's. It keeps up
+    to twice as much, its own overhead included; what is set is cut to net.core.rmem_max.
+    """
+    with suppress(OSError):  # gone already: who reads from it will see
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes(connections))

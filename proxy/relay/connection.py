@@ -21,6 +21,7 @@ from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import QUOTA_KINDS, Exchange
 from proxy.relay.flow import SLOW_FRAME_S
 from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
+from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services
@@ -42,13 +43,11 @@ class Connection:
     Args:
         services: of the proxy.
         channel: to the client.
-        listener: the name of the one that it came through.
-        node_id: of the broker whose port it came to; None: bootstrap.
-        peer: the client's IP address.
+        origin: of the client.
         user: that its TLS certificate names; None without one.
         dial: connects to its broker. Raises UpstreamError.
         advertise: returns the address that clients of this listener are told for a broker.
-        on_close: is called once, when both sides are closed.
+        on_close: called once, when both sides are closed.
 
     """
 
@@ -56,22 +55,20 @@ class Connection:
         self,
         services: Services,
         channel: Channel,
-        *,
-        listener: str,
-        node_id: int | None,
-        peer: str,
+        origin: Origin,
         user: str | None,
+        *,
         dial: Callable[[Connection], Awaitable[Channel]],
         advertise: Callable[[int, str, int], tuple[str, int] | None],
         on_close: Callable[[Connection], None],
     ) -> None:
         self.services = services
         self.life = Lifecycle()
-        self.client = Identification(services, listener, node_id, peer, user)
+        self.client = Identification(services, origin, user)
         self.in_flight: deque[Exchange] = deque()
         """Requests without a response yet, the oldest first."""
         self.advertise = advertise
-        self._about = {"peer": peer, "listener": listener}
+        self._about = origin.about
         self.channel = channel
         self.upstream: Channel | None = None
         self._dial = dial
@@ -271,7 +268,7 @@ class Connection:
             self.unpause(UNANSWERED)
 
     def mute(self, due_ms: float, api_key: int) -> None:
-        """Do not read requests until `due_ms`."""
+        """Read no requests until `due_ms`."""
         if self._muted is not None and self._muted.waiting:
             if self._muted.due_ms >= due_ms:
                 return

@@ -146,13 +146,13 @@ class Flow(ABC):
         return self.wait is Wait.WRITE
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """End a pause."""
         self.paused = False
         self._begun_s = self._loop.time()  # the sender is not to blame for the pause
         self.run()
 
     def run(self) -> None:
-        """Go as far as possible, then wait for what is missing. Also the loop's callback."""
+        """Move what can be moved, then wait for what is missing. Also the loop's callback."""
         if self.closed or self._running:
             return
         self._running = True
@@ -289,7 +289,7 @@ class Flow(ABC):
             self._rest = memoryview(bytes(data[max(sent, 0) :]))
 
     def _send_body(self, body_bytes: int) -> None:
-        """Let the next bytes of the source follow, unseen."""
+        """Pass on the next bytes of the source, unseen."""
         assert self._pump is not None
         self._pump.start(body_bytes)
         self.read_bytes = READ_BYTES_LARGE if body_bytes >= SPLICE_MIN_BYTES else READ_BYTES

@@ -16,7 +16,7 @@ from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 
 POLL_INTERVAL_S = 5.0
-"""Between two questions for the quotas. Kafka has no way to be told of a change."""
+"""Between two questions for the quotas. Kafka announces no change."""
 
 PLACE = "Kafka client quota"
 """Where such a rule stands, for people."""
@@ -33,7 +33,7 @@ UseRules = Callable[[tuple[Rule, ...]], None]
 
 
 class KafkaQuotas:
-    """Keeps the rules that come from the cluster, while told to follow it.
+    """Keeps the rules that come from the cluster, while it is followed.
 
     Where the quotas can't be read, the last ones stay in force; the log says so once, and every
     failure is counted.
@@ -79,7 +79,7 @@ class KafkaQuotas:
             self._client.close()
 
     def _succeeded(self, rules: tuple[Rule, ...]) -> None:
-        if not self._followed.is_set():  # told to stop in the meantime
+        if not self._followed.is_set():  # stopped in the meantime
             return
         if not self._answers or rules != self._rules:
             _log.info("quotas of the cluster read", rules=len(rules))

@@ -41,9 +41,25 @@ class ListenerSettings:
     """Host name of a broker with `{node_id}` in it; all brokers share the bootstrap port."""
 
 
-Accepted = Callable[["Listener", socket.socket, str, int | None], None]
-"""Called for a new connection with the listener, the socket, the client's IP address and the
-broker whose port it came to (None: bootstrap)."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a client came in."""
+
+    listener: "Listener"
+    ip: str
+    """Of the client."""
+    node_id: int | None
+    """The broker whose port it came to, or whose name it asked for; None: bootstrap."""
+
+    @property
+    def name(self) -> str:
+        """The listener's name."""
+        return self.listener.settings.name
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the log says of it."""
+        return {"peer": self.ip, "listener": self.name}
 
 
 @dataclass(slots=True)
@@ -52,7 +68,8 @@ class Listener:
 
     settings: ListenerSettings
     loop: asyncio.AbstractEventLoop
-    accepted: Accepted
+    accepted: Callable[[socket.socket, Origin], None]
+    """Called for each new connection."""
     out_of_files: Callable[[], None]
     bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)
@@ -150,7 +167,7 @@ class Listener:
                 self.loop.remove_reader(sock.fileno())
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._accept_again, node_id, sock)
                 return
-            self.accepted(self, client, address[0], node_id)
+            self.accepted(client, Origin(self, address[0], node_id))
 
     def _accept_again(self, node_id: int | None, sock: socket.socket) -> None:
         if self._sockets.get(node_id) is sock:

@@ -68,7 +68,7 @@ class PipePool:
         return pipe
 
     def give_back(self, pipe: Pipe, *, empty: bool) -> None:
-        """Take a pipe back. One that still holds bytes can't be used again."""
+        """Return a pipe to the pool. One that still holds bytes can't be used again."""
         if empty:
             self._idle.append(pipe)
         else:

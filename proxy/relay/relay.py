@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import ssl
 from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from structlog import get_logger
@@ -11,10 +13,9 @@ from structlog import get_logger
 from proxy.cluster.dial import handshake, tune
 from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.buffers import bound_receive_buffer
-from proxy.relay.channel import Channel, TlsChannel
+from proxy.relay.channel import Channel, TlsChannel, bound_receive_buffer
 from proxy.relay.connection import Connection
-from proxy.relay.listener import Listener, ListenerSettings
+from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
 from proxy.relay.tls import principal_of, sni_of
 
@@ -144,80 +145,61 @@ class Relay:
 
     # New connections
 
-    def _accepted(
-        self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
-    ) -> None:
+    def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         limits = self._services.limits
         if self.connected >= limits.max_connections:
-            self._turn_away(sock, ip, listener, "too_many_connections")
-        elif self._per_ip[ip] >= limits.max_connections_per_ip:
-            self._turn_away(sock, ip, listener, "too_many_connections_per_ip")
+            self._turn_away(sock, origin, "too_many_connections")
+        elif self._per_ip[origin.ip] >= limits.max_connections_per_ip:
+            self._turn_away(sock, origin, "too_many_connections_per_ip")
         else:
             try:
                 tune(sock)
             except OSError:  # gone already
                 sock.close()
                 return
-            self._per_ip[ip] += 1
-            self._per_listener[listener.settings.name] += 1
+            self._per_ip[origin.ip] += 1
+            self._per_listener[origin.name] += 1
+            self._services.instruments.connections.labels(origin.name).inc()
             bound_receive_buffer(sock, self.connected)
-            self._services.instruments.connections.labels(listener.settings.name).inc()
-            if listener.settings.tls is None:
-                channel = Channel(sock, spliceable=self._services.splice)
-                self._begin(listener, channel, ip, node_id, user=None)
+            tls = origin.listener.settings.tls
+            if tls is None:
+                self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)
             else:
-                task = self._services.loop.create_task(self._greet(listener, sock, ip, node_id))
+                task = self._services.loop.create_task(self._greet(sock, origin, tls))
                 self._tasks.add(task)
-                task.add_done_callback(partial(self._greeted, listener, sock, ip))
+                task.add_done_callback(partial(self._greeted, sock, origin))
 
-    async def _greet(
-        self, listener: Listener, sock: socket.socket, ip: str, node_id: int | None
-    ) -> None:
-        """Do the TLS handshake, then begin."""
-        context = listener.settings.tls
-        assert context is not None
-        try:
-            async with asyncio.timeout(self._services.limits.connect_timeout_s):
-                channel = TlsChannel(await handshake(sock, context, server_side=True))
-        except (OSError, TimeoutError) as error:
-            sock.close()
-            self._forget(listener, ip)
-            self._services.count_rejected(
-                "tls_handshake",
-                peer=ip,
-                listener=listener.settings.name,
-                detail=str(error) or "no handshake in time",
-            )
-            return
-        if node_id is None:
-            node_id = listener.node_of(sni_of(channel))
-        self._begin(listener, channel, ip, node_id, user=principal_of(channel))
+    async def _greet(self, sock: socket.socket, origin: Origin, tls: ssl.SSLContext) -> None:
+        """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
+        async with asyncio.timeout(self._services.limits.connect_timeout_s):
+            channel = TlsChannel(await handshake(sock, tls, server_side=True))
+        if origin.node_id is None:
+            origin = replace(origin, node_id=origin.listener.node_of(sni_of(channel)))
+        self._begin(channel, origin, user=principal_of(channel))
 
-    def _greeted(
-        self, listener: Listener, sock: socket.socket, ip: str, task: asyncio.Task[None]
-    ) -> None:
+    def _greeted(self, sock: socket.socket, origin: Origin, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:  # perhaps before its first step
-            sock.close()
-            self._forget(listener, ip)
-        if error is not None:
+        if error is None and not task.cancelled():
+            return
+        sock.close()  # perhaps the task was cancelled before its first step
+        self._forget(origin)
+        if isinstance(error, OSError):
+            detail = str(error) or "no handshake in time"
+            self._services.count_rejected("tls_handshake", **origin.about, detail=detail)
+        elif error is not None:
             self._services.instruments.connections_rejected_total.labels("internal_error").inc()
-            _log.error("unexpected error", exc_info=error, peer=ip)
+            _log.error("unexpected error", exc_info=error, peer=origin.ip)
 
-    def _begin(
-        self, listener: Listener, channel: Channel, ip: str, node_id: int | None, user: str | None
-    ) -> None:
+    def _begin(self, channel: Channel, origin: Origin, user: str | None) -> None:
         connection = Connection(
             self._services,
             channel,
-            listener=listener.settings.name,
-            node_id=node_id,
-            peer=ip,
-            user=user,
-            dial=partial(self._dial, node_id),
-            advertise=partial(self._advertise, listener),
-            on_close=partial(self._closed, listener, ip, node_id),
+            origin,
+            user,
+            dial=partial(self._dial, origin.node_id),
+            advertise=partial(self._advertise, origin.listener),
+            on_close=partial(self._closed, origin),
         )
         self.connections.add(connection)
         connection.start()
@@ -271,25 +253,24 @@ class Relay:
             self._services.loop.call_soon(connection.drain)
         return listener.address_of(node_id)
 
-    def _closed(
-        self, listener: Listener, ip: str, node_id: int | None, connection: Connection
-    ) -> None:
+    def _closed(self, origin: Origin, connection: Connection) -> None:
         self.connections.discard(connection)
+        node_id = origin.node_id
         if node_id is not None and node_id in self.stand_ins:
             self.stand_ins[node_id].discard(connection)
             if not self.stand_ins[node_id]:
                 del self.stand_ins[node_id]
-        self._forget(listener, ip)
+        self._forget(origin)
 
-    def _forget(self, listener: Listener, ip: str) -> None:
-        self._services.instruments.connections.labels(listener.settings.name).dec()
-        self._per_listener[listener.settings.name] -= 1
-        self._per_ip[ip] -= 1
-        if not self._per_ip[ip]:
-            del self._per_ip[ip]
+    def _forget(self, origin: Origin) -> None:
+        self._services.instruments.connections.labels(origin.name).dec()
+        self._per_listener[origin.name] -= 1
+        self._per_ip[origin.ip] -= 1
+        if not self._per_ip[origin.ip]:
+            del self._per_ip[origin.ip]
         if not self.connected:
             self._empty.set()
 
-    def _turn_away(self, sock: socket.socket, ip: str, listener: Listener, reason: str) -> None:
+    def _turn_away(self, sock: socket.socket, origin: Origin, reason: str) -> None:
         sock.close()
-        self._services.count_rejected(reason, peer=ip, listener=listener.settings.name)
+        self._services.count_rejected(reason, **origin.about)

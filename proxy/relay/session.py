@@ -8,6 +8,7 @@ from structlog import get_logger
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.interceptor import ClientInterceptor
+from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -43,7 +44,7 @@ class ClientSession:
         counter.inc(count)
 
     def close(self) -> None:
-        """Give the quotas and counters back."""
+        """Release the quotas and counters."""
         self.quotas.close()
         if self.interceptor is not None:
             self.interceptor.close()
@@ -55,20 +56,14 @@ class Identification:
 
     Args:
         services: of the proxy.
-        listener: that the client came through.
-        node_id: of the broker whose port it came to; None: bootstrap.
-        peer: the client's IP address, for the log.
+        origin: of the client.
         user: that its TLS certificate names; None without one.
 
     """
 
-    def __init__(
-        self, services: Services, listener: str, node_id: int | None, peer: str, user: str | None
-    ) -> None:
+    def __init__(self, services: Services, origin: Origin, user: str | None) -> None:
         self._services = services
-        self._listener = listener
-        self._node_id = node_id
-        self._peer = peer
+        self._origin = origin
         self._user = user
         self._client_id: str | None = None
         self._is_warned = False
@@ -90,8 +85,8 @@ class Identification:
                 return session
             session.close()
         self._client_id = client_id
-        identity = ClientIdentity(self._listener, self._user, _shortened(client_id))
-        self._session = ClientSession(self._services, identity, self._node_id)
+        identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
+        self._session = ClientSession(self._services, identity, self._origin.node_id)
         return self._session
 
     def login_request(self, head: RequestHead, frame: bytes) -> bool:
@@ -124,8 +119,7 @@ class Identification:
                 first=self._client_id,
                 now=_shortened(client_id),
                 reason="client_id",
-                peer=self._peer,
-                listener=self._listener,
+                **self._origin.about,
             )
 
 

@@ -13,29 +13,29 @@ from proxy.wire.apis import FETCH
 
 
 class Turn:
-    """Asks the gates, and asks again when they say so.
+    """Waits at the gates for the next request of a connection.
 
     Args:
         services: of the proxy.
-        ask_again: is called when the request that waits is to be read again.
+        read_again: is called when the request that waits is to be read again.
 
     """
 
-    __slots__ = ("_api_key", "_ask_again", "_delayed", "_services", "_waiter")
+    __slots__ = ("_api_key", "_delayed", "_read_again", "_services", "_waiter")
 
-    def __init__(self, services: Services, ask_again: Callable[[], None]) -> None:
+    def __init__(self, services: Services, read_again: Callable[[], None]) -> None:
         self._services = services
-        self._ask_again = ask_again
+        self._read_again = read_again
         self._waiter = Waiter(self._wake_at)
         self._delayed: Delayed | None = None
         self._api_key = FETCH
 
     def has_come(self, session: ClientSession, kinds: tuple[QuotaKind, ...], api_key: int) -> bool:
-        """Return whether a request may be sent on now; if not, it waits until `ask_again`."""
+        """Return whether a request may be sent on now; if not, it waits until `read_again`."""
         waiter, now_ms = self._waiter, clock_ms()
-        holds = self._services.mode is ThrottleMode.DELAY
+        is_delayed = self._services.mode is ThrottleMode.DELAY
         self._api_key = api_key
-        if not session.quotas.admit(kinds, waiter, now_ms, holds=holds):
+        if not session.quotas.admit(kinds, waiter, now_ms, holds=is_delayed):
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
@@ -47,7 +47,7 @@ class Turn:
         return True
 
     def give_up(self) -> None:
-        """Wait no longer, so that others come sooner."""
+        """Leave the gate, so that others come sooner."""
         self._waiter.leave(clock_ms())
         if self._delayed is not None:
             self._delayed.cancel()
@@ -61,4 +61,4 @@ class Turn:
 
     def _woken(self) -> None:
         self._delayed = None
-        self._ask_again()
+        self._read_again()

@@ -14,6 +14,7 @@ import ast
 import atexit
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -43,8 +44,6 @@ REPORT_PATH = "/v1/spark/batches"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 1.0
 """Pauses between tries double from the first to the longest while the proxy is away."""
-
-MAX_DOUBLINGS = 10  # far beyond the longest, and no overflow
 
 HEARTBEAT_S = 2.0
 """A run of which nothing was sent for so long is reported to be running."""
@@ -94,11 +93,7 @@ _TRIGGER_KINDS = {
     "ContinuousTrigger": "continuous",
 }
 _BETWEEN_BATCHES = ("Getting offsets from ", "Waiting for ")
-_IN_A_BATCH = (
-    "Writing offsets to log",
-    "Processing new data",
-    "No new data but cleaning up state",
-)
+_IN_A_BATCH = ("Writing offsets to log", "Processing new data", "No new data but cleaning up state")
 """How Spark's messages begin on what a query does."""
 
 _NAMELESS = (
@@ -215,7 +210,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._breaks = 0  # how often the proxy was found to be away
         self._aside = _Aside()
         self._logged: set[str] = set()
-        self._deadline_s: float | None = None
+        self._deadline_s = math.inf
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
         self._thread.start()
         atexit.register(self._end)
@@ -244,7 +239,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         atexit.unregister(self._end)
         with self._changed:
             dropped = self.dropped
-            if self._deadline_s is None:
+            if not self._is_closing:
                 self._deadline_s = time.monotonic() + timeout_s
             self._changed.notify_all()
         self._thread.join(timeout_s)
@@ -328,7 +323,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     @property
     def _is_closing(self) -> bool:
-        return self._deadline_s is not None
+        return self._deadline_s < math.inf
 
     def _next(self) -> _Event | None:
         """Wait for an event; None when a heartbeat may be due, or at the end."""
@@ -364,9 +359,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         taken_before = tries > 1 and (answer.status, answer.reason) == (_CONFLICT, "repeated")
         if answer.status < _SENT_BELOW or taken_before:
             self.sent += 1
-        else:
-            self._log_refusal(answer)
-            self.refused += 1
+            return
+        text = "the quota proxy at %s refuses reports (HTTP %d%s): %s"
+        about, reason = answer.text, answer.reason and f" {answer.reason}"
+        if answer.status == _UNAUTHORIZED:
+            about += "; pass token= with the text of the proxy's admin.token_file"
+        self._log_once(f"{answer.status}{reason}", text, self._url, answer.status, reason, about)
+        self.refused += 1
 
     def _send_heartbeats(self) -> None:
         """Report that a run lives, where nothing else was sent of it for a while."""
@@ -409,7 +408,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             "client_id": self._clients.get(run.name or run.query_id),
         }
 
-    def _sent(self, answer: _Answer | None, run: _Run, *, is_alive: bool = True) -> None:
+    def _sent(self, answer: _ReportAnswer | None, run: _Run, *, is_alive: bool = True) -> None:
         """Record that something was sent of a run; log what the proxy advises, once."""
         run.sent_s = time.monotonic()
         if is_alive:
@@ -431,7 +430,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         if self._channel.is_closed_by_proxy():
             self._breaks += 1
 
-    def _post(self, report: Mapping[str, Any]) -> _Answer | None:
+    def _post(self, report: Mapping[str, Any]) -> _ReportAnswer | None:
         """Send once; return the proxy's answer, None while it is away."""
         self._watch()
         try:
@@ -457,7 +456,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     def _pause(self) -> bool:
         """Wait before the next try; return whether there may be one."""
-        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self.failures, MAX_DOUBLINGS), LONGEST_PAUSE_S)
+        # 10 doublings are far beyond the longest, and no overflow.
+        longest_s = min(FIRST_PAUSE_S * 2.0 ** min(self.failures, 10), LONGEST_PAUSE_S)
         pause_s = longest_s * random.uniform(0.5, 1)  # so that not all drivers come at once
         with self._changed:
             closing = self._changed.wait_for(lambda: self._is_closing, pause_s)
@@ -466,19 +466,11 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         return not self._is_late()
 
     def _is_late(self) -> bool:
-        return self._deadline_s is not None and time.monotonic() >= self._deadline_s
+        return time.monotonic() >= self._deadline_s
 
     def _drop(self, reports: int) -> None:
         with self._changed:
             self.dropped += reports
-
-    def _log_refusal(self, answer: _Answer) -> None:
-        text = "the quota proxy at %s refuses reports (HTTP %d%s): %s"
-        about = answer.text
-        if answer.status == _UNAUTHORIZED:
-            about = f"{about}; pass token= with the text of the proxy's admin.token_file"
-        reason = answer.reason and f" {answer.reason}"
-        self._log_once(f"{answer.status}{reason}", text, self._url, answer.status, reason, about)
 
     def _log_once(self, kind: str, text: str, *args: object, exc_info: bool = False) -> None:
         if self._is_new(kind):
@@ -562,7 +554,7 @@ class _Event(NamedTuple):
         return self.kind == "idle" or (self.kind == "progress" and not is_last)
 
 
-class _Answer(NamedTuple):
+class _ReportAnswer(NamedTuple):
     """The proxy's answer to a report."""
 
     status: int
@@ -604,7 +596,7 @@ class _Channel:
                 parts.hostname, parts.port, timeout=timeout_s, context=context
             )
 
-    def post(self, body: bytes) -> _Answer:
+    def post(self, body: bytes) -> _ReportAnswer:
         try:
             self._connection.request("POST", self._path, body, self._headers)
             with self._connection.getresponse() as response:
@@ -711,7 +703,7 @@ def is_under_way(is_trigger_active: bool, message: str) -> bool | None:
     return True if message in _IN_A_BATCH else None
 
 
-def _read_answer(status: int, content: bytes) -> _Answer:
+def _read_answer(status: int, content: bytes) -> _ReportAnswer:
     """Read the proxy's JSON; anything else that answers there is shown as it is."""
     try:
         said = json.loads(content)
@@ -720,7 +712,7 @@ def _read_answer(status: int, content: bytes) -> _Answer:
         advice = tuple(_short(str(each)) for each in said.get("advice", ()))
     except (ValueError, TypeError, AttributeError, RecursionError):
         reason, text, advice = "", content.decode("utf-8", "replace"), ()
-    return _Answer(status, _short(str(reason)), _short(text), advice)
+    return _ReportAnswer(status, _short(str(reason)), _short(text), advice)
 
 
 def _short(text: str) -> str:

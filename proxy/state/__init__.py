@@ -5,12 +5,10 @@ on the event loop goes through a `StateWriter`, which puts what came meanwhile i
 transaction.
 """
 
-from .errors import StateError
 from .journal import Journal, RecordFormat
 from .kafka import KafkaStore
-from .memory import MemoryStore
 from .sqlite import SqliteStore
-from .store import Json, Record, Store
+from .store import Json, MemoryStore, Record, StateError, Store
 from .writer import StateWriter
 
 __all__ = [

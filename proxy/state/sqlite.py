@@ -8,16 +8,32 @@ committed. Who writes often shares transactions through a `StateWriter` instead.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from metrics.clock import MS_PER_SECOND
 
-from .errors import StateError
-from .schema import damaged, identify, migrate
-from .store import Record, Store
+from .store import Record, StateError, Store
+
+APPLICATION_ID = 0x4B515072
+"""Marks the file as ours in its header (`PRAGMA application_id`): the letters KQPr."""
+
+Migration = Sequence[str]
+"""SQL statements that lead from one schema to the next."""
+
+# Schema N is what the first N migrations make. Never change one that was released: add another.
+# No ROWID: the table is one tree ordered by key, so a prefix is one range of it.
+MIGRATIONS: Sequence[Migration] = (
+    (
+        "CREATE TABLE record ("
+        " key TEXT NOT NULL PRIMARY KEY,"
+        " version INTEGER NOT NULL,"
+        " value TEXT NOT NULL"
+        ") WITHOUT ROWID",
+    ),
+)
 
 LAST_CHARACTER = "\U0010ffff"
 """Sorts behind everything that may stand in a key."""
@@ -45,7 +61,7 @@ class SqliteStore(Store):
     def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
         self._path = str(path)
         self._lock = Lock()
-        self._connection: sqlite3.Connection | None = None
+        self.connection: sqlite3.Connection | None = None
         with self._explained():
             connection = sqlite3.connect(
                 path,
@@ -57,7 +73,7 @@ class SqliteStore(Store):
             with self._explained():
                 # Set before the first access, so that SQLite shares no memory and the lock stays.
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                schema = identify(connection, self._path)
+                schema = _identify(connection, self._path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 # Fails now, not at the first write, when the file may only be read.
@@ -68,7 +84,7 @@ class SqliteStore(Store):
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self.connection = connection
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
@@ -108,16 +124,16 @@ class SqliteStore(Store):
     def close(self) -> None:
         """Close the file and let the lock go; the log beside it goes too."""
         with self._lock, self._explained():
-            connection, self._connection = self._connection, None
+            connection, self.connection = self.connection, None
             if connection is not None:
                 connection.close()
 
     @contextmanager
     def _use(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._explained():
-            if self._connection is None:
+            if self.connection is None:
                 raise RuntimeError(f"the state in {self._path} is closed")
-            yield self._connection
+            yield self.connection
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -125,6 +141,77 @@ class SqliteStore(Store):
             yield
         except sqlite3.Error as error:
             raise _explain(self._path, error) from error
+
+
+def _identify(connection: sqlite3.Connection, path: str) -> int:
+    """Check that the file is sound and ours; return the number of its schema, 0 for an empty file.
+
+    Changes nothing in it.
+
+    Raises:
+        StateError: it belongs to another program, was written by a newer one, or is damaged.
+        sqlite3.Error: it cannot be read.
+
+    """
+    application_id = _number(connection, "PRAGMA application_id")
+    schema = _number(connection, "PRAGMA user_version")
+    if not (application_id or schema) and not _number(
+        connection, "SELECT count(*) FROM sqlite_master"
+    ):
+        return 0
+    if application_id != APPLICATION_ID:
+        raise StateError(
+            f"{path} is a database of another program", "name another file as state.path"
+        )
+    if schema > len(MIGRATIONS):
+        raise StateError(
+            f"{path} was written by a newer version of quota-proxy: its schema is {schema}, "
+            f"this version knows {len(MIGRATIONS)}",
+            "start that version, restore a backup, or name another file as state.path",
+        )
+    (finding,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if finding != "ok":
+        raise _damaged(path, finding.splitlines()[-1])
+    return schema
+
+
+def migrate(
+    connection: sqlite3.Connection, schema: int, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring the file from `schema` to the newest one, in one transaction.
+
+    Raises:
+        sqlite3.Error: that failed, and the file is as it was.
+
+    """
+    if schema == len(migrations):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for migration in migrations[schema:]:
+            for statement in migration:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _damaged(path: str, finding: str) -> StateError:
+    """Return the error for a file of ours that cannot be trusted."""
+    return StateError(
+        f"{path} is damaged: {finding}",
+        "restore it from a backup, or move it away to start without the overrides and positions "
+        "that it holds",
+    )
+
+
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    (value,) = connection.execute(query).fetchone()
+    return int(value)
 
 
 def _explain(path: str, error: sqlite3.Error) -> StateError:
@@ -149,7 +236,7 @@ def _explain(path: str, error: sqlite3.Error) -> StateError:
                 "let quota-proxy write to the file and its directory",
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
-            return damaged(path, str(error))
+            return _damaged(path, str(error))
         case _:
             return StateError(
                 f"{path} cannot be read or written: {error}",

@@ -1,17 +1,31 @@
-"""What a store of state is: records by key, written together or not at all."""
+"""What a store of state is: records by key, written together or not at all; one in memory."""
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from .errors import StateError
+from threading import Lock
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 """A value as JSON has it. It is read back as `dict`, `list` and so on; a tuple becomes a list."""
 
 SEPARATOR = "/"
 """Ends the namespace of a key: `quotas/user=alice`."""
+
+
+class StateError(Exception):
+    """State that cannot be read or written; nothing was replaced or given up.
+
+    Attributes:
+        what: what is wrong, and where.
+        fix: how to mend it.
+
+    """
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}\n    fix: {fix}")
+        self.what = what
+        self.fix = fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +112,42 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let the state go; a second time does nothing."""
+        """Close the state; a second time does nothing."""
+
+
+class MemoryStore(Store):
+    """Records in a dictionary, as long as the process lasts: for trials and tests."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] | None = {}
+        self._lock = Lock()
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None."""
+        with self._lock:
+            return self._open().get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records whose key begins with `prefix`, sorted by key."""
+        with self._lock:
+            records = [item for key, item in self._open().items() if key.startswith(prefix)]
+        return sorted(records, key=lambda record: record.key)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """Delete keys and write records, all or nothing; return how many were deleted."""
+        new = {record.key: record for record in records}
+        gone = tuple(delete)
+        with self._lock:
+            kept = self._open()
+            deleted = sum(kept.pop(key, None) is not None for key in gone)
+            kept.update(new)
+        return deleted
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._records = None
+
+    def _open(self) -> dict[str, Record]:
+        if self._records is None:
+            raise RuntimeError("the state is closed")
+        return self._records

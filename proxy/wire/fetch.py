@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from proxy.wire.apis import FETCH
-from proxy.wire.layout import UNREADABLE, Buffer, request_layout, skip_tags
+from proxy.wire.layout import (
+    UNREADABLE,
+    Buffer,
+    PartitionFields,
+    PartitionRow,
+    request_layout,
+    request_partitions,
+)
 from proxy.wire.malformed import MalformedFrame
 
 TopicKey: TypeAlias = str | bytes
@@ -24,17 +30,9 @@ FINAL_EPOCH = -1
 
 NO_OFFSET = -1
 
-_INT32 = Struct(">i")
-
-
-class FetchPosition(NamedTuple):
-    """From where a partition is asked for. A tuple, because one is made for each partition."""
-
-    topic: TopicKey
-    partition: int
-
-    offset: int
-    """As the client wrote it."""
+FetchPosition: TypeAlias = tuple[TopicKey, int, int]
+"""A topic, a partition and the offset from which it is asked for, as the client wrote it. A plain
+tuple, because one is made for each partition."""
 
 
 @dataclass(slots=True)
@@ -89,95 +87,34 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
     to the broker to read.
     Raises MalformedFrame, and ValueError for a version that the schemas do not know.
     """
-    form = _form(version)
+    head, topics, forgotten = _request_form(version)
+    view = memoryview(body)
+    asked: list[PartitionRow] = []
+    gone: list[PartitionRow] = []
     try:
-        return form.read(memoryview(body))
+        session_id, epoch = head.unpack_from(view) or (NO_SESSION, FINAL_EPOCH)
+        pos = topics.read_array(view, head.size, asked)
+        if forgotten is not None:
+            forgotten.read_array(view, pos, gone)
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Fetch request: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestForm:
-    """How the requests of one version are read, up to the end of their partitions."""
-
-    head: Struct
-    """Up to the topics. Unpacks session id and epoch, where there are any."""
-
-    topics: Any
-    topic: Any
-    partitions: Any
-    """Layouts of the array, of a topic's name or id, of its array of partitions."""
-
-    row: Struct
-    """Partition and offset; in flexible versions the first byte of the tag section, too."""
-
-    is_flexible: bool
-    has_forgotten: bool
-
-    def read(self, view: memoryview) -> FetchRequestPartitions:
-        session_id, epoch = self.head.unpack_from(view) or (NO_SESSION, FINAL_EPOCH)
-        positions: list[FetchPosition] = []
-        topics, pos = self.topics.count(view, self.head.size)
-        for _ in range(topics):
-            topic, pos = self.topic.read(view, pos)
-            pos = self._read_partitions(view, pos, topic, positions)
-            if self.is_flexible:
-                pos = skip_tags(view, pos)
-        forgotten: list[tuple[TopicKey, int]] = []
-        if self.has_forgotten:
-            topics, pos = self.topics.count(view, pos)
-            for _ in range(topics):
-                topic, pos = self.topic.read(view, pos)
-                count, pos = self.partitions.count(view, pos)
-                end = _checked(view, pos + count * _INT32.size)
-                forgotten += [(topic, index) for (index,) in _INT32.iter_unpack(view[pos:end])]
-                pos = skip_tags(view, end) if self.is_flexible else end
-        return FetchRequestPartitions(session_id, epoch, tuple(positions), tuple(forgotten))
-
-    def _read_partitions(
-        self, view: memoryview, pos: int, topic: TopicKey, positions: list[FetchPosition]
-    ) -> int:
-        """Read the partitions of one topic, all at once if none of them has tagged fields."""
-        count, pos = self.partitions.count(view, pos)
-        row = self.row
-        end = _checked(view, pos + count * row.size)
-        if count == 1:  # most often, in a session
-            index, offset, *tags = row.unpack_from(view, pos)
-            positions.append(FetchPosition(topic, index, offset))
-            return skip_tags(view, end - 1) if tags else end
-        if count == 0:
-            return pos
-        # Zipped to columns: indexes, offsets and, in flexible versions, sizes of tag sections.
-        indexes, offsets, *tags = zip(*row.iter_unpack(view[pos:end]), strict=True)
-        if not (tags and any(tags[0])):
-            positions += map(FetchPosition._make, zip(repeat(topic), indexes, offsets))
-            return end
-        for _ in range(count):
-            index, offset, _ = row.unpack_from(view, pos)
-            positions.append(FetchPosition(topic, index, offset))
-            pos = skip_tags(view, pos + row.size - 1)
-        return pos
-
-
-def _checked(view: memoryview, end: int) -> int:
-    if end > len(view):
-        raise IndexError(f"a field ends at byte {end} of {len(view)}")
-    return end
+    return FetchRequestPartitions(
+        session_id,
+        epoch,
+        tuple([(topic, index, offset) for topic, _, (index, offset) in asked]),
+        tuple([(topic, index) for topic, _, (index,) in gone]),
+    )
 
 
 @cache
-def _form(version: int) -> _RequestForm:
-    request = request_layout(FETCH, version)
-    topics = request.fields["topics"]
-    topic, partitions = topics.element.fields.values()
-    is_flexible = request.tags is not None
-    row = partitions.element.head("partition", "fetch_offset")
-    return _RequestForm(
-        head=request.head("session_id", "session_epoch"),
-        topics=topics,
-        topic=topic,
-        partitions=partitions,
-        row=Struct(row.format + "B") if is_flexible else row,
-        is_flexible=is_flexible,
-        has_forgotten="forgotten_topics_data" in request.fields,
+def _request_form(version: int) -> tuple[Struct, PartitionFields, PartitionFields | None]:
+    """Return how to read what comes before the topics, the topics and those that are forgotten."""
+    layout = request_layout(FETCH, version)
+    has_forgotten = "forgotten_topics_data" in layout.fields
+    return (
+        layout.head("session_id", "session_epoch"),
+        request_partitions(FETCH, version, "partition", "fetch_offset"),
+        request_partitions(FETCH, version, array="forgotten_topics_data")
+        if has_forgotten
+        else None,
     )

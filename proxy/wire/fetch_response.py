@@ -128,7 +128,7 @@ class FetchWalker:
         limit = self.remaining_bytes + len(held)
         end = min(len(data), limit)
         opaque = self.opaque_bytes
-        if opaque >= end > 0 or self._is_ended:
+        if self._is_ended or (opaque >= end and 0 < end < limit):
             taken = min(opaque, end)
             self.opaque_bytes = opaque - taken
         else:

@@ -9,20 +9,8 @@ from proxy.wire.apis import (
     RESPONSE_HEADER_BYTES,
     plan_of,
 )
-from proxy.wire.layout import Buffer, read_tags
-from proxy.wire.malformed import FrameFault, MalformedFrame, MalformedResponse
-
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "FrameFault",
-    "MalformedFrame",
-    "MalformedResponse",
-    "RequestHead",
-    "ends_with_frame",
-    "parse_request_head",
-    "parse_response_head",
-    "response_body",
-]
+from proxy.wire.layout import INCOMPLETE, NULL, UNREADABLE, Buffer, skip_tags
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_HEADER_BYTES = 64 * 1024
 """A longer request header is refused, so that no more than this is held while waiting for its end.
@@ -35,8 +23,6 @@ _RESPONSE_HEADER = Struct(">ii")
 
 _MIN_LENGTH = _HEADER_V0.size - LENGTH_BYTES
 
-_NULL = -1
-_MORE_NEEDED = -1
 
 _TLS_HANDSHAKE = b"\x16\x03"
 _HTTP_STARTS = frozenset(
@@ -88,9 +74,10 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
         return None
     client_id, pos = found
     if plan_of(api_key, version).request_is_flexible:
-        pos = _skip_header_tags(view, pos, frame_bytes)
-        if pos == _MORE_NEEDED:
+        behind = _skip_header_tags(view, pos, frame_bytes)
+        if behind is None:
             return None
+        pos = behind
     return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, pos)
 
 
@@ -118,8 +105,8 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
     if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:
-        return read_tags(frame, RESPONSE_HEADER_BYTES)[1]
-    except (IndexError, ValueError) as error:
+        return skip_tags(frame, RESPONSE_HEADER_BYTES)
+    except UNREADABLE as error:
         raise MalformedResponse(f"the header's tag section: {error}") from None
 
 
@@ -160,7 +147,7 @@ def _read_client_id(view: Buffer, frame_bytes: int) -> tuple[str | None, int] | 
     if len(view) < start:
         return None
     size = _HEADER_V1.unpack_from(view)[-1]
-    if size == _NULL:
+    if size == NULL:
         return None, start
     end = start + size
     if size < 0 or end > frame_bytes:
@@ -170,16 +157,16 @@ def _read_client_id(view: Buffer, frame_bytes: int) -> tuple[str | None, int] | 
     return str(view[start:end], "utf-8", "replace"), end
 
 
-def _skip_header_tags(view: Buffer, pos: int, frame_bytes: int) -> int:
-    """Return the position behind the header's tag section, or _MORE_NEEDED."""
+def _skip_header_tags(view: Buffer, pos: int, frame_bytes: int) -> int | None:
+    """Return the position behind the header's tag section, None while more bytes are needed."""
     if pos < len(view) and pos < frame_bytes and view[pos] == 0:
         return pos + 1
     limit = min(frame_bytes, MAX_HEADER_BYTES)
     try:
-        return read_tags(view[:limit], pos)[1]
-    except IndexError:
+        return skip_tags(view[:limit], pos)
+    except INCOMPLETE:
         if len(view) < limit:
-            return _MORE_NEEDED
+            return None
         raise MalformedFrame("bad_header", "the header's tag section has no end") from None
     except ValueError as error:
         raise MalformedFrame("bad_header", f"the header's tag section: {error}") from None

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,9 @@ from proxy.wire.apis import APIS, is_known
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Skip: TypeAlias = Callable[[Buffer, int], int]
+
+PartitionRow: TypeAlias = tuple[Any, int, tuple[Any, ...]]
+"""A topic's name or id; a partition's position and some of its fields."""
 
 INCOMPLETE = (IndexError, struct.error)
 UNREADABLE = (*INCOMPLETE, ValueError)
@@ -110,6 +114,9 @@ class Length(NamedTuple):
 
 
 def _read_compact(data: Buffer, pos: int) -> tuple[int, int]:
+    first = data[pos]
+    if first < _MORE:
+        return first + NULL, pos + 1
     number, pos = read_uvarint(data, pos)
     return number + NULL, pos
 
@@ -315,51 +322,84 @@ class PartitionFields:
 
     Args:
         message: its layout.
+        array: the field, if not the first array in the message.
         wanted: of the fields with which a partition begins, in wire order; those that the version
             has not are left out.
 
     """
 
-    def __init__(self, message: RecordLayout, wanted: tuple[str, ...]) -> None:
+    def __init__(self, message: RecordLayout, array: str | None, wanted: tuple[str, ...]) -> None:
         self._message = message
-        self._field = next(
-            name for name, node in message.fields.items() if isinstance(node, _Array)
-        )
-        self._topic: RecordLayout = message.fields[self._field].element
-        self._key, self._in_topic = self._topic.fields.values()
-        self.partition: RecordLayout = self._in_topic.element
-        self.head = self.partition.head(*wanted)
+        arrays = (name for name, node in message.fields.items() if isinstance(node, _Array))
+        self._array = array or next(arrays)
+        topics: _Array = message.fields[self._array]
+        self._read_count = topics.length.read
+        self._is_tagged = message.tags is not None
+        self._key, in_topic = topics.element.fields.values()
+        self.partition: Any = in_topic.element
+        """The layout of a partition; that of a number in an array of those."""
+        is_record = isinstance(self.partition, RecordLayout)
+        self.head: Struct = self.partition.head(*wanted) if is_record else self.partition.form
+        """Unpacks the fields that are wanted."""
+        fields = self.partition.fields.values() if is_record else ()
+        self._has_rows = all(isinstance(node, _Fixed) for node in fields)
+        """Whether all partitions without tagged fields have the same size."""
+        self._has_tagged_rows = is_record and self._is_tagged
+        self._row = Struct(self.head.format + "x" * self._has_tagged_rows)
 
-    def read(self, data: Buffer, pos: int) -> Iterator[tuple[Any, int, tuple[Any, ...]]]:
-        """Yield the topic, the position and the fields of each partition in a message at `pos`.
+    def read(self, data: Buffer, pos: int) -> list[PartitionRow]:
+        """Return all partitions of the message at `pos`."""
+        found: list[PartitionRow] = []
+        self.read_array(data, self._message.seek(self._array, data, pos), found)
+        return found
 
-        Of a partition that is yielded all bytes are there.
-        """
-        read_key, count_in_topic = self._key.read, self._in_topic.count
-        skip, unpack = self.partition.skip, self.head.unpack_from
-        pos = self._message.seek(self._field, data, pos)
-        topics, pos = self._message.fields[self._field].count(data, pos)
+    def read_array(self, data: Buffer, pos: int, found: list[PartitionRow]) -> int:
+        """Add each partition in the array at `pos` to those found; return what is behind."""
+        topics, pos = self._read_count(data, pos)
         for _ in range(topics):
-            key, pos = read_key(data, pos)
-            count, pos = count_in_topic(data, pos)
-            for _ in range(count):
-                end = skip(data, pos)
-                yield key, pos, unpack(data, pos)
+            key, pos = self._key.read(data, pos)
+            count, pos = self._read_count(data, pos)
+            if self._is_table(count, data, pos):
+                row = self._row
+                end = pos + count * row.size
+                if count == 1:  # most often, in a fetch session
+                    found.append((key, pos, row.unpack_from(data, pos)))
+                else:
+                    starts = range(pos, end, row.size)
+                    found += zip(repeat(key), starts, row.iter_unpack(data[pos:end]))
                 pos = end
-            if self._topic.tags is not None:
+            else:
+                for _ in range(count):
+                    end = self.partition.skip(data, pos)
+                    found.append((key, pos, self.head.unpack_from(data, pos)))
+                    pos = end
+            if self._is_tagged:
                 pos = skip_tags(data, pos)
+        return pos
+
+    def _is_table(self, count: int, data: Buffer, pos: int) -> bool:
+        """Return whether so many partitions, at least one, are there and have the same size."""
+        size = self._row.size
+        end = pos + count * size
+        return (
+            self._has_rows
+            and pos < end <= len(data)
+            and not (self._has_tagged_rows and any(data[pos + size - 1 : end : size]))
+        )
 
 
 @cache
-def request_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
+def request_partitions(
+    api_key: int, version: int, *wanted: str, array: str | None = None
+) -> PartitionFields:
     """Return how to read the partitions of a request. Raises as `request_layout` does."""
-    return PartitionFields(request_layout(api_key, version), wanted)
+    return PartitionFields(request_layout(api_key, version), array, wanted)
 
 
 @cache
 def response_partitions(api_key: int, version: int, *wanted: str) -> PartitionFields:
     """Return how to read the partitions of a response. Raises as `response_layout` does."""
-    return PartitionFields(response_layout(api_key, version), wanted)
+    return PartitionFields(response_layout(api_key, version), None, wanted)
 
 
 def _compile_message(kind: str, api_key: int, version: int) -> RecordLayout:

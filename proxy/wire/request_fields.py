@@ -11,6 +11,7 @@ from proxy.wire.layout import (
     INCOMPLETE,
     UNREADABLE,
     Buffer,
+    PartitionRow,
     request_layout,
     request_partitions,
 )
@@ -93,13 +94,13 @@ def _partition_limits(head: RequestHead, frame: memoryview) -> list[int]:
     fields = request_partitions(FETCH, head.api_version)
     place = fields.partition.place("partition_max_bytes")
     assert place is not None  # the schemas say so
-    found: list[int] = []
+    found: list[PartitionRow] = []
     try:
-        for _, pos, _ in fields.read(frame, head.header_end):
-            found.append(pos + place)
+        start = request_layout(FETCH, head.api_version).seek("topics", frame, head.header_end)
+        fields.read_array(frame, start, found)
     except UNREADABLE:  # the broker says so, or the rest has not come yet
         pass
-    return found
+    return [pos + place for _, pos, _ in found]
 
 
 @cache

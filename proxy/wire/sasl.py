@@ -9,8 +9,7 @@ import json
 import re
 import struct
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE, is_known
 from proxy.wire.frames import RequestHead, response_body
@@ -28,8 +27,7 @@ _BEARER_ERROR_READ = b"\1"
 the login, and never accepts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(NamedTuple):
     """What a SaslAuthenticate request in flight claims."""
 
     mechanism: str | None
@@ -109,7 +107,7 @@ def _is_scram(mechanism: str | None) -> bool:
 
 
 def _is_final(mechanism: str | None, auth_bytes: bytes) -> bool:
-    """Say whether a server message without error ends the exchange.
+    """Return whether a server message without error ends the exchange.
 
     An OAUTHBEARER server that refuses a token first says why in a message without error code.
     """

@@ -9,11 +9,10 @@ from admin_world import HOSTILE
 from spark_world import SparkWorld
 
 from proxy.pipeline.completion import Completion
-from proxy.pipeline.early import StageBatch
+from proxy.pipeline.deferred import StageBatch
+from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.flow import PipelineFlow
-from proxy.pipeline.graph import PipelineGraph, PipelineSettings, Source, StageSettings
-from proxy.pipeline.inflight import MaxPending
-from proxy.pipeline.lane import TopicRange
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 NOW_S = 1_790_000_000.0
 PERIOD_MS = 10_000.0
@@ -45,11 +44,14 @@ def chain(name: str, *stages: str, **changes: Any) -> PipelineSettings:
     topics = [first, *stages[:-1]]
     return PipelineSettings(
         name=name,
-        sources=(Source(client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0),),
+        sources=(
+            SourceSettings(client_id=first, produces=(first,), normal_rate=NORMAL_RATE, step=200.0),
+        ),
         stages=tuple(
             stage(each, topics[number], each if number < len(stages) - 1 else None)
             for number, each in enumerate(stages)
         ),
+        timeout_ms=TIMEOUT_MS,
         **changes,
     )
 
@@ -69,23 +71,16 @@ class Line:
     @classmethod
     def of(cls, settings: PipelineSettings, now_ms: float) -> "Line":
         graph = PipelineGraph(settings)
-        completion = Completion(
-            settings.name,
-            [graph.stages[name] for name in graph.order],
-            timeout_ms=TIMEOUT_MS,
-            random=Random(1),
-            now_ms=now_ms,
-            now_s=NOW_S,
-            max_pending=MaxPending(settings.max_pending_batches, settings.max_pending_bytes),
-        )
-        return cls(settings, PipelineFlow(settings, now_ms, NOW_S), completion)
+        completion = Completion(graph, random=Random(1), now_ms=now_ms, now_s=NOW_S)
+        return cls(settings, PipelineFlow(graph, now_ms, NOW_S), completion)
 
     def run(self, stage: str, received: float, processing: float, lag: int, now_ms: float) -> None:
         """Tell how a stage did in the second before."""
         self.sent[stage] = self.sent.get(stage, 0.0) + received
-        self.flow.sample(stage, self.sent[stage], now_ms)
-        self.flow.processing_rate(stage, processing, now_ms)
-        self.flow.lag(stage, lag)
+        trigger = self.flow.stages[stage]
+        trigger.sample(self.sent[stage], now_ms)
+        trigger.processed(processing, now_ms)
+        trigger.lag(lag)
 
     def batch(self, stage: StageSettings, records: int, now_ms: float) -> None:
         """Let a stage finish a batch: it reads so many records, and writes as many."""
@@ -119,7 +114,7 @@ class PipelineWorld(SparkWorld):
     def pipelines(self) -> Sequence[Mapping[str, object]]:
         return [
             {
-                **line.flow.documents(self.now_ms),
+                **line.flow.document(self.now_ms),
                 "completion": line.completion.document(self.now_ms),
             }
             for line in self.lines.values()

@@ -78,7 +78,7 @@ class SparkWorld(World):
         return {
             "accepted": True,
             "lost_reports": accepted.lost_reports,
-            "advice": [note.text for note in query.advice],
+            "advice": [note.text for note in query.advice.values()],
             "rate": pressed[0].rate if pressed else None,
             "bound": pressed[0].bound if pressed else None,
         }

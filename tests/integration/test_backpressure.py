@@ -19,7 +19,7 @@ from support.raw import RawClient, produce
 from support.streams import END_S, Stream, feed, known, partition_of
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

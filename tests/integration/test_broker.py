@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from proxy.cluster.upstream import UpstreamError
 from proxy.devkit import BrokerError
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.cluster import EmbeddedCluster
+from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.devkit.jars import connector_jars, kafka_jars
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 
 WAIT_S = 60
 
@@ -88,7 +88,7 @@ def test_a_killed_broker_comes_back_with_its_records(
         before = values(address, "kept", 50)
         broker.kill()
         assert broker.pid is None
-        with pytest.raises(OSError, match="refused"):
+        with pytest.raises(UpstreamError, match="refused"):
             broker.nodes()
         broker.start()
         assert broker.bootstrap == address

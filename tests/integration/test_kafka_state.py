@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import inspect
+import os
 import signal
 import socket
 import ssl
@@ -10,28 +11,32 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import psutil
 import pytest
 import trustme
 from confluent_kafka import Producer as AnyProducer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from cryptography.hazmat.primitives import serialization
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from kafka.protocol.producer import EndTxnRequest
+from support.proxy_process import until
 
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.cluster import EmbeddedCluster
-from proxy.devkit.ports import HOST, free_ports
-from proxy.devkit.settings import Quorum, new_cluster_id
+from proxy.cluster import kafka_client
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import CLOSED, UpstreamError
+from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
+from proxy.devkit.broker_settings import Quorum, new_cluster_id
+from proxy.devkit.loopback import HOST, free_ports
 from proxy.state import KafkaStore, Record, StateError, StateWriter
-from proxy.state.kafka import store as store_module
-from proxy.state.kafka import topic as topic_module
-from proxy.state.kafka.link import Deadline, Link, UnansweredError
+from proxy.state.kafka import kafka_store as store_module
 from proxy.state.kafka.producer import Producer
+from proxy.state.kafka.state_topic import StateTopic, settings
 
 WRITER = """
 import sys
@@ -47,6 +52,9 @@ while True:
 """Each write takes two batches and more."""
 
 TAKEN = r"another proxy \(process \d+ on .*\) has taken the state in topic .*\n    fix: stop one"
+
+SOON_S = 2.0
+"""For writes of which some are to fail."""
 
 TOPIC = "the-state"
 """Of a broker that is the test's own, or is none."""
@@ -105,7 +113,7 @@ KEYS = st.sampled_from(["a/1", "a/2", "b/1", "a/12"])
 BATCHES = st.lists(st.tuples(st.dictionaries(KEYS, st.integers()), st.sets(KEYS)), max_size=4)
 
 
-@settings(
+@hypothesis.settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(BATCHES)
@@ -130,7 +138,7 @@ def test_the_topic_is_made_for_state(kafka, name, opened):
     assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == 1
     resource = ConfigResource(ConfigResource.Type.TOPIC, name)
     found = admin.describe_configs([resource])[resource].result(30)
-    wanted = topic_module.settings(1)
+    wanted = settings(1)
     assert {key: found[key].value for key in wanted} == wanted
     assert found["cleanup.policy"].value == "compact"
 
@@ -242,28 +250,36 @@ def test_a_killed_process_leaves_each_write_wholly_or_not_at_all(kafka, name, op
 
 
 @contextmanager
-def commits_lost(store: KafkaStore, *, on_the_way_back: bool) -> Iterator[None]:
-    """Lose what the store asks for when it commits, or what it is answered."""
-    ask = store._link.ask
+def commits_lost(*, on_the_way_back: bool) -> Iterator[None]:
+    """Lose what stores ask for when they commit, or what they are answered."""
+    ask = KafkaClient.ask
 
-    def ask_in_vain(request: Any, deadline: Deadline, address: Any = None) -> Any:
+    async def ask_in_vain(client: KafkaClient, request: Any, broker: Any = None) -> Any:
         commit = isinstance(request, EndTxnRequest) and request.committed
-        answer = None if commit and not on_the_way_back else ask(request, deadline, address)
+        answer = None if commit and not on_the_way_back else await ask(client, request, broker)
         if commit:
-            deadline._at_s = 0.0  # it is not tried again
-            raise UnansweredError("lost")
+            raise UpstreamError(CLOSED, "lost")
         return answer
 
-    store._link.ask = ask_in_vain
-    yield
-    store._link.ask = ask
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KafkaClient, "ask", ask_in_vain)
+        patch.setattr(kafka_client, "RETRY_INTERVAL_S", 600.0)  # it is not tried again
+        yield
+
+
+def break_connections(port: int) -> None:
+    """Break all that this process has to the port of a broker."""
+    for each in psutil.Process().net_connections("tcp"):
+        if each.raddr and each.raddr.port == port:
+            with socket.socket(fileno=os.dup(each.fd)) as connection, suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_transaction_that_nobody_ended_is_not_read(opened):
-    store = opened()
+    store = opened(timeout_s=SOON_S)
     store.put("a/b", "old")
     with (
-        commits_lost(store, on_the_way_back=False),
+        commits_lost(on_the_way_back=False),
         pytest.raises(StateError, match="cannot be written: lost"),
     ):
         store.put_many([Record.of("a/b", "new"), Record.of("a/c", "new")])
@@ -274,10 +290,10 @@ def test_a_transaction_that_nobody_ended_is_not_read(opened):
 
 @pytest.mark.parametrize("on_the_way_back", [True, False])
 def test_a_write_that_failed_is_undone_by_the_next(opened, on_the_way_back):
-    store = opened()
+    store = opened(timeout_s=SOON_S)
     store.put("a/b", "old")
     with (
-        commits_lost(store, on_the_way_back=on_the_way_back),
+        commits_lost(on_the_way_back=on_the_way_back),
         pytest.raises(StateError, match="cannot be written: lost"),
     ):
         store.put_many([Record.of("a/c", "new"), Record.of("a/d", "new")], delete=["a/b"])
@@ -289,9 +305,9 @@ def test_a_write_that_failed_is_undone_by_the_next(opened, on_the_way_back):
 
 
 def test_a_write_that_failed_is_undone_when_the_state_is_closed(opened):
-    store = opened()
+    store = opened(timeout_s=SOON_S)
     with (
-        commits_lost(store, on_the_way_back=True),
+        commits_lost(on_the_way_back=True),
         pytest.raises(StateError, match="cannot be written: lost"),
     ):
         store.put("a/b", "new")
@@ -327,11 +343,12 @@ def test_the_newest_proxy_has_the_state(opened):
     assert opened().get("a/b").value == 3
 
 
-def test_one_that_was_replaced_while_it_was_cut_off_does_not_take_the_state_back(opened):
-    first = opened()
+def test_one_that_was_replaced_while_it_was_cut_off_does_not_take_the_state_back(kafka, opened):
+    first = opened(timeout_s=SOON_S)
     first.put("a/b", 1)
-    first._producer._between = False
-    first._link.forget()
+    with commits_lost(on_the_way_back=False), pytest.raises(StateError, match="lost"):
+        first.put("a/b", 2)
+    break_connections(kafka.port)
     second = opened()
     with pytest.raises(StateError, match=TAKEN):
         first.put("a/b", 2)
@@ -371,7 +388,12 @@ def test_a_transaction_that_the_brokers_gave_up_is_written_again(kafka, name, op
     """Kafka then fences us, as if another proxy had come; but none has written its name."""
     store = opened()
     store.put("a/b", 1)
-    Producer(Link([(HOST, kafka.port)], None), name).take_over(Deadline(30))
+
+    async def take_over() -> None:
+        with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
+            await Producer(StateTopic(client, name)).take_over()
+
+    asyncio.run(take_over())
     store.put("a/b", 2)
     store.put("a/b", 3)
     assert opened().get("a/b").value == 3
@@ -455,12 +477,19 @@ def test_a_listener_that_wants_a_login(kafka):
         KafkaStore([(host, int(port))], TOPIC)
 
 
-def test_a_connection_that_broke_is_made_anew(opened):
+def test_a_connection_that_broke_is_made_anew(kafka, opened):
     store = opened()
-    for connection in store._link._open.values():
-        connection.socket.shutdown(socket.SHUT_RDWR)
+    break_connections(kafka.port)
     store.put("a/b", 1)
     assert opened().get("a/b").value == 1
+
+
+def written(store: KafkaStore, key: str, value: int) -> bool:
+    """Say whether it could be written."""
+    with suppress(StateError):
+        store.put(key, value)
+        return True
+    return False
 
 
 @pytest.mark.slow
@@ -474,14 +503,20 @@ def test_a_broker_that_goes_and_comes_back(tmp_path):
                 store.put("a/b", 2)
         assert store.get("a/b").value == 1
         broker.start()
-        store._timeout_s = 30.0
-        store.put("a/c", 3)
+        until(lambda: written(store, "a/c", 3), "it is written")
         store.close()
         with closing(KafkaStore([(HOST, broker.port)], TOPIC, wait_ms=60_000.0)) as again:
             assert [item.value for item in again.items("")] == [1, 3]
             broker.kill()
         with pytest.raises(RuntimeError, match="is closed"):
             again.get("a/b")
+
+
+async def only_partition(servers: list[tuple[str, int]]) -> Any:
+    with closing(KafkaClient(Bootstrap(servers))) as client:
+        (found,) = (await client.metadata([TOPIC])).topics
+    (partition,) = found.partitions
+    return partition
 
 
 @pytest.mark.slow
@@ -494,8 +529,7 @@ def test_one_broker_of_three_may_go(tmp_path):
         servers = [(HOST, broker.port) for broker in cluster.brokers]
         with closing(KafkaStore(servers, TOPIC, timeout_s=30.0)) as store:
             store.put("a/b", 1)
-            (found,) = store._link.metadata(TOPIC, Deadline(30)).topics
-            (partition,) = found.partitions
+            partition = asyncio.run(only_partition(servers))
             assert sorted(partition.replica_nodes) == [1, 2, 3]
             # The first is the only controller, and must stay.
             cluster.brokers[max(partition.leader_id, 2) - 1].kill()

@@ -11,7 +11,7 @@ from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 
 SLOW_BOUND_BYTES = 50_000
 RECORD_BYTES = 500_000

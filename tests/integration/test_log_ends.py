@@ -16,8 +16,7 @@ from support.waiting import at_work, eventually
 from metrics.clock import clock_ms
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.upstream import UpstreamError
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.cluster import EmbeddedCluster
+from proxy.devkit.broker import EmbeddedBroker, EmbeddedCluster
 from proxy.progress import log_ends as module
 from proxy.progress.log_ends import LogEnds
 from proxy.progress.query import ProgressSettings, QuerySettings

@@ -11,7 +11,7 @@ from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
 from support.streams import Stream
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow

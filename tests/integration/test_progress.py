@@ -18,7 +18,7 @@ from support.raw import RawClient, message
 from support.streams import Stream, feed, known, partition_of
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 from proxy.spark import QuotaListener
 from proxy.wire.apis import LIST_OFFSETS
 

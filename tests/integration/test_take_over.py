@@ -16,7 +16,7 @@ from support.proxy_process import HOST, LISTENER, ProxyProcess, config
 from support.raw import api_versions
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 
 CALLERS = 3
 CALL_TIMEOUT_S = 30

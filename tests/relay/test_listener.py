@@ -21,7 +21,7 @@ def opened(**settings):
     listener = Listener(
         ListenerSettings("main", HOST, 0, "proxy.example", **settings),
         asyncio.get_running_loop(),
-        lambda _, sock, ip, node_id: accepted.append((sock, ip, node_id)),
+        lambda sock, origin: accepted.append((sock, origin.ip, origin.node_id)),
         lambda: None,
     )
     listener.open()

@@ -380,7 +380,7 @@ def test_https(listen: Listen, run: Run, tmp_path: Path) -> None:
     try:
         stranger = listen(receiver.url, ca_file=str(tmp_path / "other"), max_retries=0)
         stranger.onQueryStarted(run.started())
-        until(lambda: stranger._failures > 0)
+        until(lambda: stranger.failures > 0)
         assert not stranger.close(0)
         until(lambda: stranger.dropped == 1)
         assert stranger.sent == 0

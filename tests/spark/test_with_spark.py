@@ -260,11 +260,11 @@ def test_a_proxy_that_comes_back_hears_which_queries_run(
         assert in_second_batch.wait(WAIT_S)
     receiver.stop()
     receiver.start()
-    receiver.wait_for(lambda: receiver.greetings, "a greeting")
-    greeting = receiver.greetings[0]
-    assert greeting["run_id"] == str(query.runId)
-    assert (greeting["last_batch_id"], greeting["under_way"]) == (0, is_busy)
-    assert greeting["trigger"] == {"kind": "processing_time", "interval_ms": interval_ms}
+    receiver.wait_for(lambda: receiver.heartbeats, "a heartbeat")
+    heartbeat = receiver.heartbeats[0]
+    assert heartbeat["run_id"] == str(query.runId)
+    assert (heartbeat["last_batch_id"], heartbeat["under_way"]) == (0, is_busy)
+    assert heartbeat["trigger"] == {"kind": "processing_time", "interval_ms": interval_ms}
     may_end.set()
     query.stop()
 

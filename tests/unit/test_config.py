@@ -35,7 +35,7 @@ from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,
     PipelineSettings,
-    Source,
+    SourceSettings,
     StageSettings,
     find_conflicts,
 )
@@ -395,13 +395,15 @@ def test_a_pipeline_as_the_flow_takes_it(load: Callable[[str | bytes], Config]) 
     assert pipeline.settings == PipelineSettings(
         name="orders",
         stages=(enrich,),
-        sources=(Source(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),),
+        sources=(
+            SourceSettings(client_id="feed", produces=("A",), normal_rate=1000.0, step=100.0),
+        ),
         hold_producers=True,
         max_lag=100_000,
         max_pending_batches=10,
         max_pending_bytes=64 * MIB,
+        timeout_ms=300_000.0,
     )
-    assert pipeline.timeout_ms == 300_000.0
     assert config.place("pipelines[0].stages[0]").endswith("config.yaml:13")
 
 
@@ -418,7 +420,7 @@ def test_defaults_of_a_pipeline(load: Callable[[str | bytes], Config]) -> None:
     made = pipeline.settings
     assert (made.hold_producers, made.max_lag) == (False, None)
     assert (made.max_pending_batches, made.max_pending_bytes) == (None, None)
-    assert pipeline.timeout_ms == 600_000.0
+    assert made.timeout_ms == 600_000.0
     (enrich,) = made.stages
     assert (enrich.members, enrich.produces) == (("enrich",), ())
     assert (enrich.sampling_interval_ms, enrich.period_ms) == (1000.0, 10_000.0)

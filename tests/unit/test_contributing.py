@@ -1,15 +1,19 @@
 """docs/contributing.md lists every metric; this file, run as a script, writes the list anew."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import MagicMock
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
 from metrics import Instruments, Registry, SensorCollector
 from metrics.instruments import InstrumentRow
 from proxy.progress.progress_collector import ProgressCollector
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import parse_report
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
@@ -31,9 +35,37 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition and has had one batch report."""
-    queries = MagicMock()
-    queries.rows.return_value = [("orders", MagicMock())]
-    queries.reports.results = {"accepted": 1}
+    settings = ProgressSettings(queries=(QuerySettings(name="orders", client_id="orders"),))
+    queries = QueryRegistry(settings, lambda _: True, lambda _: None)
+    batch = {
+        "batch_id": 0,
+        "timestamp": "2026-01-02T03:04:05.678Z",
+        "rows": 5,
+        "durations_ms": {"triggerExecution": 1},
+        "sources": [
+            {
+                "description": "KafkaV2[Subscribe[orders]]",
+                "start": {"orders": {"0": 0}},
+                "end": {"orders": {"0": 5}},
+                "latest": {"orders": {"0": 9}},
+                "rows": 5,
+            }
+        ],
+    }
+    report = {
+        "sender": str(UUID(int=1)),
+        "number": 1,
+        "event": "progress",
+        "query_id": str(UUID(int=2)),
+        "run_id": str(UUID(int=3)),
+        "name": "orders",
+        "client_id": "orders",
+        "age_ms": 0.0,
+        "batch": batch,
+        "error": None,
+    }
+    queries.reports.accept(parse_report(json.dumps(report).encode()), 0.0, 0.0)
+    queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 
 

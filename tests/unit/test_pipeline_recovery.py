@@ -2,9 +2,9 @@
 
 import pytest
 
+from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.lane import TopicRange
-from proxy.pipelines.recovery import LATE_MS, Recovery
+from proxy.pipeline.recovery import LATE_MS, Recovery
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.fetch import FetchPosition, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch import FetchRequestPartitions, read_fetch_request
 from proxy.wire.malformed import MalformedFrame
 
 REQUEST = APIS[FETCH].request
@@ -88,7 +88,7 @@ def decoded(version, body):
         message.session_id if has_sessions else 0,
         message.session_epoch if has_sessions else -1,
         tuple(
-            FetchPosition(key_of(version, topic), part.partition, part.fetch_offset)
+            (key_of(version, topic), part.partition, part.fetch_offset)
             for topic in message.topics or ()
             for part in topic.partitions or ()
         ),
@@ -136,7 +136,7 @@ def test_many_partitions_with_tags_at_one_of_them(version, tagged_at):
     positions = [(i, i * 10, directory if i == tagged_at else None, None) for i in range(1000)]
     body = request_body(version, [("orders", UUID(int=5), positions)], session=(3, 0))
     ask = read_fetch_request(version, body)
-    assert [(part.partition, part.offset) for part in ask.positions] == [
+    assert [(index, offset) for _, index, offset in ask.positions] == [
         (i, i * 10) for i in range(1000)
     ]
 

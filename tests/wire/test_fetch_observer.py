@@ -11,7 +11,8 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import FetchedPartition
-from proxy.wire.fetch_response import MAX_NAME_BYTES, FetchWalker, MalformedResponse
+from proxy.wire.fetch_response import MAX_NAME_BYTES, FetchWalker
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce import end_of_batches
 
 RESPONSE = APIS[FETCH].response

@@ -8,8 +8,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from proxy.wire.apis import APIS, FETCH, plan_of
-from proxy.wire.fetch_response import FILLER_TAGS, FetchWalker, MalformedResponse, neutral_tail
+from proxy.wire.fetch_response import FILLER_TAGS, FetchWalker, neutral_tail
 from proxy.wire.layout import read_tags, write_tags
+from proxy.wire.malformed import MalformedResponse
 
 VERSIONS = range(4, APIS[FETCH].max_version + 1)
 FIRST_TAGGED = 12

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from proxy.wire.apis import APIS
 from proxy.wire.frames import (
     MAX_HEADER_BYTES,
-    MalformedFrame,
-    MalformedResponse,
     RequestHead,
     ends_with_frame,
     parse_request_head,
     parse_response_head,
     response_body,
 )
+from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_BYTES = 100 * 1024 * 1024
 EVERY_VERSION = [

@@ -6,10 +6,10 @@ import pytest
 
 from proxy.wire.apis import APIS, FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import parse_request_head
+from proxy.wire.malformed import MalformedFrame
 from proxy.wire.request_fields import (
     DEFAULT_BATCH_BYTES,
     MAX_BYTES,
-    MalformedFrame,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -120,3 +120,33 @@ def test_lowering_changes_the_limit_and_nothing_else(filler, max_bytes):
                 assert low.partition_max_bytes == min(at.partition_max_bytes, part)
                 low.partition_max_bytes = at.partition_max_bytes
         assert after == before
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_limits_of_partitions_are_lowered_as_far_as_the_frame_reaches(version):
+    topic_of = APIS[FETCH].request.FetchTopic
+    partition_of = topic_of.FetchPartition
+    topics = [
+        topic_of(
+            version=version,
+            topic=name,
+            partitions=[
+                partition_of(
+                    version=version, partition=n, fetch_offset=n, partition_max_bytes=2**30
+                )
+                for n in range(3)
+            ],
+        )
+        for name in ("orders", "clicks")
+    ]
+    request = APIS[FETCH].request(version=version, max_wait_ms=5, min_bytes=1, topics=topics)
+    whole, head = fetch_frame(version, bytes(request.encode(version=version)))
+    marks = [n for n in range(len(whole) - 3) if whole[n : n + 4] == struct.pack(">i", 2**30)]
+    assert len(marks) == 6
+    for cut in range(head.header_end, len(whole)):
+        frame = bytearray(whole)
+        lower_fetch_bytes(head, memoryview(frame)[:cut], 1)
+        reached = [mark for mark in marks if mark + 4 <= cut]
+        for mark in marks:
+            limit = DEFAULT_BATCH_BYTES if mark in reached else 2**30
+            assert struct.unpack_from(">i", frame, mark) == (limit,)

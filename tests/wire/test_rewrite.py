@@ -18,8 +18,8 @@ from proxy.wire.apis import (
     max_safe_version,
     plan_of,
 )
+from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
-    MalformedResponse,
     raise_throttle_time,
     rewrite_response,
     set_throttle_time,

@@ -1,9 +1,9 @@
 """State in one compacted topic of the Kafka cluster itself, owned by one proxy at a time.
 
-`link` asks brokers, `topic` makes and checks the topic, `log` reads it, `producer` writes to it in
-transactions, `messages` says what stands in it, and `store` is the store made of these.
+`state_topic` makes and checks the topic and asks its brokers, `state_reader` reads it, `producer`
+writes to it in transactions, `messages` says what stands in it, and `kafka_store` is made of these.
 """
 
-from .store import KafkaStore
+from .kafka_store import KafkaStore
 
 __all__ = ["KafkaStore"]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from proxy.state.errors import StateError
-from proxy.state.store import Record
+from proxy.state.store import Record, StateError
 
 FORM = 1
 """Number of this form. Whoever changes it counts on, and reads the older ones still."""
@@ -40,7 +39,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class StateOwner:
     """The proxy that has the state: a new one with each start."""
 
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -52,16 +51,8 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
-Content: TypeAlias = Record | Owner | None
+Content: TypeAlias = Record | StateOwner | None
 """What stands under a key; None: nothing any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a message says: that a key has this content from now on."""
-
-    key: str
-    content: Content
 
 
 def to_message(key: str, content: Content) -> Message:
@@ -76,8 +67,8 @@ def to_message(key: str, content: Content) -> Message:
     return Message(key.encode(), json.dumps(owner).encode(), (form,))
 
 
-def read_message(topic: str, message: Message) -> Change:
-    """Return what a message of the topic says.
+def read_message(topic: str, message: Message) -> tuple[str, Content]:
+    """Return what a message of the topic says: what stands under a key from now on.
 
     Raises:
         StateError: it is none of ours, of a newer program, or damaged.
@@ -87,7 +78,7 @@ def read_message(topic: str, message: Message) -> Change:
     try:
         key = message.key.decode()
         if message.value is None:
-            return Change(key, None)
+            return key, None
         headers = dict(message.headers)
         if FORM_HEADER not in headers:
             raise StateError(
@@ -103,8 +94,8 @@ def read_message(topic: str, message: Message) -> Change:
             )
         text = message.value.decode()
         if key == OWNER_KEY:
-            return Change(key, Owner(**json.loads(text)))
-        return Change(key, Record(key, text, int(headers[VERSION_HEADER])))
+            return key, StateOwner(**json.loads(text))
+        return key, Record(key, text, int(headers[VERSION_HEADER]))
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(place, f"{type(error).__name__}, {error}") from error
 

@@ -6,6 +6,7 @@ the one before it. When a connection broke we go on with our own next epoch, whi
 to the one that had the last (KIP-360): two proxies do not take the state from each other in turn.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -20,22 +21,19 @@ from kafka.protocol.producer import (
 )
 
 from metrics.clock import MS_PER_SECOND
+from proxy.cluster.upstream import RefusedError, UpstreamError
 
-from .link import (
-    CONCURRENT_TRANSACTIONS,
-    Deadline,
-    FencedError,
-    Link,
-    RefusedError,
-    UnansweredError,
-)
 from .messages import Message
+from .state_topic import FencedError, StateTopic
 
 TRANSACTION_TIMEOUT_MS = 60_000
 """The brokers give up a transaction after this time; longer than any of our writes takes."""
 
 CONCURRENT_WAIT_S = 0.005
 """The transaction before is decided, and for some ms not written down everywhere."""
+
+CONCURRENT_TRIES = 1000
+"""Then all is tried anew."""
 
 BATCH_BYTES = 512 * 2**10
 """At a time: below what any topic takes. A longer record goes alone."""
@@ -44,7 +42,9 @@ INIT_PRODUCER_ID_VERSION = 3
 ADD_PARTITIONS_VERSION = 1
 PRODUCE_VERSION = 7
 END_TXN_VERSION = 1
+PRODUCE_TIMEOUT_MS = 5000
 INVALID_TXN_STATE = 48
+CONCURRENT_TRANSACTIONS = 51
 ACKS_ALL = -1
 NO_ID = -1
 NO_EPOCH = -1
@@ -53,10 +53,9 @@ _MAGIC = 2
 
 
 class Producer:
-    """The one that may write; not for several threads at a time."""
+    """The one that may write; for one task at a time."""
 
-    def __init__(self, link: Link, topic: str) -> None:
-        self._link = link
+    def __init__(self, topic: StateTopic) -> None:
         self._topic = topic
         self._id = NO_ID
         self._epoch = NO_EPOCH
@@ -66,109 +65,106 @@ class Producer:
         self.position = 0
         """Offset behind the last message that was appended."""
 
-    def take_over(self, deadline: Deadline) -> None:
+    async def take_over(self) -> None:
         """Become the one that may write; what another one had begun is undone.
 
-        Raises UnansweredError and RefusedError, and FencedError when yet another one comes.
+        Raises UpstreamError and RefusedError, and FencedError when yet another one comes.
         """
         self._id, self._epoch = NO_ID, NO_EPOCH
-        deadline.retry(lambda: self._init(deadline))
+        await self._topic.client.retry(self._init)
 
-    def write(self, messages: Sequence[Message], deadline: Deadline) -> None:
+    async def write(self, messages: Sequence[Message]) -> None:
         """Write all messages or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
         After an error it may be that they were written all the same.
 
         Raises:
-            UnansweredError: not in time.
+            UpstreamError: not in the client's time.
             RefusedError: the topic does not take them, or the proxy may not write to it.
             FencedError: another one has taken over, or the brokers gave up our transaction.
 
         """
         try:
-            deadline.retry(lambda: self._write(messages, deadline))
+            await self._topic.client.retry(lambda: self._write(messages))
         except RefusedError:
             # What was begun would hold up readers until the brokers give it up.
-            with suppress(UnansweredError, RefusedError, FencedError):
-                self._end(commit=False, deadline=deadline)
+            with suppress(UpstreamError, RefusedError, FencedError):
+                await self._end(commit=False)
             raise
 
-    def _write(self, messages: Sequence[Message], deadline: Deadline) -> None:
+    async def _write(self, messages: Sequence[Message]) -> None:
         if not self._between:
-            self._end(commit=False, deadline=deadline)
-            self._init(deadline)
+            await self._end(commit=False)
+            await self._init()
         self._between = False
-        self._add_partition(deadline)
+        await self._add_partition()
         for records, count in self._batches(messages):
-            self._produce(records, count, deadline)
-        self._end(commit=True, deadline=deadline)
+            await self._produce(records, count)
+        await self._end(commit=True)
         self._between = True
 
-    def _init(self, deadline: Deadline) -> None:
+    async def _init(self) -> None:
         request = InitProducerIdRequest[INIT_PRODUCER_ID_VERSION](
-            transactional_id=self._topic,
+            transactional_id=self._topic.name,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             producer_id=self._id,
             producer_epoch=self._epoch,
         )
-        answer = self._ask_coordinator(request, lambda answer: answer.error_code, deadline)
-        self._link.check(answer.error_code, f"begin to write to topic {self._topic}")
-        self._id, self._epoch = answer.producer_id, answer.producer_epoch
+        response = await self._ask_coordinator(request, lambda response: response.error_code)
+        self._topic.check(response.error_code, f"begin to write to topic {self._topic.name}")
+        self._id, self._epoch = response.producer_id, response.producer_epoch
         self._sequence = 0
         self._between = True
 
-    def _add_partition(self, deadline: Deadline) -> None:
-        def error_code(answer: Any) -> int:
-            (topic,) = answer.results_by_topic_v3_and_below
+    async def _add_partition(self) -> None:
+        def error_code(response: Any) -> int:
+            (topic,) = response.results_by_topic_v3_and_below
             (partition,) = topic.results_by_partition
             return int(partition.partition_error_code)
 
-        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=self._topic, partitions=[0])
         request = AddPartitionsToTxnRequest[ADD_PARTITIONS_VERSION](
-            v3_and_below_transactional_id=self._topic,
+            v3_and_below_transactional_id=self._topic.name,
             v3_and_below_producer_id=self._id,
             v3_and_below_producer_epoch=self._epoch,
-            v3_and_below_topics=[topic],
+            v3_and_below_topics=[(self._topic.name, [0])],
         )
-        answer = self._ask_coordinator(request, error_code, deadline)
-        self._link.check(error_code(answer), f"begin a transaction on topic {self._topic}")
+        response = await self._ask_coordinator(request, error_code)
+        doing = f"begin a transaction on topic {self._topic.name}"
+        self._topic.check(error_code(response), doing)
 
-    def _produce(self, records: bytes, count: int, deadline: Deadline) -> None:
-        partition = ProduceRequest.TopicProduceData.PartitionProduceData(index=0, records=records)
-        topic = ProduceRequest.TopicProduceData(name=self._topic, partition_data=[partition])
+    async def _produce(self, records: bytes, count: int) -> None:
         request = ProduceRequest[PRODUCE_VERSION](
-            transactional_id=self._topic,
+            transactional_id=self._topic.name,
             acks=ACKS_ALL,
-            timeout_ms=deadline.left_ms,
-            topic_data=[topic],
+            timeout_ms=PRODUCE_TIMEOUT_MS,
+            topic_data=[(self._topic.name, [(0, records)])],
         )
-        leader = self._link.leader(self._topic, deadline)
-        answer = self._link.ask(request, deadline, leader).responses[0].partition_responses[0]
-        self._link.check(answer.error_code, f"write to topic {self._topic}")
+        response = await self._topic.ask_leader(request)
+        written = response.responses[0].partition_responses[0]
+        self._topic.check(written.error_code, f"write to topic {self._topic.name}")
         self._sequence = (self._sequence + count) % SEQUENCES
-        self.position = answer.base_offset + count
+        self.position = written.base_offset + count
 
-    def _end(self, *, commit: bool, deadline: Deadline) -> None:
+    async def _end(self, *, commit: bool) -> None:
         request = EndTxnRequest[END_TXN_VERSION](
-            transactional_id=self._topic,
+            transactional_id=self._topic.name,
             producer_id=self._id,
             producer_epoch=self._epoch,
             committed=commit,
         )
-        answer = self._ask_coordinator(request, lambda answer: answer.error_code, deadline)
-        if commit or answer.error_code != INVALID_TXN_STATE:  # there may be none to undo
-            self._link.check(answer.error_code, f"end a transaction on topic {self._topic}")
+        response = await self._ask_coordinator(request, lambda response: response.error_code)
+        if commit or response.error_code != INVALID_TXN_STATE:  # there may be none to undo
+            doing = f"end a transaction on topic {self._topic.name}"
+            self._topic.check(response.error_code, doing)
 
-    def _ask_coordinator(
-        self, request: Any, error_code: Callable[[Any], int], deadline: Deadline
-    ) -> Any:
-        while True:
-            coordinator = self._link.coordinator(self._topic, deadline)
-            answer = self._link.ask(request, deadline, coordinator)
-            if error_code(answer) != CONCURRENT_TRANSACTIONS or not deadline.left_s:
-                return answer
-            time.sleep(CONCURRENT_WAIT_S)
+    async def _ask_coordinator(self, request: Any, error_code: Callable[[Any], int]) -> Any:
+        for _ in range(CONCURRENT_TRIES):
+            response = await self._topic.ask_coordinator(request)
+            if error_code(response) != CONCURRENT_TRANSACTIONS:
+                break
+            await asyncio.sleep(CONCURRENT_WAIT_S)
+        return response
 
     def _batches(self, messages: Sequence[Message]) -> Iterator[tuple[bytes, int]]:
         """Yield batches as Kafka wants them, with the number of records in each."""

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
@@ -275,7 +275,9 @@ class Aiokafka(Client):
             try:
                 yield Reading(poll, finish)
             finally:
-                runner.run(consumer.stop())
+                # It lets go of a fetch that waits for a retry with this error, now and then.
+                with suppress(asyncio.CancelledError):
+                    runner.run(consumer.stop())
 
 
 class Librdkafka(Client):

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from support.proxy_process import WAIT_S, until
 
-from proxy.devkit.ports import HOST, free_ports
+from proxy.devkit.loopback import HOST, free_ports
 from proxy.devkit.process import ServerProcess
 
 JOB = "kafka-quota-proxy"

@@ -60,7 +60,7 @@ class Receiver:
         self.behaviour = behaviour
         self.asked: list[Report] = []
         self.taken: list[Report] = []
-        self.greetings: list[Report] = []
+        self.heartbeats: list[Report] = []
         """Reports that a run lives, all that came."""
         self.headers: list[dict[str, str]] = []
         self.connections: set[object] = set()
@@ -143,14 +143,14 @@ class Receiver:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         report = await request.json()
-        is_greeting = report["event"] == "running"
+        is_heartbeat = report["event"] == "running"
         with self._changed:
-            (self.greetings if is_greeting else self.asked).append(report)
+            (self.heartbeats if is_heartbeat else self.asked).append(report)
             self.headers.append(dict(request.headers))
             self.connections.add(request.protocol)
             self._changed.notify_all()
         response = await self.behaviour(request, report)
-        if response.status == 200 and not is_greeting:
+        if response.status == 200 and not is_heartbeat:
             with self._changed:
                 self.taken.append(report)
                 self._changed.notify_all()

@@ -83,7 +83,7 @@ class Run:
         """The client's next requests carry this correlation id."""
         self.number = number
 
-    def greets(self) -> None:
+    def sends_heartbeat(self) -> None:
         """The listener says that the run lives."""
         self.world.send("running")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.backpressure.batch_cost import FIRST_NOISE, LEAST_NOISE, MOST_NOISE, BatchCost, CostState
 from proxy.backpressure.cost import LONGEST, WORTHWHILE, CostEstimator
-from proxy.backpressure.estimator import FinishedBatch
+from proxy.backpressure.estimator_inputs import FinishedBatch
 
 MIN_RATE = 1.0
 MOST = 1e6

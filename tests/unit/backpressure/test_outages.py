@@ -12,14 +12,14 @@ MOST = 1.5
 """Of its bound, that a batch may have."""
 NUMBERS_PER_LOOKUP = 4
 CHECK_MS = 20.0
-GREETING_MS = 2000.0
-FIRST_GREETING_MS = 1000.0
-"""The longest time from the proxy's return to the first greeting."""
+HEARTBEAT_MS = 2000.0
+FIRST_HEARTBEAT_MS = 1000.0
+"""The longest time from the proxy's return to the first heartbeat."""
 
 
 @dataclass
 class Driver:
-    """A driver whose every delay is drawn; it asks, plans, reads, reports and greets."""
+    """A driver whose every delay is drawn; it asks, plans, reads, reports and sends heartbeats."""
 
     chance: Random
     max_report_ms: float
@@ -35,17 +35,17 @@ class Driver:
         self.waits: list[float] = []
         self.reports: list[tuple[float, int, int, float]] = []
         """When each is due, from and to where the batch went, when it was done."""
-        self.greets_ms = 0.0
+        self.heartbeat_ms = 0.0
         self.world.start()
         self.world.pass_ms(1)
         self.lookups = self.world.lookups()
 
     def pass_ms(self, ms: float) -> None:
-        """Let time pass, with the reports and greetings that come meanwhile."""
+        """Let time pass, with the reports and heartbeats that come meanwhile."""
         until_ms = self.world.now_ms + ms
         while True:
             due = [self.reports[0][0]] if self.reports else []
-            at_ms = min([*due, self.greets_ms])
+            at_ms = min([*due, self.heartbeat_ms])
             if at_ms > until_ms:
                 break
             self.world.now_ms = max(self.world.now_ms, at_ms)
@@ -55,7 +55,7 @@ class Driver:
                 self.world.batch({0: end}, starts={0: start}, rate=RATE, age_ms=age_ms)
             else:
                 self.world.send("running")
-                self.greets_ms = self.world.now_ms + GREETING_MS
+                self.heartbeat_ms = self.world.now_ms + HEARTBEAT_MS
         self.world.now_ms = until_ms
         self.world.backpressure.tick(until_ms)
 
@@ -68,8 +68,10 @@ class Driver:
         else:
             self.world.crash(self.chance.uniform(1000, 25_000))
             back_ms = self.world.now_ms
-            self.greets_ms = back_ms + self.chance.uniform(0, FIRST_GREETING_MS)
-            self.reports = [(max(due_ms, self.greets_ms), *rest) for due_ms, *rest in self.reports]
+            self.heartbeat_ms = back_ms + self.chance.uniform(0, FIRST_HEARTBEAT_MS)
+            self.reports = [
+                (max(due_ms, self.heartbeat_ms), *rest) for due_ms, *rest in self.reports
+            ]
         self.pass_ms(self.chance.uniform(0, 1200))
         if self.chance.random() < 0.2:  # Spark makes a new client
             self.number = 6

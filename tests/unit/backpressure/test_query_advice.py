@@ -15,7 +15,7 @@ EACH_TWO_SECONDS = TriggerReport(kind="processing_time", interval_ms=2000.0)
 
 
 class Sink:
-    """Keeps what the proxy's log would be told."""
+    """Keeps what the proxy's log would show."""
 
     def __init__(self) -> None:
         self.events: list[ProgressEvent] = []
@@ -28,8 +28,10 @@ class Sink:
     def removed(self, query: object, partition: object) -> None: ...
 
 
-def make(client_id="etl", name="orders", batches=0, rows=5, trigger=None) -> QueryProgress:
-    query = QueryProgress(client_id, name, Sink())
+def make(
+    client_id="etl", name="orders", batches=0, rows=5, trigger=None, sink=None
+) -> QueryProgress:
+    query = QueryProgress(client_id, name, sink or Sink())
     query.begin_run("run", None, 0.0)
     query.reported_name = name
     query.trigger = trigger
@@ -47,7 +49,7 @@ def find(query, *rules, identity=None, is_followed=False, known=("etl",)) -> dic
         knows_client=known.__contains__,
         now_ms=1.0,
     )
-    return {str(note.kind): note.text for note in query.advice}
+    return {str(note.kind): note.text for note in query.advice.values()}
 
 
 def rule(client_id="etl", adaptive=TWO_SECONDS, **more) -> Rule:
@@ -133,7 +135,8 @@ def test_of_several_rules_that_of_the_client_tells_the_interval():
 
 
 def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
-    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000))
+    sink = Sink()
+    query = make(trigger=TriggerReport(kind="processing_time", interval_ms=9000), sink=sink)
     two, three, nine = (
         rule(adaptive=AdaptiveBound(batch_interval_ms=interval_ms))
         for interval_ms in (2e3, 3e3, 9e3)
@@ -142,8 +145,8 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert "batch_interval is 3 s" in find(query, three)["interval"]
     assert find(query, nine) == {}
     find(query, two)
-    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL]
+    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL]
     query.begin_run("another run", 5.0, 5.0)
     assert list(query.advice) == []
     find(query)
-    assert [note.kind for note in query._sink.events] == [EventKind.INTERVAL, EventKind.NAMES]
+    assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL, EventKind.NAMES]

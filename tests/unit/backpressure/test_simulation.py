@@ -8,6 +8,8 @@ from simulated_query import BatchSeen, Load, Simulation
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 
+pytestmark = pytest.mark.slow
+
 INPUT = 4000.0
 FAST_MS = 0.2
 """Of a record in one of two tasks: 10,000 records/s, of which INPUT is 40 %."""

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE, Module
+from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE, MavenModule
 from proxy.devkit.jars import JarSet, default_cache_dir, fetch
-from proxy.devkit.ports import free_ports
+from proxy.devkit.loopback import free_ports
 
-LEAF = Module("example", "leaf", "1")
-ROOT = Module("example", "root", "2")
+pytestmark = pytest.mark.slow
+
+LEAF = MavenModule("example", "leaf", "1")
+ROOT = MavenModule("example", "root", "2")
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>
 <artifactId>{module.name}</artifactId><version>{module.revision}</version>{more}</project>"""
 NEEDS_LEAF = """<dependencies><dependency><groupId>example</groupId><artifactId>leaf</artifactId>
@@ -81,8 +83,12 @@ def test_what_is_provided_is_not_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mirror")
-@pytest.mark.parametrize("absent", [Module("example", "nothing", "1"), ROOT], ids=["all", "part"])
-def test_failed_download_names_the_artifact_and_the_way_out(tmp_path: Path, absent: Module) -> None:
+@pytest.mark.parametrize(
+    "absent", [MavenModule("example", "nothing", "1"), ROOT], ids=["all", "part"]
+)
+def test_failed_download_names_the_artifact_and_the_way_out(
+    tmp_path: Path, absent: MavenModule
+) -> None:
     cache = tmp_path / "cache"
     (tmp_path / "mirror/example/leaf/1/leaf-1.jar").unlink()
     with pytest.raises(DownloadError, match=f"Download of {absent} failed") as caught:

@@ -228,6 +228,7 @@ class Unwalked(dict):
     keys = values = items = __iter__
 
 
+@pytest.mark.slow
 def test_50_000_clients_come_and_go_without_a_walk_and_the_counts_are_exact(exposed):
     counter = Counter("c", "C.", ["listener", "client_id", "api"], registry=None)
     bounded = BoundedLabels(counter, ("listener", "client_id", "api"), ("client_id",), 1000)

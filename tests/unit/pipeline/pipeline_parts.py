@@ -1,6 +1,6 @@
 """Stages and sources for the tests of pipelines."""
 
-from proxy.pipeline.graph import Source, StageSettings
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 SECOND_MS = 1_000.0
 
@@ -19,7 +19,17 @@ def stage(name: str, consumes: str, produces: str = "", **changes) -> StageSetti
     return StageSettings(name=name, **topics, **values)
 
 
-def source(client_id: str, produces: str, **changes) -> Source:
+def source(client_id: str, produces: str, **changes) -> SourceSettings:
     """Make a source that is sound on its own; topics are parted by spaces."""
     values = {"normal_rate": 1_000.0, "step": 100.0} | changes
-    return Source(client_id=client_id, produces=tuple(produces.split()), **values)
+    return SourceSettings(client_id=client_id, produces=tuple(produces.split()), **values)
+
+
+def graph(stages, name="p", **settings) -> PipelineGraph:
+    """Make a pipeline of stages; what none of them produces comes of a source."""
+    produced = {topic for each in stages for topic in each.produces}
+    topics = [topic for each in stages for topic in each.consumes if topic not in produced]
+    sources = tuple(source(f"feed-{topic}", topic) for topic in dict.fromkeys(topics))
+    return PipelineGraph(
+        PipelineSettings(name=name, stages=tuple(stages), sources=sources, **settings)
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline_jobs import Plant
 from wired_world import SECOND_MS, World, pipeline, stage
 
-from proxy.pipeline.room import ROUND_SHARE, Writer, fitting
+from proxy.pipeline.batch_limit import ROUND_SHARE, UpstreamWriter, records_that_fit
 
 NEVER = [0, 1_000_000]
 """A band that nothing leaves: nobody is held but by the bounds."""
@@ -287,12 +287,12 @@ def test_bounds_hold_whatever_happens(tmp_path_factory, limit, events):
 )
 def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
     writers = [
-        Writer(str(number), weight, records_out, planned, written)
+        UpstreamWriter(str(number), weight, records_out, planned, written)
         for number, (weight, records_out, planned, written) in enumerate(rows)
     ]
     coming = sum(each.coming for each in writers)
     for each in writers:
-        records = fitting(max_lag, lag, writers, each.name, least)
+        records = records_that_fit(max_lag, lag, writers, each.name, least)
         assert records is not None
         if lag == 0 and coming == 0 and records == least:
             continue
@@ -301,4 +301,4 @@ def test_whoever_plans_next_leaves_the_bound_kept(max_lag, lag, rows, least):
 
 
 def test_who_writes_nothing_has_no_bound():
-    assert fitting(10, 100, [Writer("one", 1.0, 0.0)], "one") is None
+    assert records_that_fit(10, 100, [UpstreamWriter("one", 1.0, 0.0)], "one") is None

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.pipeline.controller import (
+    FLOW_RECORDS,
     IDLE_SHARE,
     Controller,
+    FlowRequest,
     NodeState,
-    Request,
     delay_ms,
     from_record,
-    record_key,
     slowed,
     to_record,
 )
@@ -43,7 +43,7 @@ def test_worked_figures(up, down, adjust, delay, rate):
 
 
 def ask(controller: Controller, direction: Direction, rate: float, stage: str = "down") -> bool:
-    request = Request(stage, "up", direction, rate, rate, 1.0, "because")
+    request = FlowRequest(stage, "up", direction, rate, 1.0, "because")
     asking = frozenset({stage}) if direction is LESS else frozenset()
     return controller.apply(controller.weigh(request), asking, 7.0)
 
@@ -200,7 +200,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_record_is_refused(damage):
     good = to_record("p", "up", held())
-    record = Record(record_key("p", "up"), json.dumps(damage(good.value)), 1)
+    record = Record(FLOW_RECORDS.key("p", "up"), json.dumps(damage(good.value)), 1)
     with pytest.raises(ValueError, match=r"."):
         from_record(record, "p", NODE)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.pipeline.controller import Request, to_record
+from proxy.pipeline.controller import FlowRequest, to_record
 from proxy.pipeline.coordinator import NOBODY_LEFT, Coordinator
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, StageSettings
 from proxy.pipeline.trigger import Direction
@@ -34,7 +34,7 @@ class Run:
 
     def period(self, *asked: tuple[str, Direction, float]):
         for name, direction, rate in asked:
-            self.coordinator.gather(Request(name, "up", direction, rate, rate, 1.0, name))
+            self.coordinator.gather(FlowRequest(name, "up", direction, rate, 1.0, name))
         self.now_ms += PERIOD_MS
         return self.coordinator.tick(self.now_ms, 0.0, lambda name: name not in self.dead)
 
@@ -72,7 +72,7 @@ def test_a_stage_whose_request_was_dropped_holds_the_node_too_and_is_asked_again
 
 def test_a_request_is_applied_at_the_end_of_the_period_and_not_twice():
     run = Run()
-    run.coordinator.gather(Request("one", "up", LESS, 400, 400, 1.0, ""))
+    run.coordinator.gather(FlowRequest("one", "up", LESS, 400, 1.0, ""))
     assert run.coordinator.tick(PERIOD_MS - 1, 0.0, lambda _: True) == []
     assert run.rate is None
     assert len(run.period()) == 1
@@ -91,12 +91,11 @@ def test_the_rate_goes_up_when_all_that_hold_the_node_ask_for_it():
     assert run.rate == pytest.approx(450)
 
 
-def test_the_end_of_control_is_told_to_all_that_held_the_node():
+def test_at_the_end_of_control_nobody_holds_the_node():
     run = Run()
     run.period(("one", LESS, 950), ("two", LESS, 960))
-    (decision,) = run.period(("one", MORE, math.inf), ("two", MORE, math.inf))
-    assert decision.ended_for == ("one", "two")
-    assert run.rate is None
+    assert run.period(("one", MORE, math.inf), ("two", MORE, math.inf)) == ["up"]
+    assert (run.rate, run.up.state.holders) == (None, ())
 
 
 def test_a_node_that_only_the_dead_hold_is_released_step_by_step():
@@ -139,7 +138,7 @@ def test_a_changed_pipeline_keeps_what_remains():
     run = Run()
     run.period(("one", LESS, 400), ("two", LESS, 500))
     changed, gone = run.coordinator.update(graph(stage("one", "b")), run.now_ms)
-    assert (changed, set(gone)) == ({"up"}, {"two"})
+    assert (changed, [each.node.name for each in gone]) == ({"up"}, ["two"])
     assert run.coordinator.controllers["up"] is run.up
     assert run.up.state.holders == ("one",)
     assert run.rate == pytest.approx(400)
@@ -154,6 +153,11 @@ def test_a_node_whose_consumers_are_gone_is_released():
     assert run.rate is None
 
 
+def keys_of(coordinator: Coordinator) -> tuple[list[str], list[str]]:
+    records, deletes = coordinator.changes()
+    return [record.key for record in records], deletes
+
+
 def test_loading_takes_what_is_later_and_writes_what_is_not():
     first, second = Run(), Run()
     first.period(("one", LESS, 400))
@@ -161,11 +165,12 @@ def test_loading_takes_what_is_later_and_writes_what_is_not():
     first.period(("one", LESS, 300))
     late = to_record("p", "up", first.up.state)
     for record in (early, late):
-        loaded = second.coordinator.load("p", [record], TWO)
-        assert (loaded.refused, loaded.to_write, loaded.to_delete) == ([], set(), [])
+        assert second.coordinator.load([record]) == []
+        assert keys_of(second.coordinator) == ([], [])
     assert second.up.state == first.up.state
-    assert second.coordinator.load("p", [early], TWO).to_write == {"up"}
-    assert second.coordinator.load("p", [], TWO).to_write == {"up"}
+    for records in ([early], []):
+        assert second.coordinator.load(records) == []
+        assert keys_of(second.coordinator) == (["flow/p/up"], [])
     assert second.up.state == first.up.state
 
 
@@ -176,9 +181,33 @@ def test_loading_tells_what_it_refuses():
     gone = Record.of("flow/p/gone", 1)
     damaged = Record(state.key, "{", 1)
     newer = Record(state.key, state.text, 2)
-    loaded = Run().coordinator.load("p", [gone, damaged], TWO)
-    assert loaded.to_delete == ["flow/p/gone"]
-    assert loaded.to_write == {"up"}
-    assert [text.partition(":")[0] for text in loaded.refused] == ["flow/p/gone", "flow/p/up"]
-    loaded = run.coordinator.load("p", [newer], TWO)
-    assert (loaded.to_write, len(loaded.refused)) == (set(), 1)
+    other = Run().coordinator
+    refused = other.load([gone, damaged])
+    assert keys_of(other) == ([], ["flow/p/gone", "flow/p/up"])
+    assert [text.partition(":")[0] for text in refused] == ["flow/p/gone", "flow/p/up"]
+    keys_of(run.coordinator)
+    assert len(run.coordinator.load([newer])) == 1
+    assert keys_of(run.coordinator) == ([], [])
+
+
+def test_a_record_of_an_earlier_program_is_taken_up():
+    value = {
+        "pipeline": "p",
+        "node": "up",
+        "rate": 400.0,
+        "t_delay_ms": 1.5,
+        "since_s": 1700000000.25,
+        "why": "one asks for less",
+        "by": "one",
+        "direction": "decrease",
+        "holders": ["one"],
+        "revision": 3,
+    }
+    run = Run()
+    assert run.coordinator.load([Record.of("flow/p/up", value)]) == []
+    state = run.up.state
+    assert (state.rate, state.since_s, state.holders, state.revision) == (
+        *(400.0, 1700000000.25, ("one",), 3),
+    )
+    assert keys_of(run.coordinator) == ([], [])
+    assert to_record("p", "up", state).value == value

@@ -1,27 +1,28 @@
 import math
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import xor
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.pipeline.buckets import RotatingMap
-from proxy.pipeline.ledger import BUCKETS, PIPELINE_CHANGED, Ledger, Outcome, Owner
-from proxy.pipeline.walltime import WallTime
+from proxy.pipeline.ledger import BUCKETS, Ledger, MaxPending, RootOutcome, SourceBatch
+from proxy.pipeline.wall_time import WallTime
 
-STAGES = ("one", "two", "three")
 TIMEOUT_MS = 1_000.0
 TURN_MS = TIMEOUT_MS / (BUCKETS - 1)
-OWNER = Owner("one", 7, 100)
+OWNER = SourceBatch("one", 7, 100)
+MAX_TREE = 12
 
 
-def make(stages=STAGES, timeout_ms=TIMEOUT_MS, random=None, wall=None):
-    return Ledger(stages, timeout_ms, random or Random(1), wall or WallTime(0.0))
+def make(timeout_ms=TIMEOUT_MS, random=None, wall=None):
+    return Ledger(timeout_ms, random or Random(1), wall or WallTime(0.0), lambda _: None)
 
 
 def test_the_worked_example():
-    ledger = make(["all"])
+    ledger = make()
     assert ledger.init(9, 1 ^ 2, OWNER, 10.0, 20.0) is None
     assert ledger.ack(9, 1 ^ 3, 21.0) is None
     assert ledger.ack(9, 2 ^ 4, 22.0) is None
@@ -29,37 +30,22 @@ def test_the_worked_example():
     assert ledger.ack(9, 3, 23.0) is None
     ended = ledger.ack(9, 4, 24.0)
     assert (ended.root, ended.owner, ended.outcome, ended.reason) == (
-        *(9, OWNER, Outcome.COMPLETED, ""),
+        *(9, OWNER, RootOutcome.COMPLETED, ""),
     )
     assert (ended.started_ms, ended.ended_ms) == (10.0, 24.0)
     assert len(ledger) == 0
 
 
-def test_the_worked_example_told_by_stage():
-    """The source sends edge 1 to one and 2 to two; both send on to three."""
-    ledger = make()
-    at = ledger.at
-    ledger.init(9, at("one", 1) ^ at("two", 2), OWNER, 0.0, 0.0)
-    assert ledger.holder(9) == "one"
-    ledger.ack(9, at("one", 1) ^ at("three", 3), 0.0)
-    assert ledger.holder(9) == "two"
-    ledger.ack(9, at("two", 2) ^ at("three", 4), 0.0)
-    assert ledger.holder(9) == "three"
-    ledger.ack(9, at("three", 3), 0.0)
-    assert ledger.ack(9, at("three", 4), 0.0).outcome is Outcome.COMPLETED
-    assert ledger.holder(9) is None
-
-
 def test_an_init_without_edges_completes_at_once():
-    assert make().init(9, 0, OWNER, 0.0, 0.0).outcome is Outcome.COMPLETED
+    assert make().init(9, 0, OWNER, 0.0, 0.0).outcome is RootOutcome.COMPLETED
 
 
 def test_acks_may_come_before_the_init():
     ledger = make()
-    edge, onward = ledger.at("one", 5), ledger.at("two", 6)
+    edge, onward = 5, 6
     assert ledger.ack(9, onward, 1.0) is None
     assert ledger.ack(9, edge ^ onward, 1.0) is None
-    assert ledger.init(9, edge, OWNER, 0.0, 2.0).outcome is Outcome.COMPLETED
+    assert ledger.init(9, edge, OWNER, 0.0, 2.0).outcome is RootOutcome.COMPLETED
 
 
 def test_a_fail_before_the_init_is_told_with_it():
@@ -68,7 +54,7 @@ def test_a_fail_before_the_init_is_told_with_it():
     assert ledger.fail(9, "first", 0.0) is None
     assert ledger.fail(9, "second", 0.0) is None
     ended = ledger.init(9, 5, OWNER, 0.0, 3.0)
-    assert (ended.outcome, ended.reason) == (Outcome.FAILED, "first")
+    assert (ended.outcome, ended.reason) == (RootOutcome.FAILED, "first")
 
 
 def test_a_fail_of_an_unknown_root_is_ignored_and_counted():
@@ -81,7 +67,7 @@ def test_a_fail_of_an_unknown_root_is_ignored_and_counted():
 def test_a_second_init_changes_nothing_and_is_counted():
     ledger = make()
     ledger.init(9, 5, OWNER, 0.0, 0.0)
-    assert ledger.init(9, 5, Owner("two", 1), 9.0, 9.0) is None
+    assert ledger.init(9, 5, SourceBatch("two", 1), 9.0, 9.0) is None
     assert ledger.counts.repeated_inits == 1
     assert ledger.ack(9, 5, 10.0).owner == OWNER
 
@@ -113,7 +99,7 @@ def test_times_out_after_its_time_and_at_most_a_turn_later(heard_ms, steps, offs
         if told:
             break
     assert [(end.root, end.outcome, end.ended_ms) for end in told] == [
-        (9, Outcome.TIMED_OUT, now_ms)
+        (9, RootOutcome.TIMED_OUT, now_ms)
     ]
     slack_ms = 1e-6
     assert now_ms - heard_ms >= TIMEOUT_MS - slack_ms
@@ -147,47 +133,60 @@ def test_ids_are_never_0_and_roots_never_used():
     assert ledger.new_root() == 5
 
 
-class TestUpdate:
-    def test_what_waits_at_a_stage_that_is_gone_fails_and_the_rest_stays(self):
-        ledger = make()
-        at = ledger.at
-        ledger.init(1, at("one", 5), OWNER, 0.0, 0.0)
-        ledger.init(2, at("two", 6), OWNER, 0.0, 0.0)
-        ledger.init(3, at("two", 6) ^ at("three", 7), OWNER, 0.0, 0.0)
-        ledger.init(4, at("three", 8), OWNER, 0.0, 0.0)
-        ended = ledger.update(["new", "one", "three"], TIMEOUT_MS, 5.0)
-        assert [(end.root, end.outcome, end.reason) for end in ended] == [
-            (2, Outcome.FAILED, PIPELINE_CHANGED),
-            (3, Outcome.FAILED, PIPELINE_CHANGED),
-        ]
-        assert (ledger.holder(1), ledger.holder(4)) == ("one", "three")
-        assert ledger.ack(1, ledger.at("one", 5), 6.0).outcome is Outcome.COMPLETED
-        assert ledger.ack(4, ledger.at("three", 8), 6.0).outcome is Outcome.COMPLETED
-
-    def test_an_ownerless_root_there_fails_when_its_owner_comes(self):
-        ledger = make()
-        ledger.ack(1, ledger.at("two", 6), 0.0)
-        assert ledger.update(["one"], TIMEOUT_MS, 0.0) == []
-        assert ledger.init(1, 5, OWNER, 0.0, 0.0).reason == PIPELINE_CHANGED
-
+class TestTimeout:
     @pytest.mark.parametrize("factor", [0.25, 4.0])
     def test_another_timeout_counts_for_those_that_are_there(self, factor):
         ledger = make()
         ledger.init(1, 5, OWNER, 0.0, 10_000.0)
         timeout_ms = TIMEOUT_MS * factor
-        ledger.update(STAGES, timeout_ms, 10_000.0)
+        ledger.set_timeout(timeout_ms)
         assert ledger.tick(10_000.0 + timeout_ms / 2) == []
         assert len(ledger.tick(10_000.0 + TURN_MS + timeout_ms * 1.5)) == 1
 
-    @pytest.mark.parametrize(
-        ("stages", "timeout_ms"), [(["a", "a"], 1.0), (["a"], 0.0), (["a"], math.nan)]
-    )
-    def test_refuses_what_cannot_be_and_changes_nothing(self, stages, timeout_ms):
+    @pytest.mark.parametrize("timeout_ms", [0.0, -1.0, math.inf, math.nan])
+    def test_refuses_what_cannot_be_and_changes_nothing(self, timeout_ms):
         ledger = make()
-        ledger.init(1, ledger.at("three", 5), OWNER, 0.0, 0.0)
-        with pytest.raises(ValueError, match=r"twice|above 0"):
-            ledger.update(stages, timeout_ms, 0.0)
-        assert ledger.holder(1) == "three"
+        ledger.init(1, 5, OWNER, 0.0, 0.0)
+        with pytest.raises(ValueError, match="above 0"):
+            ledger.set_timeout(timeout_ms)
+        assert ledger.tick(TIMEOUT_MS) == []
+        assert len(ledger.tick(TIMEOUT_MS + TURN_MS)) == 1
+
+
+def test_counts_what_is_pending():
+    ledger = make()
+    for root, size_bytes in ((1, 60), (2, 40), (3, 5)):
+        ledger.init(root, 5, SourceBatch("one", root, size_bytes), 0.0, 0.0)
+    ledger.ack(4, 5, 0.0)  # nobody's yet
+    assert (ledger.pending_batches, ledger.pending_bytes) == (3, 105)
+    ledger.ack(1, 5, 1.0)
+    ledger.fail(2, "why", 1.0)
+    assert (ledger.pending_batches, ledger.pending_bytes) == (1, 5)
+    ledger.tick(TIMEOUT_MS * BUCKETS)
+    assert (ledger.pending_batches, ledger.pending_bytes) == (0, 0)
+
+
+FULL = [
+    # limits, sizes in flight, full
+    pytest.param((None, None), [10**12] * 3, False, id="without limits never"),
+    pytest.param((2, None), [0], False, id="below the batches"),
+    pytest.param((2, None), [0, 0], True, id="at the batches"),
+    pytest.param((None, 100), [60, 39], False, id="below the bytes"),
+    pytest.param((None, 100), [60, 40], True, id="at the bytes"),
+    pytest.param((5, 100), [200], True, id="either limit is enough"),
+    pytest.param((1, None), [], False, id="nothing in flight"),
+]
+
+
+@pytest.mark.parametrize(("limits", "sizes", "full"), FULL)
+def test_is_full_at_either_limit(limits, sizes, full):
+    assert MaxPending(*limits).full(len(sizes), sum(sizes)) is full
+
+
+@pytest.mark.parametrize("limits", [(0, None), (None, 0), (-1, None)])
+def test_refuses_limits_that_would_stop_everything(limits):
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        MaxPending(*limits)
 
 
 @dataclass
@@ -196,7 +195,7 @@ class Tree:
 
     turn: int
     started_ms: float
-    owner: Owner | None = None
+    owner: SourceBatch | None = None
     failed: str | None = None
     made: set = field(default_factory=set)
     finished: set = field(default_factory=set)
@@ -217,9 +216,9 @@ class Model:
         if tree.owner is None:
             return
         if tree.failed is not None:
-            outcome = Outcome.FAILED
+            outcome = RootOutcome.FAILED
         elif tree.made == tree.finished:
-            outcome = Outcome.COMPLETED
+            outcome = RootOutcome.COMPLETED
         else:
             return
         del self.trees[root]
@@ -252,14 +251,7 @@ class Model:
         for _, root, tree in sorted(old, key=lambda one: one[:2]):
             del self.trees[root]
             if tree.owner is not None:
-                self.tell(root, tree, now_ms, Outcome.TIMED_OUT)
-
-    def holder(self, root):
-        tree = self.trees.get(root)
-        if tree is None:
-            return None
-        open_edges = tree.made ^ tree.finished
-        return next((name for name in STAGES if any(s == name for s, _ in open_edges)), None)
+                self.tell(root, tree, now_ms, RootOutcome.TIMED_OUT)
 
 
 @st.composite
@@ -268,15 +260,12 @@ def histories(draw):
     random = Random(draw(st.integers(0, 2**32)))
     operations = []
     for root in range(1, draw(st.integers(1, 4)) + 1):
-        first = {("one", random.getrandbits(64) | 1) for _ in range(random.randint(0, 3))}
+        first = {random.getrandbits(64) | 1 for _ in range(random.randint(0, 3))}
         operations += [("init", root, first)] * random.choice([1, 1, 1, 2])
         edges = list(first)
         for edge in edges:  # grows meanwhile
-            later = STAGES[STAGES.index(edge[0]) + 1 :]
-            made = {
-                (random.choice(later), random.getrandbits(64) | 1)
-                for _ in range(random.randint(0, 2 if later else 0))
-            }
+            most = 2 if len(edges) < MAX_TREE else 0
+            made = {random.getrandbits(64) | 1 for _ in range(random.randint(0, most))}
             edges += made
             operations.append(("ack", root, edge, made))
         if draw(st.booleans()):
@@ -294,10 +283,7 @@ def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
     ledger, model, told, now_ms = make(), Model(), [], 0
 
     def value(edges):
-        total = 0
-        for stage, edge in edges:
-            total ^= ledger.at(stage, edge)
-        return total
+        return reduce(xor, edges, 0)
 
     for (kind, root, *rest), pause_ms, ticks in [*history, (("end", 0), 3 * int(TIMEOUT_MS), True)]:
         now_ms += pause_ms
@@ -306,7 +292,7 @@ def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
             model.tick(now_ms)
         match kind, rest:
             case "init", (made,):
-                owner = Owner("one", root)
+                owner = SourceBatch("one", root)
                 told.append(ledger.init(root, value(made), owner, now_ms, now_ms))
                 model.init(root, made, now_ms, owner)
             case "ack", (finished, made):
@@ -321,12 +307,4 @@ def test_does_the_same_as_a_model_that_keeps_whole_trees(history):
             for end in told
         ] == model.told
         assert ledger.roots() == model.trees.keys()
-        assert [ledger.holder(root) for root in model.trees] == [
-            model.holder(root) for root in model.trees
-        ]
     assert len(ledger) == 0
-
-
-def test_a_map_needs_two_buckets():
-    with pytest.raises(ValueError, match="2 or more"):
-        RotatingMap(1)

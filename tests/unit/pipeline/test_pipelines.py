@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, STATIC, World, pipeline
 
-from proxy.pipelines.line import MAX_OUTPUTS
+from proxy.pipeline.running_pipeline import MAX_OUTPUTS
 from proxy.state import MemoryStore, StateError
 
 # Completion

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxy.pipeline.flow import PipelineFlow
-from proxy.pipeline.graph import PipelineSettings, Source, StageSettings
+from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 STAGES = 1_000
 SLOW = STAGES // 2
@@ -72,7 +72,7 @@ class Plant:
         self.slow_band = is_slow
         self.capacity[SLOW] = NORMAL * self.width(SLOW) * (SLOWED if is_slow else FAST)
         self.report(flow)
-        flow.update(self.pipeline(), self.seconds * SECOND_MS)
+        flow.update(PipelineGraph(self.pipeline()), self.seconds * SECOND_MS)
 
     def pipeline(self) -> PipelineSettings:
         stages = tuple(
@@ -90,7 +90,9 @@ class Plant:
             for stage, inputs in enumerate(self.inputs)
         )
         sources = tuple(
-            Source(client_id=f"c{stage}", produces=(f"in{stage}",), normal_rate=NORMAL, step=STEP)
+            SourceSettings(
+                client_id=f"c{stage}", produces=(f"in{stage}",), normal_rate=NORMAL, step=STEP
+            )
             for stage in self.source_total
         )
         return PipelineSettings(
@@ -104,7 +106,7 @@ class Plant:
     def second(self, flow: PipelineFlow) -> None:
         if self.seconds % ALIVE_S == 0:
             for stage in range(len(self.inputs)):
-                flow.alive(f"s{stage}", self.seconds * SECOND_MS)
+                flow.stages[f"s{stage}"].seen(self.seconds * SECOND_MS)
         self.seconds += 1
         now_ms = self.seconds * SECOND_MS
         for stage, inputs in enumerate(self.inputs):
@@ -120,8 +122,8 @@ class Plant:
             self.received[stage] += arrived
             self.produced[stage] = read / self.width(stage)
             name = f"s{stage}"
-            flow.sample(name, self.received[stage], now_ms)
-            flow.lag(name, int(self.lag[stage]))
+            flow.stages[name].sample(self.received[stage], now_ms)
+            flow.stages[name].lag(int(self.lag[stage]))
         self.most_lag = max(self.most_lag, *self.lag)
         for change in flow.tick(now_ms):
             number = int(change.node[1:])
@@ -132,8 +134,8 @@ class Plant:
         """Tell what each stage processes, and how many records it writes for how many."""
         for stage, capacity in enumerate(self.capacity):
             name, width = f"s{stage}", self.width(stage)
-            flow.processing_rate(name, capacity, self.seconds * SECOND_MS)
-            flow.converted(name, 1_000 * width, {f"t{stage}": 1_000})
+            flow.stages[name].processed(capacity, self.seconds * SECOND_MS)
+            flow.stages[name].converted(1_000 * width, {f"t{stage}": 1_000})
 
     def before(self, stage: int) -> set[int]:
         """Return all stages that feed this one, near and far."""
@@ -166,10 +168,11 @@ def random_graph() -> Plant:
 CASES = {"chain": (chain, SLOW + 20, 700), "random graph": (random_graph, 150, 200)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "settle_s", "recover_s"), CASES.values(), ids=CASES.keys())
 def test_a_slow_stage_holds_back_all_before_it_and_lets_them_go(make, settle_s, recover_s):
     plant = make()
-    flow = PipelineFlow(plant.pipeline(), 0.0, 0.0)
+    flow = PipelineFlow(PipelineGraph(plant.pipeline()), 0.0, 0.0)
     plant.report(flow)
     plant.run(flow, 10)
     assert plant.is_free()

@@ -5,7 +5,7 @@ import math
 import pytest
 from pipeline_parts import stage
 
-from proxy.pipeline.trigger import SILENT_MS, Direction, RateMeter, Stage, Trigger
+from proxy.pipeline.trigger import SILENT_MS, Direction, RateMeter, Trigger
 
 SETTINGS = stage("s", "a", "b c", band=(50.0, 150.0))
 LESS, MORE = Direction.DECREASE, Direction.INCREASE
@@ -18,14 +18,16 @@ class Run:
         self.trigger = Trigger(SETTINGS, max_lag, 0.0)
         self.now_ms = self.total = 0.0
         self.trigger.sample(self.total, self.now_ms)
-        if holds:
-            self.trigger.control_began("up")
+        self.hold(holds=holds)
 
-    def period(self, rates: str, lag: int | None = None, scale: float = 1.0) -> Direction | None:
+    def hold(self, *, holds: bool, scale: float = 1.0) -> None:
+        self.trigger.control(frozenset(["up"]) if holds else frozenset(), scale)
+
+    def period(self, rates: str, lag: int | None = None) -> Direction | None:
         for rate in map(float, rates.split()):
             self.now_ms += 1_000
             self.total += rate
-            self.trigger.sample(self.total, self.now_ms, scale)
+            self.trigger.sample(self.total, self.now_ms)
         if lag is not None:
             self.trigger.lag(lag)
         verdict = self.trigger.close(self.now_ms)
@@ -50,8 +52,10 @@ def test_band(rates, expected):
 
 
 def test_the_band_moves_with_the_rate_of_the_stage_itself():
-    assert Run().period("100 100 100 100", scale=0.4) == LESS
-    assert Run().period("40 40 40 40", scale=0.4) is None
+    run = Run()
+    run.hold(holds=True, scale=0.4)
+    assert run.period("100 100 100 100") == LESS
+    assert run.period("40 40 40 40") is None
 
 
 def test_without_samples_nothing_is_asked():
@@ -61,9 +65,9 @@ def test_without_samples_nothing_is_asked():
 def test_only_a_stage_that_holds_somebody_asks_for_more():
     run = Run(holds=False)
     assert run.period("10 10 10 10") is None
-    run.trigger.control_began("up")
+    run.hold(holds=True)
     assert run.period("10 10 10 10") == MORE
-    run.trigger.control_ended("up")
+    run.hold(holds=False)
     assert run.period("10 10 10 10") is None
     assert run.period("200 200 200 200") == LESS  # it keeps sampling
 
@@ -123,7 +127,7 @@ def test_meter(readings, expected):
 
 
 def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
-    stage = Stage(Trigger(SETTINGS, None, 0.0), 0.0)
+    stage = Trigger(SETTINGS, None, 0.0)
     assert stage.is_alive(SILENT_MS)
     assert not stage.may_ask(0.0)
     assert not stage.is_alive(SILENT_MS + 1)
@@ -136,7 +140,7 @@ def test_a_stage_is_alive_for_a_while_and_may_ask_when_it_was_seen():
 
 
 def test_records_out_per_record_in_follow_the_latest_batches():
-    stage = Stage(Trigger(SETTINGS, None, 0.0), 0.0)
+    stage = Trigger(SETTINGS, None, 0.0)
     assert stage.records_out(["b"]) == 1.0
     stage.converted(0, {"b": 5})
     assert stage.records_out(["b"]) == 1.0

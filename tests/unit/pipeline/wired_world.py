@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry
 from metrics import Instruments, Registry
 from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
-from proxy.pipelines import Pipelines
+from proxy.pipeline.running import RunningPipelines
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import parse_report
-from proxy.queries.queries import progress_settings
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
@@ -116,15 +115,13 @@ class World:
         made = self.config.quota_settings
         self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
         self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
-        self.registry = QueryRegistry(
-            progress_settings(self.config), lambda _: True, lambda _: None
-        )
+        self.registry = QueryRegistry(self.config.progress_settings, lambda _: True, lambda _: None)
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
-        self.pipelines = Pipelines(
-            self.config,
+        self.pipelines = RunningPipelines(
+            self.config.pipeline_settings,
             self.registry,
-            self.backpressure,
+            self.backpressure.of_client,
             self.quotas,
             instruments,
             clock_ms=lambda: self.now_ms,
@@ -144,7 +141,7 @@ class World:
     def reload(self, *pipelines):
         self.config = self.configured(*pipelines)
         self.quotas.update(self.config.quota_settings)
-        self.pipelines.update(self.config)
+        self.pipelines.update(self.config.pipeline_settings)
 
     def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
         document = {
@@ -159,7 +156,7 @@ class World:
             "batch": batch,
         }
         report = parse_report(json.dumps(document).encode())
-        asked = self.pipelines.unsure(report, self.now_ms)
+        asked = self.pipelines.lost_ends(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
         accepted = self.registry.reports.accept(report, self.now_ms, START_S)
         self.backpressure.record_report(accepted, self.now_ms)

@@ -1,6 +1,5 @@
 """Which queries are followed: labels, bounds, and who is forgotten."""
 
-import pytest
 from progress_world import FOREIGN, Client, World, configured, uuid
 
 from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS, ProgressSettings, QuerySettings
@@ -114,18 +113,3 @@ def test_a_partition_that_is_read_is_not_let_go(world, driver):
         driver.batch(10 + number, 11 + number)
     world.wait(0)
     assert ("t", 1) in world.query().partitions
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: configured("a", "a"),
-        lambda: configured("a", max_queries=0),
-        lambda: QuerySettings(name="", client_id="c"),
-        lambda: QuerySettings(name="n", client_id="c", stuck_after_ms=0.0),
-        lambda: QuerySettings(name="n", client_id="c", stuck_after_ms=float("nan")),
-    ],
-)
-def test_settings_are_checked(wrong):
-    with pytest.raises(ValueError, match=r"share|must be|needs"):
-        wrong()

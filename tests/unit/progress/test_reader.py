@@ -8,7 +8,7 @@ from progress_world import LARGE, Client, World
 from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
-from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
+from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions
 
 OUT_OF_RANGE = 1
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -303,7 +303,7 @@ def test_it_follows_what_the_tracker_of_a_connection_tells(world):
 
     def exchange(session_id, epoch, positions, answered):
         ask = FetchRequestPartitions(
-            session_id, epoch, tuple(FetchPosition(OLD_ID, *each) for each in positions), ()
+            session_id, epoch, tuple((OLD_ID, *each) for each in positions), ()
         )
         tracker.asked(ask, world.now_ms)
         observer = tracker.observer(ask, world.now_ms)

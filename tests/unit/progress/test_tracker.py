@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
-from proxy.wire.fetch import FetchedPartition, FetchPosition, FetchRequestPartitions
+from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions
 
 NO_ERROR = 0
 SESSION_NOT_FOUND = 70
@@ -37,7 +37,7 @@ def ask(session_id, epoch, positions, forgotten=()):
     return FetchRequestPartitions(
         session_id,
         epoch,
-        tuple(FetchPosition(*key, offset) for key, offset in positions.items()),
+        tuple((*key, offset) for key, offset in positions.items()),
         tuple(forgotten),
     )
 
@@ -210,9 +210,7 @@ def test_of_a_partition_named_twice_the_last_offset_counts():
     line = Line()
     line.answer(line.ask(ask(0, 0, {P0: 5})), (NO_ERROR, 9))
     second = line.ask(ask(9, 1, {}))
-    third = line.ask(
-        FetchRequestPartitions(9, 2, (FetchPosition(*P0, 7), FetchPosition(*P0, 8)), ())
-    )
+    third = line.ask(FetchRequestPartitions(9, 2, ((*P0, 7), (*P0, 8)), ()))
     assert line.answer(second, (NO_ERROR, 9), P0) == [5]
     assert line.answer(third, (NO_ERROR, 9), P0) == [8]
 
@@ -416,6 +414,7 @@ def run(script, names):
     return line.follower.seen, model.seen
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=steps(BY_NAME))
 def test_it_says_what_the_model_says(script):
@@ -423,6 +422,7 @@ def test_it_says_what_the_model_says(script):
     assert [each[:3] + each[4:] for each in seen] == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=steps(BY_ID))
 def test_names_that_come_late_change_nothing_that_is_told_of_a_topic(script):

@@ -198,6 +198,7 @@ def test_a_raised_bound_helps_those_who_wait_at_once():
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(

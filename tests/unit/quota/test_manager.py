@@ -293,6 +293,7 @@ def test_a_new_client_lets_no_more_idle_ones_go_than_it_takes():
     assert world.overflows == [(9, CONSUMER)]
 
 
+@pytest.mark.slow
 def test_20_000_clients_come_and_go_and_each_has_a_sensor_of_its_own():
     """One each 40 s, idle an hour later: 90 sensors are in use, and there is room for 95."""
     world = World(ALL, max_client_entities=95)

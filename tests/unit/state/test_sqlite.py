@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.state import Record, SqliteStore, StateError
-from proxy.state.schema import APPLICATION_ID, MIGRATIONS, migrate
+from proxy.state.sqlite import APPLICATION_ID, MIGRATIONS, migrate
 
 WRITER = """
 import sys
@@ -163,8 +163,8 @@ def test_text_that_is_not_unicode_is_damage(path):
 def test_a_disk_without_room_is_reported_and_the_batch_undone(path):
     with closing(SqliteStore(path)) as store:
         store.put("a/b", "old")
-        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
+        store.connection.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StateError, match=r"cannot grow: .*\n    fix: make room on its disk"):
             store.put_many([Record.of("a/b", "new"), Record.of("a/c", "x" * 10_000)])
         assert [(item.key, item.value) for item in store.items("")] == [("a/b", "old")]

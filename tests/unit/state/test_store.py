@@ -131,6 +131,7 @@ KEYS = st.sampled_from(["a/1", "a/2", "b/1", "a/12"])
 BATCHES = st.lists(st.tuples(st.dictionaries(KEYS, st.integers()), st.sets(KEYS)), max_size=8)
 
 
+@pytest.mark.slow
 @given(BATCHES)
 def test_batches_leave_what_a_dictionary_would_hold(tmp_path_factory, batches):
     path = tmp_path_factory.mktemp("state") / "state.db"

@@ -1,0 +1,79 @@
+"""How many records the next batch of a stage may have, so that no bound is passed.
+
+Before a stage there is room for `max_lag` records. What waits there takes room, and so does what
+the stages before are about to write: what they have planned, by records out per in, less what they
+have written of it. One round of their batches fills half of it at most, shared in proportion to
+their normal rates: they write one half while the other is read.
+
+A bound is kept for each batch when it is planned; no rate has to settle first, and as soon as there
+is room the next batch has it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROUND_SHARE = 0.5
+"""Share of `max_lag` that the batches of all stages before it may fill at a time. With all of it a
+stage and the ones before it would work in turns, and never at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimit:
+    """What the next batch of a stage may have at most."""
+
+    records: int
+    waits_for: str
+    """The stage that makes room when it goes on."""
+    why: str
+    """Part of a sentence, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamWriter:
+    """A stage that writes to the topics of another one."""
+
+    name: str
+    weight: float
+    """Its share of the room, above 0; 0: it has nothing to read and needs none."""
+    records_out: float
+    """Records that it writes there for one that it reads, 0 or more."""
+    planned: float = 0.0
+    """Records of its batches that are not reported."""
+    written: int = 0
+    """What it has written there since its last report."""
+
+    @property
+    def coming(self) -> float:
+        """Records that it is still to write there."""
+        return max(0.0, self.planned * self.records_out - self.written)
+
+
+def records_that_fit(
+    max_lag: int, lag: int, writers: Sequence[UpstreamWriter], name: str, least: int = 1
+) -> int | None:
+    """Return how many records the next batch of one of the writers may read; None: any number.
+
+    Where `max_lag` itself has no room for `least`, so many are let through when nothing waits, or
+    the stage would stand still for ever.
+
+    Args:
+        max_lag: 1 or more.
+        lag: what waits; may be above `max_lag`.
+        writers: all that write there.
+        name: the one that plans.
+        least: records that a batch has at least, as one of each partition; 1 or more.
+
+    """
+    asking = next(each for each in writers if each.name == name)
+    if asking.records_out <= 0:
+        return None
+    coming = sum(each.coming for each in writers)
+    whole = sum(each.weight for each in writers)
+    share = max_lag * ROUND_SHARE * (asking.weight / whole if whole > 0 else 1.0)
+    # With a share below `least` nobody could go on, however much room there is.
+    share = max(share - asking.coming, least * asking.records_out)
+    records = math.floor(min(max_lag - lag - coming, share) / asking.records_out)
+    if records >= least:
+        return records
+    return least if lag == 0 and coming == 0 else 0

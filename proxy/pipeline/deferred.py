@@ -1,0 +1,180 @@
+"""Batches that wait until it is known what they have read.
+
+A stage that reads while the stage before it still writes may report its batch first. Which roots
+its input belongs to is known only with the other report, so its batch waits: until the ranges that
+it read have been reported, or the stage before reports a batch that began after this one was
+reported, or says that it is idle. What was not claimed then is nobody's.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from .edges import StagePartition, TopicRange
+from .graph import PipelineGraph
+from .ledger import LedgerItem
+
+MAX_WAIT_MS = 60_000.0
+"""No batch waits longer, nor longer than half of the ledger's timeout: the stage before may be
+dead, or what was read may be another producer's."""
+
+MAX_DEFERRED = 1_000
+"""Batches of one stage that wait at most; beyond it the first is taken as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBatch:
+    """One batch of a stage, finished. Raises ValueError when its time or size cannot be."""
+
+    stage: str
+    batch: int
+    """Its number at the stage."""
+    inputs: tuple[TopicRange, ...]
+    """What it has completed."""
+    outputs: tuple[TopicRange, ...]
+    """What its clients have appended since the batch before."""
+    started_ms: float
+    """When it began, monotonic: all that was appended before was reported before."""
+    size_bytes: int = 0
+    """What it has read; counts against `max_pending` when it is a source batch."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.started_ms) or self.size_bytes < 0:
+            raise ValueError(f"{self} cannot be")
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredBatch:
+    """A batch that waits."""
+
+    number: int
+    """Counts up, so that the order survives a restart."""
+    batch: StageBatch
+    at_ms: float
+    """When it was reported, monotonic."""
+
+
+class DeferredBatches:
+    """The batches of one pipeline that wait, in order of report for each stage.
+
+    Args:
+        graph: the pipeline.
+        known_to: returns up to which offset it is known who produced what waits somewhere.
+        mark: is called with what changed or went.
+
+    """
+
+    def __init__(
+        self,
+        graph: PipelineGraph,
+        known_to: Callable[[StagePartition], int],
+        mark: Callable[[LedgerItem], None],
+    ) -> None:
+        self._mark = mark
+        self._graph = graph
+        self._known_to = known_to
+        self._queues: dict[str, deque[DeferredBatch]] = {}
+        self._next = 1
+        self.settled: dict[str, float] = {}
+        """By stage the time before which all that it appended is reported, monotonic."""
+        self.forced = 0
+        """Batches that were taken although it was not known what they had read."""
+        self.dropped = 0
+        """Batches whose stage went while they waited."""
+        self.waiting: dict[int, DeferredBatch] = {}
+        """By number."""
+        self._kept: set[int] = set()
+        """Numbers of those that have records."""
+
+    def update(self, graph: PipelineGraph) -> None:
+        """Follow a reload; batches of stages that are gone are dropped."""
+        self._graph = graph
+        for name in self._queues.keys() - graph.stages:
+            gone = self._queues.pop(name)
+            self.dropped += len(gone)
+            for deferred in gone:
+                self._remove(deferred.number)
+        for name in self.settled.keys() - graph.stages:
+            del self.settled[name]
+            self._mark(("stage", name))
+
+    def add(self, batch: StageBatch, now_ms: float) -> None:
+        """Add a batch; `ready` gives it out again, at once if it need not wait."""
+        self._put(DeferredBatch(self._next, batch, now_ms))
+
+    def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
+        """Give out the batches that need not wait, each with whether its input is known.
+
+        One goes after those that feed it and after the earlier ones of its stage. Each must be
+        applied before the next is taken.
+        """
+        limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
+        for stage in [name for name in self._graph.order if name in self._queues]:
+            queue = self._queues[stage]
+            while queue:
+                first = queue[0]
+                is_known = self._is_known(first)
+                is_over = now_ms >= first.at_ms + limit_ms or len(queue) > MAX_DEFERRED
+                if not (is_known or is_over):
+                    self._keep(queue)
+                    break
+                queue.popleft()
+                self._remove(first.number)
+                self.forced += not is_known
+                yield first.batch, is_known
+                self.settle(stage, min(first.batch.started_ms, first.at_ms))
+            if not queue:
+                del self._queues[stage]
+
+    def idle(self, stage: str, now_ms: float) -> None:
+        """Record that a stage has nothing to do: all that it appended is reported."""
+        if stage in self._graph.stages and stage not in self._queues:
+            self.settle(stage, now_ms)
+
+    def settle(self, stage: str, time_ms: float) -> None:
+        """Record that all is reported that a stage appended before that time."""
+        settled_ms = self.settled.get(stage)
+        if settled_ms is None or time_ms > settled_ms:
+            self.settled[stage] = time_ms
+            self._mark(("stage", stage))
+
+    def waiting_of(self, stage: str) -> int:
+        """Return how many batches of a stage wait."""
+        return len(self._queues.get(stage, ()))
+
+    def restore(self, deferred: DeferredBatch) -> None:
+        """Add a batch as it was; those of a stage in the order of their numbers."""
+        self._kept.add(deferred.number)
+        self._put(deferred)
+
+    def _put(self, deferred: DeferredBatch) -> None:
+        self._next = max(self._next, deferred.number + 1)
+        self._queues.setdefault(deferred.batch.stage, deque()).append(deferred)
+        self.waiting[deferred.number] = deferred
+
+    def _keep(self, queue: Iterable[DeferredBatch]) -> None:
+        """Let batches that do have to wait have records; most need not."""
+        for deferred in queue:
+            if deferred.number not in self._kept:
+                self._kept.add(deferred.number)
+                self._mark(("early", deferred.number))
+
+    def _remove(self, number: int) -> None:
+        del self.waiting[number]
+        if number in self._kept:
+            self._kept.remove(number)
+            self._mark(("early", number))
+
+    def _is_known(self, deferred: DeferredBatch) -> bool:
+        stage = deferred.batch.stage
+        for read in deferred.batch.inputs:
+            feeder = self._graph.feeder(stage, read.topic)
+            if feeder is None or read.start == read.end:
+                continue
+            settled_ms = self.settled.get(feeder)
+            if settled_ms is not None and settled_ms >= deferred.at_ms:
+                continue
+            if read.end > self._known_to((stage, read.topic, read.partition)):
+                return False
+        return True

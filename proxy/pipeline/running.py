@@ -1,0 +1,278 @@
+"""Wires pipelines to what is measured and reported, and what they decide to clients and metrics."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from types import MappingProxyType
+
+from structlog import get_logger
+
+from metrics import Instruments
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import Report
+from proxy.progress.report_handler import AcceptedReport
+from proxy.quota.manager import QuotaManager
+from proxy.state import Store
+from proxy.wire.topic_partition import TopicPartition
+
+from .arrivals import Arrivals
+from .batch_planner import BatchPlanner
+from .bounded_query import QueriesOf
+from .completion import PIPELINE_CHANGED
+from .edges import TopicRange
+from .enforcer import Enforcer
+from .graph import PipelineSettings
+from .ledger import EndedRoot, RootOutcome
+from .pipeline_state import PipelineState
+from .running_pipeline import RunningPipeline
+
+TICK_S = 0.5
+"""Between two looks at what is measured and due."""
+
+_log = get_logger(__name__)
+
+
+class RunningPipelines:
+    """All pipelines of the configuration.
+
+    Args:
+        pipelines: what they are.
+        registry: knows log ends and lag, and which client a query reads with.
+        queries_of: where stages are held.
+        quotas: where producers are held.
+        instruments: show state, rates and the ledger.
+        clock_ms: monotonic.
+        clock_s: the wall clock.
+
+    """
+
+    def __init__(
+        self,
+        pipelines: Iterable[PipelineSettings],
+        registry: QueryRegistry,
+        queries_of: QueriesOf,
+        quotas: QuotaManager,
+        instruments: Instruments,
+        *,
+        clock_ms: Callable[[], float] = clock_ms,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock_ms = clock_ms
+        self._clock_s = clock_s
+        self._registry = registry
+        self._queries_of = queries_of
+        self._instruments = instruments
+        self._pipelines: dict[str, RunningPipeline] = {}
+        self._planner = BatchPlanner(registry, queries_of)
+        self._enforcer = Enforcer(self._planner, queries_of, quotas)
+        self._arrivals = Arrivals(registry)
+        self._state = PipelineState(clock_ms)
+        self._wake = asyncio.Event()
+        self.generation = 0
+        """Changes whenever `follows` may give another answer."""
+        self.update(pipelines)
+
+    # Life
+
+    def update(self, pipelines: Iterable[PipelineSettings]) -> None:
+        """Follow the pipelines of another configuration; those that remain go on."""
+        self.generation += 1
+        now_ms = self._clock_ms()
+        wanted = {settings.name: settings for settings in pipelines}
+        for name in self._pipelines.keys() - wanted.keys():
+            self._drop(self._pipelines.pop(name), now_ms)
+        for name, settings in wanted.items():
+            pipeline = self._pipelines.get(name)
+            if pipeline is None:
+                made = RunningPipeline(settings, self._registry, now_ms, self._clock_s())
+                self._pipelines[name] = made
+            elif pipeline.graph.settings != settings:
+                self._enforcer.release(pipeline, now_ms)
+                pipeline.update(settings, now_ms)
+                self._forget_nodes(name)
+                self._enforcer.hold(pipeline, now_ms)
+        self._wake.set()
+
+    def load(self, store: Store) -> None:
+        """Take up what an earlier process kept there; write there from now on."""
+        self._state.load(store, self._pipelines.values())
+        for pipeline in self._pipelines.values():
+            self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
+
+    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
+        """Yield what is to run until it is cancelled."""
+        yield self._run_pipelines
+
+    async def close(self) -> None:
+        """Keep what is due, and keep nothing more: the store may be closed then."""
+        await self.keep()
+        await self._state.close()
+
+    async def keep(self) -> None:
+        """Write what has changed; what can't be written is tried again."""
+        await self._state.keep(self._pipelines.values())
+
+    # What the relay sees
+
+    def follows(self, client_id: str | None) -> bool:
+        """Return whether what a client writes is of interest."""
+        return client_id is not None and any(
+            pipeline.stage_of(client_id) is not None or client_id in pipeline.sources
+            for pipeline in self._pipelines.values()
+        )
+
+    def appended(
+        self, client_id: str, topic: str, partition: int, start: int, end: int, now_ms: float
+    ) -> None:
+        """Record that a client has written the records from `start` up to `end`."""
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(client_id)
+            if stage is not None and topic in stage.produces:
+                self._registry.appended(topic, partition, end, now_ms)
+                pipeline.wrote(stage.name, TopicRange(topic, partition, start, end), now_ms)
+
+    def plans(self, client_id: str, partitions: Set[TopicPartition], now_ms: float) -> None:
+        """Record that a driver is about to be told the ends of partitions."""
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(client_id)
+            if (
+                stage is not None
+                and pipeline.graph.settings.bounds_batches
+                and self._planner.look_up(client_id, partitions)
+            ):
+                self._enforcer.hold_plan(pipeline, stage, client_id, now_ms)
+
+    def sent(self, client_id: str, count: int, records: int) -> None:
+        """Record that a client has sent so many bytes for so many records."""
+        if records and any(client_id in each.sources for each in self._pipelines.values()):
+            self._enforcer.sent(client_id, count, records)
+
+    # What reports say
+
+    def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
+        """Return the partitions whose log ends should be passed to `reported`.
+
+        Not none when a stage reports a batch that began before this process did.
+        """
+        if report.batch is None:
+            return set()
+        started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
+        members = (report.client_id or "", report.name or "")
+        found = (each.lost_ends(members, started_ms) for each in self._pipelines.values())
+        return set[TopicPartition]().union(*found)
+
+    def reported(
+        self,
+        accepted: AcceptedReport,
+        now_ms: float,
+        ends: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> None:
+        """Apply a report that the registry has accepted; for `ends` see `lost_ends`."""
+        report, query = accepted.report, accepted.query
+        if accepted.new_run:
+            self.generation += 1  # the query may have another name now
+        for pipeline in self._pipelines.values():
+            stage = pipeline.stage_of(query.client_id)
+            if stage is None:
+                continue
+            trigger = pipeline.flow.stages[stage.name]
+            trigger.seen(now_ms)
+            is_late = report.run_id != query.run_id  # of an earlier run
+            if report.event == "running" or (is_late and report.batch is None):
+                continue
+            if report.batch is not None:
+                pipeline.add_batch(stage, accepted, self._queries_of(query.client_id), ends, now_ms)
+            elif report.event == "idle":
+                pipeline.idle(stage, now_ms - report.age_ms, now_ms)
+            elif report.event == "terminated":
+                trigger.ended()
+            self._planner.reported(query.client_id)
+            # What it has completed makes room for those before it, a root that ends for the first.
+            graph = pipeline.graph
+            before = {stage.name, *graph.first, *graph.upstream_of(stage.name)}
+            for name in before & graph.stages.keys():
+                self._enforcer.hold_stage(pipeline, graph.stages[name], now_ms)
+            self._wake.set()
+
+    # What the admin server asks
+
+    def documents(self) -> Sequence[Mapping[str, object]]:
+        """Return what there is to show of each pipeline."""
+        now_ms = self._clock_ms()
+        return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
+
+    # The loop
+
+    async def _run_pipelines(self) -> None:
+        due_ms = self._clock_ms()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(due_ms - self._clock_ms(), 0.0) / MS_PER_SECOND):
+                    await self._wake.wait()
+            now_ms = self._clock_ms()
+            if now_ms >= due_ms:  # reports may wake this more often than that
+                due_ms = now_ms + TICK_S * MS_PER_SECOND
+                try:
+                    self.tick(now_ms)
+                except Exception as error:  # a defect of ours must not end the proxy
+                    _log.error("unexpected error", about="pipelines", exc_info=error)
+            self._wake.clear()
+            await self.keep()
+            await self._state.reapply(self._pipelines.values())
+
+    def tick(self, now_ms: float) -> None:
+        """Do what is due by what is measured, and hold and release accordingly."""
+        if not self._pipelines:
+            return
+        arrived, lags = self._arrivals.measure()
+        for pipeline in self._pipelines.values():
+            pipeline.measure(arrived, lags, now_ms)
+            pipeline.completion.tick(now_ms)
+            self._count_ended(pipeline.name, pipeline.completion.take_ended())
+            pipeline.log(pipeline.flow.tick(now_ms))
+            self._enforcer.hold(pipeline, now_ms)
+            self._show(pipeline)
+
+    def _drop(self, pipeline: RunningPipeline, now_ms: float) -> None:
+        self._enforcer.release(pipeline, now_ms)
+        name, pending = pipeline.name, pipeline.completion.ledger.pending_batches
+        self._count_ended(name, pipeline.completion.take_ended())
+        _log.warning("pipeline is gone", pipeline=name, pending=pending)
+        if pending:
+            self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
+        self._forget_nodes(name)
+        self._instruments.ledger_pending.forget(pipeline=name)
+        self._state.forget(pipeline)
+
+    # Metrics
+
+    def _forget_nodes(self, pipeline: str) -> None:
+        for metric in (self._instruments.stage_state, self._instruments.stage_rate):
+            metric.forget(pipeline=pipeline)
+
+    def _count_ended(self, name: str, ended: Iterable[EndedRoot]) -> None:
+        for root in ended:
+            if root.outcome is RootOutcome.COMPLETED:
+                duration_s = (root.ended_ms - root.started_ms) / MS_PER_SECOND
+                self._instruments.ledger_completion_seconds.of(name).observe(duration_s)
+                continue
+            reason = root.reason or str(root.outcome)
+            self._instruments.ledger_failed_total.of(name, reason).inc()
+            _log.warning(
+                "source batch not finished",
+                pipeline=name,
+                stage=root.owner.stage,
+                batch=root.owner.batch,
+                reason=reason,
+            )
+
+    def _show(self, pipeline: RunningPipeline) -> None:
+        name, instruments = pipeline.name, self._instruments
+        instruments.ledger_pending.of(name).set(pipeline.completion.ledger.pending_batches)
+        for node in pipeline.graph.nodes.values():
+            state, ceiling = pipeline.flow.state_of(node.name), pipeline.ceilings.get(node.name)
+            held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
+            instruments.stage_state.of(name, node.name).set(float(bool(held)))
+            instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))

@@ -1,0 +1,297 @@
+"""The store over a compacted topic: all records in memory, each change written before it counts."""
+
+import asyncio
+import ssl
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Lock
+from typing import Any
+
+from metrics.clock import MS_PER_SECOND
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.login import Login
+from proxy.cluster.upstream import Address, RefusedError, UpstreamError
+from proxy.state.store import MemoryStore, Record, StateError, Store
+
+from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
+from .producer import Producer
+from .state_reader import StateReader
+from .state_topic import MAX_RECORD_BYTES, FencedError, StateTopic
+
+TIMEOUT_S = 10.0
+"""For a write with all its attempts."""
+
+LOAD_TIMEOUT_S = 60.0
+"""To read the whole topic, and to become its owner."""
+
+CLOSE_TIMEOUT_S = 2.0
+
+OWNER_POLL_S = 0.1
+"""Between looks at whether a proxy that is about to stop has let the state go."""
+
+MAX_STATE_BYTES = 256 * 2**20
+"""Of all keys and values together; they are in memory."""
+
+MESSAGE_TOO_LARGE = 10
+FORBIDDEN = frozenset({29, 31, 53})
+"""Authorization failed for the topic, the cluster, the transactional id."""
+
+
+class KafkaStore(Store):
+    """Records in a topic of one partition, which is made when it does not exist.
+
+    `put_many` is a transaction, and when it returned the brokers have it (acks=all). The newest
+    proxy that opens the state has it: Kafka refuses the writes of the one before, which then says
+    that another has taken over, for good. While no broker answers writes fail, after `timeout_s`,
+    and a later one works again. Where the answer to a commit was lost and the write is reported as
+    failed, the next write that works, or `close`, undoes it; a crash before that may leave it.
+
+    Args:
+        servers: bootstrap servers of the cluster, at least one; Kafka 2.5 or later.
+        topic: where the state is, and the transactional id. Each proxy needs its own.
+        tls: to the brokers; None: plain.
+        login: on each connection; None: without.
+        timeout_s: limit of each write with all its attempts.
+        wait_ms: how long to wait for the proxy that has the state and is about to stop; after that
+            it is taken from it.
+
+    Raises:
+        StateError: no broker answers, the topic is not made for state, holds what this version
+            cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No
+            other proxy has lost the state, except in the last case.
+
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        topic: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+        timeout_s: float = TIMEOUT_S,
+        wait_ms: float = 0.0,
+    ) -> None:
+        self._name = topic
+        self._timeout_s = timeout_s
+        self._client = KafkaClient(Bootstrap(servers, tls, login=login))
+        self._topic = StateTopic(self._client, topic)
+        self._producer = Producer(self._topic)
+        # Callers may be in an event loop of their own, so the client's is in a thread of its own.
+        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-state")
+        self._lock = Lock()
+        """For all but `_records`, which may be read while a write waits for the brokers."""
+        self._records = MemoryStore()
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
+        self._owner: StateOwner | None = None
+        self._uncertain: set[str] = set()
+        """Keys of writes that failed; the topic may have what `_records` has not."""
+        self._taken: StateError | None = None
+        self._closed = False
+        try:
+            with self._explained("opened"):
+                self._run(self._start(wait_ms))
+        except BaseException:
+            self._shut_down()
+            raise
+
+    def get(self, key: str) -> Record | None:
+        """Return the record of that key, or None."""
+        return self._records.get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records whose key begins with `prefix`, sorted by key."""
+        return self._records.items(prefix)
+
+    def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
+        """Delete keys and write records, all or nothing; return how many were deleted."""
+        new = {record.key: record for record in records}
+        gone = tuple(delete)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the state in topic {self._name} is closed")
+            changes = self._changes(new, gone)
+            if changes:
+                self._check_sizes(changes)
+                self._uncertain |= changes.keys()
+                with self._explained("written"):
+                    self._run(self._write(changes, self._timeout_s))
+                self._uncertain.clear()
+                for key, record in changes.items():
+                    self._count(key, record)
+            return self._records.put_many(new.values(), delete=gone)
+
+    def close(self) -> None:
+        """Release the state to a successor, undoing failed writes; a second time does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            # Who comes next takes the state also when it cannot be told so.
+            with suppress(StateError), self._explained("closed"):
+                if self._taken is None:
+                    changes: dict[str, Content] = {OWNER_KEY: None}
+                    self._run(self._write(changes | self._changes({}, ()), CLOSE_TIMEOUT_S))
+            self._shut_down()
+            self._records.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this in the store's own event loop, one at a time, and wait for it."""
+        self._thread.submit(self._runner.run, work).result()
+
+    def _shut_down(self) -> None:
+        async def close() -> None:
+            self._client.close()
+
+        self._run(close())
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()
+
+    async def _start(self, wait_ms: float) -> None:
+        async with self._client.within(self._timeout_s):
+            await self._topic.ensure()
+        # All is read once before it is taken from anybody: it may be that we cannot use it.
+        reader = StateReader(self._topic)
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_ms / MS_PER_SECOND
+        while True:
+            async with self._client.within(LOAD_TIMEOUT_S, "not read to its end"):
+                await self._load(reader)
+            left_s = end_s - loop.time()
+            if self._owner is None or left_s <= 0:
+                break
+            await asyncio.sleep(min(OWNER_POLL_S, left_s))
+        async with self._client.within(LOAD_TIMEOUT_S):
+            await self._own(reader)
+
+    async def _own(self, reader: StateReader) -> None:
+        while True:
+            await self._producer.take_over()
+            await self._load(reader)  # what the one before had still written; it writes no more
+            before = self._owner
+            try:
+                await self._producer.write([to_message(OWNER_KEY, StateOwner())])
+            except FencedError:
+                await self._load(reader)
+                if self._owner != before:
+                    raise self._lost(self._owner) from None
+            else:
+                return
+
+    async def _load(self, reader: StateReader) -> None:
+        async for message in reader.read():
+            key, content = read_message(self._name, message)
+            if isinstance(content, Record):
+                self._records.put_many((content,))
+            elif key == OWNER_KEY:
+                self._owner = content
+                continue
+            else:
+                self._records.put_many((), delete=(key,))
+            self._count(key, content)
+            if self._size_bytes > MAX_STATE_BYTES:
+                raise self._too_large()
+
+    def _changes(self, new: dict[str, Record], gone: Iterable[str]) -> dict[str, Content]:
+        """Return what is to be written: what is asked for, and what undoes failed writes."""
+        changes: dict[str, Content] = {
+            key: None for key in gone if key in self._sizes or key in self._uncertain
+        }
+        for key in self._uncertain - new.keys() - changes.keys():
+            changes[key] = self._records.get(key)
+        return changes | new
+
+    async def _write(self, changes: dict[str, Content], limit_s: float) -> None:
+        if self._taken is not None:
+            raise self._taken
+        messages = [to_message(key, content) for key, content in changes.items()]
+        async with self._client.within(limit_s):
+            try:
+                await self._producer.write(messages)
+            except FencedError:
+                # Or else the brokers only gave up a transaction of ours that took too long.
+                await self._check_owner()
+                await self._producer.take_over()
+                # Only now what the other had committed a moment ago is sure to be seen. It takes
+                # the state back at its next write, as it finds nobody in its place.
+                await self._check_owner()
+                await self._producer.write(messages)
+
+    async def _check_owner(self) -> None:
+        """Raise, now and from now on, when another proxy has written since we last did."""
+        async for message in StateReader(self._topic, self._producer.position).read():
+            key, content = read_message(self._name, message)
+            if key == OWNER_KEY:
+                self._taken = self._lost(content)
+        if self._taken is not None:
+            raise self._taken
+
+    def _check_sizes(self, changes: dict[str, Content]) -> None:
+        total_bytes = self._size_bytes
+        for key, content in changes.items():
+            size_bytes = _size(key, content)
+            if size_bytes > MAX_RECORD_BYTES:
+                raise StateError(
+                    f"the record {key!r} has {size_bytes} bytes, and topic {self._name} takes "
+                    f"{MAX_RECORD_BYTES}",
+                    "keep state in SQLite (state.kind: sqlite)",
+                )
+            total_bytes += size_bytes - self._sizes.get(key, 0)
+        if total_bytes > MAX_STATE_BYTES:
+            raise self._too_large()
+
+    def _count(self, key: str, content: Content) -> None:
+        self._size_bytes -= self._sizes.pop(key, 0)
+        if content is not None:
+            self._sizes[key] = _size(key, content)
+            self._size_bytes += self._sizes[key]
+
+    def _too_large(self) -> StateError:
+        return StateError(
+            f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes",
+            "name another topic as state.topic, or keep state in SQLite (state.kind: sqlite)",
+        )
+
+    def _lost(self, owner: Content) -> StateError:
+        name = f" ({owner})" if isinstance(owner, StateOwner) else ""
+        return StateError(
+            f"another proxy{name} has taken the state in topic {self._name}",
+            "stop one of them, or give each proxy a state.topic of its own",
+        )
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        what = f"the state in topic {self._name} cannot be {done}"
+        try:
+            yield
+        except FencedError as error:
+            raise self._lost(None) from error
+        except UpstreamError as error:
+            raise StateError(
+                f"{what}: {error}",
+                "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
+            ) from error
+        except RefusedError as error:
+            raise StateError(f"{what}: {error}", _mend(self._name, error.error_code)) from error
+
+
+def _size(key: str, content: Content) -> int:
+    text = content.text if isinstance(content, Record) else ""
+    return len(key.encode()) + len(text.encode())
+
+
+def _mend(topic: str, error_code: int) -> str:
+    if error_code in FORBIDDEN:
+        return (
+            f"let quota-proxy create, describe, read and write topic {topic} and use it as "
+            "transactional id (kafka-acls.sh), or keep state in SQLite (state.kind: sqlite)"
+        )
+    if error_code == MESSAGE_TOO_LARGE:
+        return f"raise max.message.bytes of topic {topic} to {MAX_RECORD_BYTES} and a little more"
+    return (
+        f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
+        f"{topic} --partitions 1 --config cleanup.policy=compact"
+    )

@@ -1,0 +1,184 @@
+"""The topic: made with the right settings, asked at its leader and its coordinator."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kafka.errors import RetriableError, for_code
+from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+
+from proxy.cluster.kafka_client import TRANSACTION_COORDINATOR, KafkaClient
+from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
+from proxy.state.store import StateError
+
+MAX_REPLICAS = 3
+
+MAX_RECORD_BYTES = 8 * 2**20
+"""Of key and value. A record must fit into one batch."""
+
+BATCH_OVERHEAD_BYTES = 1024
+"""More than a batch adds to its only record."""
+
+COMPACT = "compact"
+READABLE_COMPRESSION = ("producer", "uncompressed", "gzip")
+"""We compress nothing, and Python reads gzip without more libraries."""
+
+CREATE_VERSION = 4
+CREATE_TIMEOUT_MS = 5000
+DESCRIBE_VERSION = 1
+"""All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
+
+TOPIC_RESOURCE = 2
+UNKNOWN_TOPIC = 3
+ALREADY_EXISTS = 36
+UNKNOWN_SERVER_ERROR = -1
+"""The broker failed over it, as it may when several producers begin under one id at once."""
+
+FENCED = frozenset({47, 48, 49, 59, 90, 120})
+"""INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, UNKNOWN_PRODUCER_ID,
+PRODUCER_FENCED, TRANSACTION_ABORTABLE: our transaction, or our producer, is no more."""
+
+
+class FencedError(Exception):
+    """Our producer may not write any more: another one came, or its transaction timed out."""
+
+
+class StateTopic:
+    """A topic of one partition, whose name is the transactional id as well."""
+
+    def __init__(self, client: KafkaClient, name: str) -> None:
+        self.client = client
+        self.name = name
+        self._partition = name, 0
+        self._transactions = TRANSACTION_COORDINATOR, name
+
+    async def ask_leader(self, request: Any) -> Any:
+        """Send a request to the partition's leader and return the response.
+
+        Raises UpstreamError and RefusedError.
+        """
+        return await self.client.ask(request, await self._leader())
+
+    async def ask_coordinator(self, request: Any) -> Any:
+        """Send a request to who looks after the transactions, as `ask_leader`."""
+        doing = "look for the transaction coordinator"
+        coordinator = await self.client.coordinator(
+            self._transactions, lambda error_code: self.check(error_code, doing)
+        )
+        return await self.client.ask(request, coordinator)
+
+    def check(self, error_code: int, doing: str, reason: str | None = None) -> None:
+        """Raise what an error code of Kafka means to us; do nothing for 0.
+
+        Raises:
+            UpstreamError: it may pass; leader and coordinator are looked for anew.
+            RefusedError: it will not.
+            FencedError: another one writes, or our transaction is no more.
+
+        """
+        if not error_code:
+            return
+        if error_code in FENCED:
+            raise FencedError(name_of(error_code))
+        text = f"{doing}: {name_of(error_code)}"
+        if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
+            self.client.forget(self._partition, self._transactions)
+            raise UpstreamError(NOT_READY, text)
+        raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
+
+    async def ensure(self) -> None:
+        """Make the topic if there is none, and check that state can be kept in it.
+
+        Raises:
+            StateError: it exists and is not made for that.
+            UpstreamError: no broker answers.
+            RefusedError: the proxy may not make it, or not see its settings.
+
+        """
+        retry, name = self.client.retry, self.name
+        # At once when nobody answers; what comes later is given the time.
+        if await self._find() is None:
+            await retry(self._create)
+        await retry(self._leader)
+        found = await retry(self._find)
+        partitions = len(found.partitions) if found is not None else 0
+        if partitions != 1:
+            raise StateError(
+                f"topic {name} has {partitions} partitions, and state needs a topic of one, as "
+                "only that keeps the order",
+                "name another topic as state.topic; quota-proxy makes it",
+            )
+        configs = await retry(self._configs)
+        policy, compression = configs.get("cleanup.policy"), configs.get("compression.type")
+        if policy != COMPACT:
+            raise StateError(
+                f"topic {name} would lose state: its cleanup.policy is {policy}, not {COMPACT}",
+                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
+                f"cleanup.policy={COMPACT}, or name another topic as state.topic",
+            )
+        if compression not in READABLE_COMPRESSION:
+            raise StateError(
+                f"topic {name} is compressed by the brokers: its compression.type is {compression}",
+                f"set it: kafka-configs.sh --alter --topic {name} --add-config "
+                "compression.type=uncompressed, or name another topic as state.topic",
+            )
+
+    async def _leader(self) -> Address:
+        for leader in await self.client.leaders((self._partition,)):
+            return leader
+        is_there = await self._find() is not None
+        text = f"topic {self.name} {'has no leader' if is_there else 'is gone'}"
+        raise UpstreamError(NOT_READY, text)
+
+    async def _find(self) -> Any | None:
+        (found,) = (await self.client.metadata([self.name])).topics
+        if found.error_code == UNKNOWN_TOPIC:
+            return None
+        self.check(found.error_code, f"look for topic {self.name}")
+        return found
+
+    async def _create(self) -> None:
+        cluster = await self.client.metadata([self.name])
+        replicas = min(MAX_REPLICAS, len(cluster.brokers))
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=self.name,
+            num_partitions=1,
+            replication_factor=replicas,
+            assignments=[],
+            configs=list(settings(replicas).items()),
+        )
+        request = CreateTopicsRequest[CREATE_VERSION](
+            topics=[topic], timeout_ms=CREATE_TIMEOUT_MS, validate_only=False
+        )
+        addresses = {broker.node_id: (broker.host, broker.port) for broker in cluster.brokers}
+        response = await self.client.ask(request, addresses.get(cluster.controller_id))
+        (made,) = response.topics
+        if made.error_code != ALREADY_EXISTS:  # by another proxy, or by us when the answer was lost
+            self.check(made.error_code, f"make topic {self.name}", made.error_message)
+
+    async def _configs(self) -> dict[str, str]:
+        resource = TOPIC_RESOURCE, self.name, ["cleanup.policy", "compression.type"]
+        request = DescribeConfigsRequest[DESCRIBE_VERSION](
+            resources=[resource], include_synonyms=False
+        )
+        (found,) = (await self.client.ask(request)).results
+        doing = f"see the settings of topic {self.name}"
+        self.check(found.error_code, doing, found.error_message)
+        return {config.name: config.value for config in found.configs}
+
+
+def settings(replicas: int) -> Mapping[str, str]:
+    """Return what the topic is made with."""
+    return {
+        "cleanup.policy": COMPACT,
+        # Whatever the cluster does to other topics, we must be able to read this one.
+        "compression.type": "uncompressed",
+        # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
+        "min.insync.replicas": str(max(replicas - 1, 1)) if replicas >= MAX_REPLICAS else "1",
+        "max.message.bytes": str(MAX_RECORD_BYTES + BATCH_OVERHEAD_BYTES),
+        # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
+        "segment.bytes": str(16 * 2**20),
+        "segment.ms": str(60 * 60 * 1000),
+        "min.cleanable.dirty.ratio": "0.1",
+        # For readers on their way only, and reading takes a minute at most.
+        "delete.retention.ms": str(60 * 60 * 1000),
+    }

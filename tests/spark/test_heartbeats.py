@@ -1,0 +1,201 @@
+"""Signs of life: which runs live, told to a proxy that comes back, and now and then."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+from listening.events import Run
+from listening.receiver import Receiver, Report, refuse, take
+
+from proxy.spark import QuotaListener, quota_listener
+
+Listen = Callable[..., QuotaListener]
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run("orders")
+
+
+def wait_for_heartbeats(receiver: Receiver, count: int) -> list[Report]:
+    receiver.wait_for(lambda: len(receiver.heartbeats) >= count, f"{count} heartbeats")
+    return receiver.heartbeats
+
+
+def test_a_proxy_that_comes_back_gets_a_heartbeat(
+    receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
+    listener = listen(clients={"orders": "etl"})
+    listener.onQueryStarted(run.started())
+    listener.onQueryProgress(run.batch(7))
+    receiver.wait_for_numbers(1, 2)
+    assert receiver.heartbeats == []
+    receiver.stop()
+    receiver.start()
+    heartbeat = wait_for_heartbeats(receiver, 1)[0]
+    assert heartbeat.pop("sender") == receiver.taken[0]["sender"]
+    assert heartbeat == {
+        "event": "running",
+        "query_id": str(run.query_id),
+        "run_id": str(run.run_id),
+        "name": "orders",
+        "client_id": "etl",
+        "age_ms": 0,
+        "last_batch_id": 7,
+        "under_way": None,
+        "trigger": None,
+    }
+    listener.onQueryIdle(run.idle())
+    assert listener.close(10)
+    assert receiver.numbers() == [1, 2, 3]
+    assert (len(receiver.heartbeats), listener.sent, listener.dropped) == (1, 3, 0)
+
+
+def test_what_waits_comes_before_the_heartbeat(
+    receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 1000.0)
+    seen: list[str] = []
+
+    async def note(request: object, report: Report) -> object:
+        seen.append(report["event"])
+        return await take(request, report)  # type: ignore[arg-type]
+
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    receiver.wait_for_numbers(1)
+    receiver.stop()
+    listener.onQueryProgress(run.batch(0))
+    listener.onQueryProgress(run.batch(1))
+    receiver.behaviour = note  # type: ignore[assignment]
+    receiver.start()
+    assert wait_for_heartbeats(receiver, 1)[0]["last_batch_id"] == 1
+    receiver.wait_for_numbers(1, 2, 3)
+    assert seen[:3] == ["progress", "progress", "running"]
+
+
+def test_each_run_that_lives_is_told_now_and_then(
+    receiver: Receiver, listen: Listen, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 0.0)
+    listener, other, nameless = listen(), Run("other"), Run(None)
+    listener.onQueryStarted(nameless.started())
+    listener.onQueryStarted(run.started())
+    listener.onQueryStarted(other.started())
+    wait_for_heartbeats(receiver, 6)
+    names = [heartbeat["name"] for heartbeat in receiver.heartbeats]
+    assert {"orders", "other"} == set(names)
+    assert all("number" not in heartbeat for heartbeat in receiver.heartbeats)
+    listener.onQueryTerminated(other.terminated())
+    again = Run("orders", run.query_id)
+    listener.onQueryStarted(again.started())  # the end of the run before comes late
+    receiver.wait_for_numbers(1, 2, 3, 4)
+    told = len(receiver.heartbeats)
+    wait_for_heartbeats(receiver, told + 3)
+    assert {heartbeat["run_id"] for heartbeat in receiver.heartbeats[told + 1 :]} == {
+        str(again.run_id)
+    }
+    listener.onQueryTerminated(run.terminated())
+    listener.onQueryTerminated(again.terminated())
+    assert listener.close(10)
+    assert receiver.numbers() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_proxy_that_knows_no_heartbeats_hears_one_for_each_connection(
+    receiver: Receiver,
+    listen: Listen,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(quota_listener, "HEARTBEAT_S", 0.0)
+    unknown = refuse(400, "malformed", "event: Input should be 'started'")
+
+    async def old(request: object, report: Report) -> object:
+        behaviour = unknown if report["event"] == "running" else take
+        return await behaviour(request, report)  # type: ignore[arg-type]
+
+    receiver.behaviour = old  # type: ignore[assignment]
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    wait_for_heartbeats(receiver, 1)
+    for batch in range(5):
+        listener.onQueryProgress(run.batch(batch))
+        receiver.wait_for_numbers(*range(1, batch + 3))
+    assert len(receiver.heartbeats) == 1
+    receiver.hang_up()
+    wait_for_heartbeats(receiver, 2)
+    assert listener.close(10)
+    assert [(r.levelname, "HTTP 400" in r.getMessage()) for r in caplog.records] == [("INFO", True)]
+    assert (listener.refused, listener.dropped) == (0, 0)
+
+
+def test_advice_is_logged_once(
+    receiver: Receiver, listen: Listen, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def advise(_request: web.Request, _report: Report) -> web.Response:
+        return web.json_response({"advice": ["add a rule", "write batch_interval: 2s"]})
+
+    receiver.behaviour = advise
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    listener.onQueryIdle(run.idle())
+    assert listener.close(10)
+    assert [record.getMessage().partition(" says ")[2] for record in caplog.records] == [
+        "of query orders: add a rule",
+        "of query orders: write batch_interval: 2s",
+    ]
+    assert listener.sent == 2
+
+
+@pytest.mark.parametrize(
+    "body", [[], {"advice": None}, {"advice": 5}, {"advice": [[1], None]}, "x", None]
+)
+def test_an_odd_answer_is_no_fault(
+    receiver: Receiver, listen: Listen, run: Run, body: object
+) -> None:
+    async def answer(_request: web.Request, _report: Report) -> web.Response:
+        return web.json_response(body)
+
+    receiver.behaviour = answer
+    listener = listen()
+    listener.onQueryStarted(run.started())
+    assert listener.close(10)
+    assert (listener.sent, listener.dropped) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ProcessingTimeTrigger(2000)", {"kind": "processing_time", "interval_ms": 2000}),
+        ("ProcessingTimeTrigger(0)", {"kind": "processing_time", "interval_ms": 0}),
+        ("AvailableNowTrigger", {"kind": "available_now", "interval_ms": None}),
+        ("OneTimeTrigger", {"kind": "once", "interval_ms": None}),
+        ("ContinuousTrigger(500)", {"kind": "continuous", "interval_ms": 500}),
+        ("RealTimeTrigger(500)", None),
+        ("", None),
+    ],
+)
+def test_triggers(text: str, expected: object) -> None:
+    assert quota_listener.read_trigger(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("is_active", "message", "expected"),
+    [
+        (False, "Initializing sources", None),  # a batch may be done again from the checkpoint
+        (True, "Getting offsets from KafkaV2[Subscribe[t]]", False),
+        (True, "Writing offsets to log", True),
+        (True, "Processing new data", True),
+        (False, "Processing new data", False),
+        (True, "No new data but cleaning up state", True),
+        (True, "Waiting for data to arrive", False),
+        (False, "Waiting for next trigger", False),
+        (True, "Reconfiguring", None),
+    ],
+)
+def test_under_way(is_active: bool, message: str, expected: bool | None) -> None:
+    assert quota_listener.is_under_way(is_active, message) is expected

@@ -1,0 +1,226 @@
+"""Whose messages are wanted, and what becomes of each request that is shown."""
+
+from struct import pack
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.backpressure.backpressure import Backpressure
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.topics import TopicNames
+from proxy.queries.following import Following
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
+from proxy.relay.interceptor import INTERCEPTED_APIS
+from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
+from proxy.wire.frames import RequestHead
+from proxy.wire.list_offsets import LATEST
+
+NOW_MS = 1000.0
+LOOKUP_VERSION = 5
+FETCH_VERSION = 11
+BOUND = 1e6
+
+FETCHES = [FETCH, LIST_OFFSETS]
+
+
+class Appends:
+    """Pipelines that follow some clients and write down what they are shown."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+        self.generation = 0
+        self.calls = []
+
+    def follows(self, client_id):
+        return client_id in self.clients
+
+    def appended(self, client_id, topic, partition, start, end, now_ms):
+        self.calls.append(("appended", client_id, topic, partition, start, end, now_ms))
+
+    def plans(self, client_id, partitions, now_ms):
+        self.calls.append(("plans", client_id, set(partitions), now_ms))
+
+    def sent(self, client_id, count, records):
+        self.calls.append(("sent", client_id, count, records))
+
+
+class World:
+    def __init__(self, *, queries=(), writers=(), adaptive=()):
+        instruments = Instruments(CollectorRegistry(), max_label_sets=100)
+        settings = QuotaSettings(rules=tuple(map(bounded, adaptive)))
+        self.quotas = QuotaManager(settings, instruments, Registry(settings.max_sensors))
+        self.registry = QueryRegistry(progress(queries), lambda _: True, lambda _: None)
+        self.appends = Appends(*writers)
+        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
+        self.following = Following(
+            self.registry, self.backpressure, TopicNames(), self.quotas, self.appends
+        )
+
+    def client(self, client_id="c", node_id=1):
+        return self.following.client(ClientIdentity("default", None, client_id), node_id)
+
+
+def progress(queries):
+    return ProgressSettings(queries=tuple(QuerySettings(name=n, client_id=n) for n in queries))
+
+
+def bounded(client_id):
+    bounds = {QuotaKind.CONSUMER_BYTE_RATE: BOUND}
+    return Rule(client_id=client_id, bounds=bounds, adaptive=AdaptiveBound())
+
+
+def wanted(client):
+    return {key for key in INTERCEPTED_APIS if client.wants(key, NOW_MS)}
+
+
+def shown(client, api_key, version, body):
+    head = RequestHead(len(body), api_key, version, 1, "c", 0)
+    return client.request(head, memoryview(body), NOW_MS)
+
+
+def lookup(client, timestamp=LATEST):
+    topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
+    partition = topic_of.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
+    message = APIS[LIST_OFFSETS].request(
+        replica_id=-1, isolation_level=0, topics=[topic_of(name="t", partitions=[partition])]
+    )
+    body = bytes(message.encode(version=LOOKUP_VERSION))
+    return shown(client, LIST_OFFSETS, LOOKUP_VERSION, body)
+
+
+def lookup_answer(offset):
+    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
+    partition = topic_of.ListOffsetsPartitionResponse(
+        partition_index=0, error_code=0, timestamp=-1, offset=offset, leader_epoch=0
+    )
+    message = APIS[LIST_OFFSETS].response(
+        throttle_time_ms=0, topics=[topic_of(name="t", partitions=[partition])]
+    )
+    content = pack(">i", 1) + bytes(message.encode(version=LOOKUP_VERSION))
+    return pack(">i", len(content)) + content
+
+
+def fetch(client):
+    body = pack(">iiiibii", -1, 500, 1, 1 << 20, 0, 0, -1) + bytes(4 + 4) + pack(">h", 0)
+    return shown(client, FETCH, FETCH_VERSION, body)
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        pytest.param({}, [], id="nobody"),
+        pytest.param({"queries": ["other"], "writers": ["other"]}, [], id="another client"),
+        pytest.param({"queries": ["c"]}, FETCHES, id="of a query"),
+        pytest.param({"adaptive": ["c"]}, FETCHES, id="under an adaptive rule"),
+        pytest.param({"writers": ["c"]}, [PRODUCE], id="of a pipeline"),
+        pytest.param({"queries": ["c"], "writers": ["c"]}, [PRODUCE, *FETCHES], id="of both"),
+    ],
+)
+def test_what_is_wanted_of_a_client(world, expected):
+    assert wanted(World(**world).client()) == set(expected)
+
+
+def test_nothing_is_wanted_of_a_client_without_an_id():
+    world = World(queries=["c"], writers=[None])
+    assert wanted(world.client(None)) == set()
+
+
+def test_a_client_is_followed_from_the_moment_that_something_names_it():
+    world = World()
+    client = world.client()
+    assert wanted(client) == set()
+    world.registry.follow("c")
+    assert wanted(client) == set(FETCHES)
+    world.appends.clients = ("c",)
+    assert wanted(client) == set(FETCHES)  # nobody has said that it changed
+    world.appends.generation += 1
+    assert wanted(client) == INTERCEPTED_APIS
+
+
+def test_a_rule_that_is_no_longer_adaptive_takes_the_pressure_away_and_back():
+    world = World(queries=["c"], adaptive=["c"])
+    client = world.client()
+    wanted(client)
+    tracker, lookups, pressure = client.tracker, client.lookups, client.pressure
+    assert pressure is not None
+    world.quotas.update(QuotaSettings())
+    assert wanted(client) == set(FETCHES)
+    assert client.pressure is None
+    assert (client.tracker, client.lookups) == (tracker, lookups)
+    assert not len(pressure.clamp.connections)
+
+
+def test_a_query_under_another_client_id_is_followed_no_more():
+    world = World(queries=["c"])
+    client = world.client()
+    wanted(client)
+    world.registry.update(progress(["other"]))
+    assert wanted(client) == set()
+    assert (client.tracker, client.lookups) == (None, None)
+
+
+def test_a_closed_connection_is_clamped_no_more():
+    world = World(adaptive=["c"])
+    client = world.client()
+    wanted(client)
+    connections = client.pressure.clamp.connections
+    assert len(connections) == 1
+    client.close()
+    client.close()
+    assert not len(connections)
+
+
+def test_a_fetch_is_walked_and_the_rest_taken_whole():
+    world = World(queries=["c"])
+    client = world.client()
+    wanted(client)
+    assert not fetch(client).takes_whole
+    assert lookup(client).takes_whole
+
+
+def test_an_answer_to_a_look_up_is_planned_for_first():
+    world = World(queries=["c"], writers=["c"])
+    client = world.client()
+    wanted(client)
+    frame = lookup_answer(7)
+    assert lookup(client).response(LOOKUP_VERSION, frame, NOW_MS) == frame
+    assert world.appends.calls == [("plans", "c", {("t", 0)}, NOW_MS)]
+    (query,) = world.registry.queries
+    assert query.partitions["t", 0].high_watermark == 7
+
+
+@pytest.mark.parametrize(
+    ("writers", "timestamp", "fetches"),
+    [
+        pytest.param([], LATEST, False, id="of no pipeline"),
+        pytest.param(["c"], 12345, False, id="of a time"),
+        pytest.param(["c"], LATEST, True, id="of an executor"),
+    ],
+)
+def test_other_look_ups_plan_nothing(writers, timestamp, fetches):
+    world = World(queries=["c"], writers=writers)
+    client = world.client()
+    wanted(client)
+    if fetches:
+        fetch(client)
+    lookup(client, timestamp).response(LOOKUP_VERSION, lookup_answer(7), NOW_MS)
+    assert world.appends.calls == []
+
+
+def test_what_is_read_and_held_goes_to_the_pressure_of_now():
+    world = World(queries=["c"], adaptive=["c"])
+    client = world.client()
+    client.gated(NOW_MS - 10, NOW_MS)  # before any request was shown
+    assert client.pressure is not None
+    seen = fetch(client)
+    seen.measured(100)
+    seen.held(NOW_MS, NOW_MS + 10)
+    world.quotas.update(QuotaSettings())
+    wanted(client)
+    seen.measured(100)  # nobody to record it
+    seen.held(NOW_MS, NOW_MS + 10)
+    client.gated(NOW_MS, NOW_MS + 10)
