@@ -12,9 +12,8 @@ from itertools import combinations
 from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks
-from proxy.config.document import Document
+from proxy.config.document import ConfigProblem, Document, Loc, key_path
 from proxy.config.models import AdminSection, LimitsSection, StateSection
-from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
 from proxy.quota.values import BadValueError, shown

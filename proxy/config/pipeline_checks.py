@@ -11,10 +11,9 @@ from typing import Any, Final, TypeVar
 
 from pydantic import StrictBool, TypeAdapter, ValidationError
 
-from proxy.config.document import Document
+from proxy.config.document import ConfigProblem, Document, Loc, key_path
 from proxy.config.fields import RecordRate, Share, Text
 from proxy.config.pipeline_models import Band, Client, Topic
-from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.pipeline import graph
 from proxy.quota.values import shown
 

@@ -18,16 +18,18 @@ from pydantic import (
 )
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.durations import MIN_INTERVAL_S, Seconds, format_duration
 from proxy.config.fields import (
+    MIN_INTERVAL_S,
     Count,
     Duration,
     RecordRate,
     RecordRateOrZero,
+    Seconds,
     Section,
     Share,
     Size,
     Text,
+    format_duration,
 )
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.quota.entities import DEFAULT

@@ -5,15 +5,17 @@ from typing import Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.durations import Seconds, format_duration, format_number
 from proxy.config.fields import (
     BatchInterval,
     Duration,
     Gain,
     QueryClient,
     RecordRate,
+    Seconds,
     Section,
     Text,
+    format_duration,
+    format_number,
 )
 from proxy.progress.query import QuerySettings
 from proxy.quota.rules import AdaptiveBound
