@@ -57,7 +57,7 @@ def _empty_problems(document: Document, unknown: list[Loc]) -> Iterator[ConfigPr
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:
-    """Return what pydantic found, and how to mend it, in the user's words."""
+    """Return in the user's words what pydantic found, and how to mend it."""
     loc, value = detail["loc"], detail["input"]
     reason = detail.get("ctx", {}).get("error")
     if isinstance(reason, BadValueError):
