@@ -142,14 +142,14 @@ class Meter:
         if self.kind.is_time:  # as Kafka, which carries nothing
             self.pacer.carry_ms = self.longest_hold_ms
         self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)
+            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
         )
         self._keep(now_ms)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
-        self.metric.config = replace(self.metric.config, quota=Quota.upper(self.bound))
+        self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
 
     def hold_ms(self, value: float, now_ms: float) -> float:
