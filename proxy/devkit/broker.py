@@ -36,11 +36,10 @@ _POLL_S = 0.1
 _FORMAT_TIMEOUT_S = 120.0
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(ServerProcess):
     """One broker of Apache Kafka 4.1 on 127.0.0.1; a context manager that starts and stops it.
 
-    It may be killed and started again on the same ports and data. The child process ends with
-    this object, and with this process however that ends (the latter on Linux).
+    It may be killed and started again on the same ports and data.
 
     - `data_dir` holds records, configuration and log. It is created if absent, and formatted only
       when it holds no formatted storage yet.
@@ -69,8 +68,7 @@ class EmbeddedBroker:
         on_download: OnDownload | None = None,
     ) -> None:
         self.data_dir = data_dir.resolve()
-        self.log_file = self.data_dir / "broker.log"
-        """What Kafka prints, all starts after one another."""
+        super().__init__(self.data_dir / "broker.log")
         client_port, sasl_port, controller_port = _ports_besides(port)
         self.settings = BrokerSettings(
             node_id=node_id,
@@ -85,7 +83,6 @@ class EmbeddedBroker:
         """How it is set up, for all its starts."""
         self._jvm_options = tuple(jvm_options)
         self._on_download = on_download
-        self._process = ServerProcess(self.log_file)
 
     @property
     def port(self) -> int:
@@ -104,11 +101,6 @@ class EmbeddedBroker:
             raise ValueError("this broker has no SASL listener: give it sasl_users")
         return f"{HOST}:{self.settings.sasl_port}"
 
-    @property
-    def pid(self) -> int | None:
-        """Process id while the broker runs, else None."""
-        return self._process.pid
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -122,10 +114,7 @@ class EmbeddedBroker:
         Downloads Kafka first if it is not cached, which does not count against `timeout_s`. After
         a kill the controller takes the broker back when its last session is over, about 2 s later
         (Kafka's `broker.session.timeout.ms`).
-
-        Raises one of the kinds of `DevkitError`: no Java, no jars, a port is taken, the folder
-        can't be used; or the broker ended or did not serve in time: then it is killed, and the
-        message has the end of its log.
+        Raises `DevkitError`; a broker that does not serve in time is killed.
         """
         if self.pid is not None:
             return
@@ -137,7 +126,7 @@ class EmbeddedBroker:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             settings_file.write_text(self.settings.file_text(), encoding="ascii")
             _format_storage(java, self.settings, settings_file)
-            self._process.start([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
+            self.spawn([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
         except OSError as error:
             raise BrokerError(
                 f"The broker can't use {self.data_dir}: {error}",
@@ -149,30 +138,16 @@ class EmbeddedBroker:
             self.kill()
             raise
 
-    def stop(self, timeout_s: float = 15.0) -> None:
-        """Shut the broker down in order, or kill it when that takes longer; it may start again."""
-        self._process.stop(timeout_s)
-
-    def kill(self) -> None:
-        """End the broker at once, as a crash does (SIGKILL)."""
-        self._process.kill()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the broker has ended; return False when it still runs after `timeout_s`."""
-        return self._process.wait(timeout_s)
-
     def nodes(self) -> set[int]:
-        """Return the node ids of the brokers of its cluster that the broker knows to be up.
+        """Return the ids of its cluster's brokers that it knows to be up; raises UpstreamError."""
 
-        Raises UpstreamError when it does not answer.
-        """
+        async def ask() -> set[int]:
+            with contextlib.closing(KafkaClient(Bootstrap([(HOST, self.port)]))) as client:
+                return {broker.node_id for broker in (await client.metadata()).brokers}
+
         # In a thread of its own: the caller's may be that of an event loop.
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, _ask_nodes(self.port)).result()
-
-    def log_tail(self) -> str:
-        """Return the last lines that the broker printed since its latest start."""
-        return self._process.log_tail()
+            return thread.submit(asyncio.run, ask()).result()
 
     def _await_serving(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -187,7 +162,7 @@ class EmbeddedBroker:
                     f"Read {self.log_file}; a loaded machine may need a longer time.",
                 )
         raise BrokerError(
-            f"The broker ended with status {self._process.exit_status} before it served. "
+            f"The broker ended with status {self.exit_status} before it served. "
             f"Its log ends with:\n{self.log_tail()}",
             f"Read {self.log_file} and mend what it names.",
         )
@@ -230,10 +205,7 @@ class EmbeddedCluster:
         self.stop()
 
     def start(self, timeout_s: float = 90.0) -> None:
-        """Start all brokers side by side and return once each of them knows all.
-
-        Raises as `EmbeddedBroker.start` when one could not be started; the others are stopped.
-        """
+        """Start all brokers side by side and return once each knows all; stop them on an error."""
         deadline = time.monotonic() + timeout_s
         try:
             with ThreadPoolExecutor(len(self.brokers)) as pool:
@@ -257,29 +229,18 @@ class EmbeddedCluster:
             broker.stop()
 
 
-async def _ask_nodes(port: int) -> set[int]:
-    with contextlib.closing(KafkaClient(Bootstrap([(HOST, port)]))) as client:
-        return {broker.node_id for broker in (await client.metadata()).brokers}
-
-
 def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file: Path) -> None:
-    """Format the storage unless that is done; its SCRAM users are those of the formatting.
+    """Format the storage unless that is done; `java` is the command up to the main class.
 
-    `java` is the command up to the main class; `settings_file` holds the settings.
-    Raises `BrokerError` with what Kafka said when it can't be done or takes 2 minutes, and OSError.
+    Raises OSError, and `BrokerError` with what Kafka said.
     """
     # Kafka writes this file last, so a storage without it is formatted only in part.
     if (settings.storage_dir / "meta.properties").exists():
         return
-    scram = [
-        argument
-        for name, password in settings.sasl_users.items()
-        for argument in ("--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]")
-    ]
-    command = [
-        *(*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"),
-        *("-t", settings.quorum.cluster_id, "-c", str(settings_file), *scram),
-    ]
+    command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+    command += ["-t", settings.quorum.cluster_id, "-c", str(settings_file)]
+    for name, password in settings.sasl_users.items():
+        command += ["--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]"]
     try:
         subprocess.run(
             command,

@@ -37,9 +37,10 @@ _SETTINGS = """<ivysettings>
 </ivysettings>
 """
 
-# What Ivy prints: a module whose description was found, a jar that has come, a thing that failed.
-_FOUND = re.compile(r"^\tfound (?P<module>\S+) in ")
-_DOWNLOADED = re.compile(r"^\t\[SUCCESSFUL *\] (?P<module>[^!\s]+)!")
+# What Ivy prints: a module's description was found, or its jar has come; something failed.
+_STEP = re.compile(
+    r"^\t(?:(?P<found>found)|\[SUCCESSFUL *\]) [^#\s]+#(?P<name>[^;\s]+);(?P<revision>[^!\s]+)"
+)
 _FAULT = re.compile(
     r"^\s*(?:Server access error.*|:: (?P<module>\S+#\S+: .*)|\[(?:FAILED|NOT FOUND) *\].*"
     r"|.*(?:Exception|[Ii]nvalid|[Ff]ailed).*)$"
@@ -65,13 +66,11 @@ def download(
 ) -> None:
     """Put the jars of the modules, and of all they depend on, into the folder `content`.
 
-    `modules` are Maven coordinates, `organisation:name:revision`.
-    Modules with a name in `provided` are left out. Ivy's own files go to the folders `work`, which
-    is for this download alone, and `ivy_cache`, where it finds what an earlier one did get.
-
-    Raises one of the kinds of `DevkitError`, or OSError when a folder can't be used.
+    `modules` are Maven coordinates, `organisation:name:revision`; those named in `provided` are
+    left out. Ivy's own files go to the folders `work`, which is for this download alone, and
+    `ivy_cache`, where it finds what an earlier one did get. Raises `DevkitError` and OSError.
     """
-    ivy_jar = next(iter(sorted(pyspark_jars_dir().glob("ivy-*.jar"))), None)
+    ivy_jar = next(pyspark_jars_dir().glob("ivy-*.jar"), None)
     if ivy_jar is None:
         raise PysparkMissingError("Ivy is not among pyspark's jars")
     settings = _user_settings()
@@ -99,12 +98,9 @@ def download(
         assert ivy.stdout is not None
         try:
             for line in ivy.stdout:
-                if match := _FOUND.match(line):
-                    found += 1
-                    on_download(done, found, _jar_title(match["module"]))
-                elif match := _DOWNLOADED.match(line):
-                    done += 1
-                    on_download(done, found, _jar_title(match["module"]))
+                if match := _STEP.match(line):
+                    found, done = (found + 1, done) if match["found"] else (found, done + 1)
+                    on_download(done, found, f"{match['name']}-{match['revision']}")
                 elif match := _FAULT.match(line):
                     faults.append(match["module"] or line.strip())
         except BaseException:
@@ -138,10 +134,7 @@ def _module_xml(modules: Sequence[str], provided: Collection[str]) -> bytes:
 
 
 def _user_settings() -> Path | None:
-    """Return the Ivy settings file that the user chose; None means the default repository.
-
-    Raises `DownloadError` when it is named but not there.
-    """
+    """Return the Ivy settings file that the user named; None means the default repository."""
     named, by = os.environ.get(IVY_SETTINGS_VARIABLE), IVY_SETTINGS_VARIABLE
     if not named:
         spark_home = os.environ.get("SPARK_HOME")
@@ -162,8 +155,3 @@ def _user_settings() -> Path | None:
             f"There is no Ivy settings file {path}.", f"Mend {by}, which names it, or take it out."
         )
     return path
-
-
-def _jar_title(module: str) -> str:
-    """Shorten Ivy's `organisation#name;revision` to `name-revision`."""
-    return module.rpartition("#")[2].replace(";", "-")
