@@ -42,11 +42,7 @@ class Credentials:
 class Login:
     """Who the proxy is, and who refused it; for all of its own connections, in any thread.
 
-    Args:
-        credentials: to begin with.
-        on_refused: called at each refusal.
-        clock_s: monotonic.
-
+    `on_refused` is called at each refusal, `clock_s` is monotonic.
     """
 
     def __init__(
@@ -77,11 +73,8 @@ class Login:
     def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
         """Record that the broker refused; return what to raise: whom, why, and how to mend it.
 
-        Args:
-            broker: who refused.
-            error_code: Kafka's; 0: what it said is none of a broker's that knows the user.
-            said: the broker's own words: for UNSUPPORTED_MECHANISM what it offers instead.
-
+        `error_code` is 0 where what it said is none of a broker's that knows the user. `said` are
+        its own words: for UNSUPPORTED_MECHANISM what it offers instead.
         """
         reason = said or name_of(error_code)
         fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
@@ -135,8 +128,6 @@ def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | N
         "sasl_plain_password": credentials.password,
     }
     if credentials.mechanism == PLAIN:
-        tokens = SaslPlainAuthenticator(**arguments).authenticator_plain()
-    else:
-        scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
-        tokens = scram.authenticator_scram()
-    return tokens  # type: ignore[no-any-return]
+        return SaslPlainAuthenticator(**arguments).authenticator_plain()  # type: ignore[no-any-return]
+    scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
+    return scram.authenticator_scram()  # type: ignore[no-any-return]

@@ -34,6 +34,7 @@ _LOG_OPTIONS = (
 )
 _POLL_S = 0.1
 _FORMAT_TIMEOUT_S = 120.0
+_CLUSTER_TIMEOUT_S = 90.0
 
 
 class EmbeddedBroker(ServerProcess):
@@ -46,7 +47,6 @@ class EmbeddedBroker(ServerProcess):
     - `port` is that of the plaintext listener; 0 picks a free one.
     - `sasl_users` (passwords by name, both of `A-Z a-z 0-9 . _ -`) adds the SASL_PLAINTEXT listener
       `sasl_bootstrap` with PLAIN and SCRAM-SHA-256. SCRAM knows the users of the formatting.
-    - `num_partitions` is for topics that are created without a count.
     - `properties` are Kafka's server properties; they win over all that this class sets.
     - `node_id` must stay the same for the same data.
     - `quorum` is the controller to use; None makes the broker its own.
@@ -60,7 +60,6 @@ class EmbeddedBroker(ServerProcess):
         port: int = 0,
         *,
         sasl_users: Mapping[str, str] | None = None,
-        num_partitions: int = 1,
         properties: Mapping[str, str] | None = None,
         node_id: int = 1,
         quorum: Quorum | None = None,
@@ -69,18 +68,18 @@ class EmbeddedBroker(ServerProcess):
     ) -> None:
         self.data_dir = data_dir.resolve()
         super().__init__(self.data_dir / "broker.log")
-        client_port, sasl_port, controller_port = _ports_besides(port)
+        client_port, sasl_port, controller_port, *_ = (
+            free for free in free_ports(4) if free != port
+        )
         self.settings = BrokerSettings(
             node_id=node_id,
             quorum=quorum or Quorum(new_cluster_id(), node_id, controller_port),
-            port=client_port,
+            port=port or client_port,
             sasl_port=sasl_port if sasl_users else None,
             sasl_users=dict(sasl_users or {}),
             storage_dir=self.data_dir / "storage",
-            num_partitions=num_partitions,
             properties=dict(properties or {}),
         )
-        """How it is set up, for all its starts."""
         self._jvm_options = tuple(jvm_options)
         self._on_download = on_download
 
@@ -171,8 +170,8 @@ class EmbeddedBroker(ServerProcess):
 class EmbeddedCluster:
     """Some brokers in one cluster, the first of which is the controller too; a context manager.
 
-    Node ids are 1 to `count`, which must stay the same for the same data; each broker has its own
-    folder in `data_dir`. `properties` are those of every `EmbeddedBroker`.
+    Node ids are 1 to `count`; each broker has a folder of its own in `data_dir`. All brokers run
+    side by side and know one another, or none runs: `BrokerError` as from each of them.
     """
 
     def __init__(
@@ -198,34 +197,26 @@ class EmbeddedCluster:
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self, timeout_s: float = 90.0) -> None:
-        """Start all brokers side by side and return once each knows all; stop them on an error."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _CLUSTER_TIMEOUT_S
         try:
             with ThreadPoolExecutor(len(self.brokers)) as pool:
-                list(pool.map(lambda broker: broker.start(timeout_s), self.brokers))
+                list(pool.map(lambda broker: broker.start(_CLUSTER_TIMEOUT_S), self.brokers))
             everyone = {broker.settings.node_id for broker in self.brokers}
             for broker in self.brokers:
                 while broker.nodes() != everyone:
                     if time.monotonic() > deadline:
                         raise BrokerError(
-                            f"The brokers have not found one another after {timeout_s:g} s.",
+                            f"The brokers do not find one another in {_CLUSTER_TIMEOUT_S:g} s.",
                             f"Read the logs, {broker.log_file} and beside it.",
                         )
                     broker.wait(_POLL_S)
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
+        return self
 
-    def stop(self) -> None:
-        """Stop all brokers; the controller last, as the others take leave of it."""
-        for broker in reversed(self.brokers):
+    def __exit__(self, *_: object) -> None:
+        for broker in reversed(self.brokers):  # the controller last: the others take leave of it
             broker.stop()
 
 
@@ -262,9 +253,3 @@ def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file
             f"The storage in {settings.storage_dir} can't be formatted:\n{error.stdout.strip()}",
             "Choose another folder, or mend the server properties that you gave.",
         ) from error
-
-
-def _ports_besides(port: int) -> tuple[int, int, int]:
-    """Return ports for three listeners, the first of which is `port` unless that is 0."""
-    client_port, sasl_port, controller_port = [free for free in free_ports(4) if free != port][:3]
-    return port or client_port, sasl_port, controller_port

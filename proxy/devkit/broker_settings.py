@@ -58,8 +58,6 @@ class BrokerSettings:
     sasl_users: Mapping[str, str]
     """Passwords by name, both of `A-Z a-z 0-9 . _ -`."""
     storage_dir: Path
-    num_partitions: int
-    """For topics that are created without a count."""
     properties: Mapping[str, str]
     """Kafka's server properties; they win over all others."""
 
@@ -80,7 +78,6 @@ class BrokerSettings:
             **_PROPERTIES,
             "node.id": str(self.node_id),
             "log.dirs": str(self.storage_dir),
-            "num.partitions": str(self.num_partitions),
             "controller.quorum.voters": f"{self.quorum.controller_id}@{HOST}:{self.quorum.port}",
         }
         if self.sasl_port is not None:

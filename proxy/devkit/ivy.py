@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeAlias
-from xml.etree import ElementTree
 
 from proxy.devkit import DownloadError, PysparkMissingError
 from proxy.devkit.java import find_java
@@ -78,7 +77,7 @@ def download(
         settings = work / "ivysettings.xml"
         settings.write_text(_SETTINGS, encoding="utf-8")
     module_file = work / "ivy.xml"
-    module_file.write_bytes(_module_xml(modules, provided))
+    module_file.write_text(_module_xml(modules, provided), encoding="utf-8")
     command = [
         *(str(find_java()), "-cp", str(ivy_jar), "org.apache.ivy.Main"),
         *("-settings", str(settings), "-cache", str(ivy_cache), "-ivy", str(module_file)),
@@ -118,19 +117,18 @@ def download(
         )
 
 
-def _module_xml(modules: Sequence[str], provided: Collection[str]) -> bytes:
+def _module_xml(modules: Sequence[str], provided: Collection[str]) -> str:
     """Return the description of a module that depends on what is wanted."""
-    root = ElementTree.Element("ivy-module", version="2.0")
-    ElementTree.SubElement(root, "info", organisation="local", module="wanted")
-    configurations = ElementTree.SubElement(root, "configurations")
-    ElementTree.SubElement(configurations, "conf", name="default")
-    dependencies = ElementTree.SubElement(root, "dependencies")
-    for module in modules:
-        keys = dict(zip(("org", "name", "rev"), module.split(":"), strict=True))
-        ElementTree.SubElement(dependencies, "dependency", keys, conf="default->default")
-    for name in sorted(provided):
-        ElementTree.SubElement(dependencies, "exclude", module=name)
-    return ElementTree.tostring(root)
+    dependencies = [
+        '<dependency org="{}" name="{}" rev="{}" conf="default->default"/>'.format(*name.split(":"))
+        for name in modules
+    ]
+    dependencies += [f'<exclude module="{name}"/>' for name in sorted(provided)]
+    return (
+        '<ivy-module version="2.0"><info organisation="local" module="wanted"/><configurations>'
+        f'<conf name="default"/></configurations><dependencies>{"".join(dependencies)}'
+        "</dependencies></ivy-module>"
+    )
 
 
 def _user_settings() -> Path | None:

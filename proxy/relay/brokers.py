@@ -61,21 +61,16 @@ class Brokers:
             self.addresses[node_id] = (host, port)
             _log.info("broker learned", node_id=node_id, host=host, port=port)
 
-    def knows(self, node_id: int) -> bool:
-        """Return whether this broker's address is known."""
-        return node_id in self.addresses
-
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
-        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S seconds; an answer, or
-        its address from the cluster, ends the doubt. Raises UpstreamError.
+        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S; an answer, or its
+        address from the cluster, ends the doubt. Raises UpstreamError.
         """
-        address = self.addresses.get(node_id) if node_id is not None else None
-        if node_id is None or address is None:
+        if node_id is None or node_id not in self.addresses:
             sock = (await self.bootstrap.connect(log_in=False)).sock
         else:
-            sock = (await self._connect(node_id, address)).sock
+            sock = (await self._connect(node_id, self.addresses[node_id])).sock
         limit_unsent(sock)
         if isinstance(sock, ssl.SSLSocket):
             return TlsChannel(sock)
@@ -109,9 +104,8 @@ class Brokers:
         limit_s = self.bootstrap.connect_timeout_s
         if node_id in self.unanswered:
             limit_s = min(limit_s, UNANSWERED_AFTER_S)
-        overdue = asyncio.get_running_loop().call_later(
-            UNANSWERED_AFTER_S, self._doubt, node_id, address
-        )
+        loop = asyncio.get_running_loop()
+        overdue = loop.call_later(UNANSWERED_AFTER_S, self._doubt, node_id, address)
         try:
             connection = await self.bootstrap.connect((address,), limit_s=limit_s, log_in=False)
         except UpstreamError as error:
@@ -128,7 +122,6 @@ class Brokers:
             self.unanswered.add(node_id)
 
     async def _probe(self) -> None:
-        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         connection = await self.bootstrap.connect()
         try:
             await self._ask(connection)
@@ -139,6 +132,7 @@ class Brokers:
             connection.close()
 
     async def _ask(self, connection: BrokerConnection) -> None:
+        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         limit_s = 2 * self.bootstrap.connect_timeout_s  # as the whole probe
         await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
         if not self._may_ask_metadata:
