@@ -32,10 +32,7 @@ _WANTS_LOGIN = (
 class BrokerConnection:
     """A connection on which one request after the other is asked.
 
-    Args:
-        sock: non-blocking, connected, with TLS done if there is any; nothing was said on it.
-        broker: the address that was dialled.
-
+    `sock` is non-blocking, connected to `broker`, with TLS done if there is any, and not used yet.
     """
 
     def __init__(self, sock: socket.socket, broker: Address) -> None:

@@ -1,7 +1,6 @@
-"""How the proxy itself logs in to brokers: with what, in which words, and what a refusal means.
+"""How the proxy itself logs in to brokers, without I/O: what is said, and what a refusal means.
 
-No I/O is done here: whoever has a connection sends the requests and hands in the responses. What
-SASL says inside of them (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
+What SASL says inside of the requests (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
 """
 
 import time
@@ -40,10 +39,7 @@ class Credentials:
 
 
 class Login:
-    """Who the proxy is, and who refused it; for all of its own connections, in any thread.
-
-    `on_refused` is called at each refusal, `clock_s` is monotonic.
-    """
+    """Who the proxy is, and who refused it; for all of its own connections, in any thread."""
 
     def __init__(
         self,

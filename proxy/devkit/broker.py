@@ -111,8 +111,7 @@ class EmbeddedBroker(ServerProcess):
         """Start the broker and return once it serves; do nothing when it runs.
 
         Downloads Kafka first if it is not cached, which does not count against `timeout_s`. After
-        a kill the controller takes the broker back when its last session is over, about 2 s later
-        (Kafka's `broker.session.timeout.ms`).
+        a kill the controller takes the broker back when its last session is over, about 2 s later.
         Raises `DevkitError`; a broker that does not serve in time is killed.
         """
         if self.pid is not None:
@@ -221,10 +220,7 @@ class EmbeddedCluster:
 
 
 def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file: Path) -> None:
-    """Format the storage unless that is done; `java` is the command up to the main class.
-
-    Raises OSError, and `BrokerError` with what Kafka said.
-    """
+    """Format the storage unless that is done; `java` is the command up to the main class."""
     # Kafka writes this file last, so a storage without it is formatted only in part.
     if (settings.storage_dir / "meta.properties").exists():
         return

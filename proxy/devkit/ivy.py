@@ -1,8 +1,7 @@
 """Downloads modules and all they depend on with the Apache Ivy that pyspark ships.
 
-So Python and Java are all that is needed: Ivy's own main class resolves the modules from its
-default repository, or from where the user's settings file says (`IVY_SETTINGS_VARIABLE`, or
-`spark.jars.ivySettings` in Spark's `spark-defaults.conf`).
+They come from its default repository, or from where the user's settings file says
+(`IVY_SETTINGS_VARIABLE`, or `spark.jars.ivySettings` in Spark's `spark-defaults.conf`).
 """
 
 import contextlib

@@ -29,15 +29,11 @@ _log = get_logger(__name__)
 
 
 class Brokers:
-    """Connects clients to their brokers, and probes the cluster.
+    """Connects clients, which log in for themselves, to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,
-    or the cluster lets one ask without.
-
-    Args:
-        bootstrap: the way into the cluster. Clients log in for themselves.
-        splice: whether the kernel may move bytes of plain connections.
-
+    or the cluster lets one ask without. `splice`: whether the kernel may move bytes of plain
+    connections.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
@@ -64,8 +60,7 @@ class Brokers:
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
-        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S; an answer, or its
-        address from the cluster, ends the doubt. Raises UpstreamError.
+        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S. Raises UpstreamError.
         """
         if node_id is None or node_id not in self.addresses:
             sock = (await self.bootstrap.connect(log_in=False)).sock

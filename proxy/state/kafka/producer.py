@@ -64,10 +64,7 @@ class Producer:
         """Offset behind the last message that was appended."""
 
     async def take_over(self) -> None:
-        """Become the one that may write; what another one had begun is undone.
-
-        Raises UpstreamError and RefusedError, and FencedError when yet another one comes.
-        """
+        """Become the one that may write, undoing what another one had begun; raises as `write`."""
         self._id, self._epoch = NO_ID, NO_EPOCH
         await self._topic.client.retry(self._init)
 
@@ -75,8 +72,7 @@ class Producer:
         """Write all messages or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
-        After an error it may be that they were written all the same.
-        Raises UpstreamError, RefusedError, and FencedError as `StateTopic.check`.
+        After an error it may be that they were written all the same. Raises as `StateTopic.check`.
         """
         try:
             await self._topic.client.retry(lambda: self._write(messages))

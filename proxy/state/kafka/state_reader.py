@@ -42,10 +42,7 @@ class StateReader:
         self._position = position
 
     async def read(self) -> AsyncIterator[Message]:
-        """Yield what was not read yet, as far as it is committed now.
-
-        Raises UpstreamError, RefusedError, and StateError when a batch is damaged.
-        """
+        """Yield what was not read yet, as far as it is committed now; raises also StateError."""
         retry = self._topic.client.retry
         if self._position is None:
             self._position = await retry(lambda: self._offset(EARLIEST))

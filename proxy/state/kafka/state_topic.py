@@ -52,10 +52,7 @@ class StateTopic:
         self._transactions = TRANSACTION_COORDINATOR, name
 
     async def ask_leader(self, request: Any) -> Any:
-        """Send a request to the partition's leader and return the response.
-
-        Raises UpstreamError and RefusedError.
-        """
+        """Send a request to the partition's leader and return the response, or raise as `check`."""
         return await self.client.ask(request, await self._leader())
 
     async def ask_coordinator(self, request: Any) -> Any:
@@ -69,11 +66,8 @@ class StateTopic:
     def check(self, error_code: int, doing: str, reason: str | None = None) -> None:
         """Raise what an error code of Kafka means to us; do nothing for 0.
 
-        Raises:
-            UpstreamError: it may pass; leader and coordinator are looked for anew.
-            RefusedError: it will not.
-            FencedError: another one writes, or our transaction is no more.
-
+        Raises UpstreamError when it may pass, after which leader and coordinator are looked for
+        anew; RefusedError when it will not; FencedError.
         """
         if not error_code:
             return
