@@ -49,7 +49,7 @@ _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or l
 _log = get_logger(__name__)
 
 
-class Api:
+class ApiRoutes:
     """The handlers; `clock_ms` is the monotonic time."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.api import Api
+from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import Guard
 from proxy.admin.history import History
@@ -80,7 +80,7 @@ class AdminServer:
         status = Status(
             relay, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
         )
-        self._api = Api(
+        self._api = ApiRoutes(
             clients,
             rules,
             status,
