@@ -96,7 +96,6 @@ class History:
         self._next_ms: float | None = None
 
     def __len__(self) -> int:
-        """How many series are kept."""
         return len(self._series)
 
     def due(self, now_ms: float) -> bool:
