@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
-SOURCES := proxy metrics tests bench
+SOURCES := proxy metrics tests bench examples
 # Of the tests: they wait more than they work, so there is one more than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 

@@ -9,7 +9,14 @@ from matplotlib.figure import Figure
 from bench.backpressure_jobs import TRIGGER_S, Job
 from bench.backpressure_judge import LONGEST_TRIGGERS, lag_of
 from bench.backpressure_run import Watch
-from proxy.demo.canvas import BOUND_LINE, DPI, FREE_COLOUR, MAIN_COLOUR, OTHER_COLOUR, TEXT_COLOUR
+from examples.demo.canvas import (
+    BOUND_LINE,
+    DPI,
+    FREE_COLOUR,
+    MAIN_COLOUR,
+    OTHER_COLOUR,
+    TEXT_COLOUR,
+)
 
 PAIRS_PER_LINE = 2
 PANEL_INCHES = (4.2, 2.3)

@@ -1,5 +1,7 @@
 """Exit codes and messages of the commands; never a traceback."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from support.proxy_process import HOST, ProxyProcess, config
 from proxy.devkit.broker import EmbeddedBroker
 
 NOBODY = f"{HOST}:9"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -90,6 +93,22 @@ def test_help() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("run", "check", "demo", "broker"))
+
+
+def test_the_demo_is_not_installed_with_the_proxy(tmp_path: Path) -> None:
+    for name in ("proxy", "metrics"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert all(part in line for part in (f"{tmp_path}/examples/demo", "fix: run `make demo`"))
 
 
 RULES = [

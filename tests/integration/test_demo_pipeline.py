@@ -1,3 +1,4 @@
+import os
 import struct
 import subprocess
 import sys
@@ -8,22 +9,14 @@ import pytest
 TIMEOUT_S = 280
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_SIZE = (1600, 900)
-SCRIPT = """
-import sys
-from pathlib import Path
-
-from proxy.demo.pipeline.runner import BRIEF, run
-
-sys.exit(run(Path(sys.argv[1]), BRIEF))
-"""
 
 
 @pytest.mark.slow
 def test_demo_follows_source_batches_and_loses_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "out"
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(out)],
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "300", "HOME": str(Path.home())},
+        [sys.executable, "-m", "proxy", "demo", "pipeline", "--brief"],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "300"},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -38,6 +31,7 @@ def test_demo_follows_source_batches_and_loses_nothing(tmp_path: Path) -> None:
         assert any(promise in line for line in kept), said
     assert "'first' is held at" in result.stdout, said
 
+    out = tmp_path / "build" / "demo-pipeline"
     png = (out / "pipeline.png").read_bytes()
     assert png.startswith(PNG_SIGNATURE)
     assert struct.unpack(">II", png[16:24]) == PNG_SIZE

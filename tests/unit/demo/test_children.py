@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo import DemoError
-from proxy.demo.children import Child
+from examples.demo import DemoError
+from examples.demo.children import Child
 
 ENDS_AT_ONCE = "this"
 STAYS = "http.server"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.demo.pace import INTERVAL_S, Pace
+from examples.demo.frame import LOOK_INTERVAL_S, Pace
 
 TICK_S = 1e-6
 """How far the clock goes on whenever it is asked, as a real one does."""
@@ -36,5 +36,5 @@ def test_looks_start_a_second_apart_or_at_once(looks_s: list[float]):
         time.now_s += look_s
         pace.wait()
         assert time.slept[-1] >= 0, "time.sleep refuses less"
-        assert time.now_s - started_s == pytest.approx(max(look_s, INTERVAL_S), abs=4 * TICK_S)
+        assert time.now_s - started_s == pytest.approx(max(look_s, LOOK_INTERVAL_S), abs=4 * TICK_S)
         started_s = time.now_s

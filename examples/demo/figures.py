@@ -52,14 +52,6 @@ class Second:
     """Mean time for which a response was held; 0 when none was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Average:
-    """The query's rate in bytes per second while it was held, and for how long that was."""
-
-    rate_bytes: float
-    duration_s: float
-
-
 def scrape(url: str, at_s: float) -> Sample:
     """Read `/metrics` at `url`; raises OSError when the proxy does not answer."""
     with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
@@ -106,8 +98,10 @@ def seconds(samples: Sequence[Sample]) -> list[Second]:
     ]
 
 
-def average_while_held(samples: Sequence[Sample]) -> Average | None:
-    """Give the query's average rate from the first to the last hold; None without two.
+def average_while_held(samples: Sequence[Sample]) -> tuple[float, float] | None:
+    """Return the query's bytes per second from the first to the last hold, and that time in s.
+
+    None without two holds.
 
     What came before the first hold is left out: a client that was idle has the windows' time times
     its bound in hand, as with Kafka's own quotas.
@@ -124,4 +118,4 @@ def average_while_held(samples: Sequence[Sample]) -> Average | None:
     if first is None or last is None or last.at_s <= first.at_s:
         return None
     duration_s = last.at_s - first.at_s
-    return Average((last.limited_bytes - first.limited_bytes) / duration_s, duration_s)
+    return (last.limited_bytes - first.limited_bytes) / duration_s, duration_s

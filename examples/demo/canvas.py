@@ -8,7 +8,7 @@ from typing import Any, Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from proxy.demo.verdict import Phase
+from examples.demo.trial import Phase
 
 WIDTH_PX, HEIGHT_PX, DPI = 1600, 900, 160
 PANEL_GAP = 0.06

@@ -3,11 +3,9 @@
 It prints once a second, as a JSON object a line, for how long it had to wait for records.
 """
 
-import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
 
 from kafka import KafkaConsumer, TopicPartition
 
@@ -23,12 +21,11 @@ CATCH_UP_S = 1.0
 REPORT_INTERVAL_S = 1.0
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read at `--bytes-per-second` until the process is ended."""
-    options = _parser().parse_args(arguments)
+def main(bootstrap: str, client_id: str, topic: str, bytes_per_second: float) -> None:
+    """Read at that pace until the process is ended."""
     consumer = KafkaConsumer(
-        bootstrap_servers=options.bootstrap,
-        client_id=options.client_id,
+        bootstrap_servers=bootstrap,
+        client_id=client_id,
         group_id=None,
         max_poll_records=RECORDS_PER_POLL,
         max_partition_fetch_bytes=FETCH_BYTES,
@@ -36,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # In pure Python the checksums take longer than all the rest, and would be taken for waits.
         check_crcs=False,
     )
-    numbers = sorted(consumer.partitions_for_topic(options.topic) or ())
-    ends = consumer.end_offsets([TopicPartition(options.topic, number) for number in numbers])
+    numbers = sorted(consumer.partitions_for_topic(topic) or ())
+    ends = consumer.end_offsets([TopicPartition(topic, number) for number in numbers])
     consumer.assign(list(ends))
     for partition in ends:
         consumer.seek(partition, 0)
@@ -64,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         is_first = False
         for partition, records in batches.items():
-            due_s += sum(len(record.value) for record in records) / options.bytes_per_second
+            due_s += sum(len(record.value) for record in records) / bytes_per_second
             if records[-1].offset + 1 >= ends[partition]:
                 consumer.seek(partition, 0)
         due_s = max(due_s, now_s - CATCH_UP_S)
@@ -72,14 +69,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         waiting_since_s = time.monotonic()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="proxy.demo.neighbour", description=__doc__)
-    parser.add_argument("--bootstrap", required=True, help="HOST:PORT of the proxy")
-    parser.add_argument("--client-id", required=True)
-    parser.add_argument("--topic", required=True)
-    parser.add_argument("--bytes-per-second", type=float, required=True)
-    return parser
-
-
 if __name__ == "__main__":
-    main()
+    main(**json.loads(sys.argv[1]))

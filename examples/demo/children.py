@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from proxy.demo import DemoError
+from examples.demo import DemoError
 from proxy.devkit.process import ServerProcess
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ class Child:
     """
 
     def __init__(self, title: str, module: str, arguments: Sequence[str], out_dir: Path) -> None:
+        """Start the module; its log is `title`.log in `out_dir`."""
         self.title = title
         self.log = out_dir / f"{title}.log"
         """What it prints: errors, and figures as JSON objects, one a line."""
@@ -74,6 +75,10 @@ class Child:
     def objects(self) -> list[dict[str, Any]]:
         """Give the JSON objects that it has printed."""
         return [json.loads(line) for line in self.lines() if line.startswith('{"')]
+
+    def said(self) -> dict[str, Any]:
+        """Give the figures that it has printed, the latest of each name."""
+        return {name: value for line in self.objects() for name, value in line.items()}
 
     def failure(self, what: str) -> DemoError:
         """Make the error that says `what`, shows the end of the log and leads to all of it."""

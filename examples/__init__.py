@@ -1,0 +1,1 @@
+"""Configurations to copy from, and the demo."""
