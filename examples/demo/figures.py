@@ -53,13 +53,9 @@ class Second:
 
 
 def scrape(url: str, at_s: float) -> Sample:
-    """Read `/metrics` at `url`; raises OSError when the proxy does not answer."""
+    """Read `/metrics` at `url`; what is not there is 0. Raises OSError without an answer."""
     with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
-        return parse(response.read().decode(), at_s)
-
-
-def parse(text: str, at_s: float) -> Sample:
-    """Find the sample in Prometheus' text format; what is not there is 0."""
+        text = response.read().decode()
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for line in family.samples:
