@@ -22,6 +22,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config, ListenerSection
+from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
@@ -31,7 +32,7 @@ from proxy.quota.rules import Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.listener import ListenerSettings
+from proxy.relay.listener import ListenerError, ListenerSettings
 from proxy.relay.pipes import PipePool
 from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
@@ -50,8 +51,8 @@ ADMIN_RETRY_S = 0.05
 TICK_INTERVAL_S = 1.0
 """Between two looks for clients that are held no longer, and for the charts."""
 
-HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
-"""What mends a password that goes in the clear."""
+PORT_ERRORS = (ListenerError, AdminError)
+"""What `App.start` raises for a port that cannot be opened."""
 
 _log = get_logger(__name__)
 

@@ -12,17 +12,13 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from metrics.clock import MS_PER_SECOND
 from proxy import __version__
-from proxy.admin.server import AdminError
-from proxy.app import HIDE_PASSWORD, App
-from proxy.config import Config, ConfigError, format_duration, load_config
-from proxy.config.pipeline_advice import find_advice
+from proxy.app import PORT_ERRORS, App
+from proxy.config import Config, ConfigError, load_config
+from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gaps import find_gaps
-from proxy.quota.rules import AdaptiveBound, RuleTable
-from proxy.relay.listener import ListenerError
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rules import RuleTable
 from proxy.state import StateError
 
 EXIT_DONE = 0
@@ -40,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
-    except (ListenerError, AdminError) as error:
+    except PORT_ERRORS as error:
         return _complain(
             f"{error}\n    fix: choose another address, or stop what has it", EXIT_FAILED
         )
@@ -206,52 +202,13 @@ def _check(options: argparse.Namespace) -> int:
         f"pipelines: {len(config.pipelines)}"
     )
     table = RuleTable(config.quota_settings.rules)
-    if config.quotas.source == "kafka":
-        _say("quotas.source is kafka: the cluster's own quotas come on top, and are not shown here")
-    else:
-        for line in find_gaps(table, names, config.limits.max_client_entities):
-            _say(line)
-    if config.cluster.shows_password:
-        _say(f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}")
-    if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
-        _say(
-            "state.kind is memory: after a restart of the proxy the first batch of each adaptive "
-            "query is not bounded; fix: write sqlite or kafka"
-        )
-    for line in find_advice(config, table):
+    for line in find_hints(config, table):
         _say(line)
-    if (options.user, options.client_id, options.listener) == (None, None, None):
-        return EXIT_DONE
-    identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
-    _say(
-        f"client: listener={identity.listener} user={identity.user or '(anonymous)'} "
-        f"client-id={identity.client_id or '(none)'}"
-    )
-    for query in config.queries:
-        if query.client_id == identity.client_id:
-            group = f", commits to {query.commit_group}" if query.commit_group else ""
-            _say(f"query: {query.name}{group}")
-    considered = table.explain(identity)
-    for kind in QuotaKind:
-        of_kind = [row for row in considered if row.kind is kind]
-        chosen = next((row.rule for row in of_kind if row.chosen), None)
-        _say(f"{kind}: {kind.unit.format(chosen.bounds[kind]) if chosen else 'no limit'}")
-        if chosen and chosen.adaptive and kind is QuotaKind.CONSUMER_BYTE_RATE:
-            _say(f"     {_adaptive(chosen.adaptive)}")
-        for row in of_kind:
-            _say(f"  {'->' if row.chosen else '  '} {row.rule.title}: {row.reason}")
+    if (options.user, options.client_id, options.listener) != (None, None, None):
+        identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
+        for line in explain(config, table, identity):
+            _say(line)
     return EXIT_DONE
-
-
-def _adaptive(adaptive: AdaptiveBound) -> str:
-    most = f" to {adaptive.max_rate:g}" if adaptive.max_rate is not None else " or more"
-    interval = "the interval that they show"
-    if adaptive.batch_interval_ms is not None:
-        interval = format_duration(adaptive.batch_interval_ms / MS_PER_SECOND)
-    return (
-        f"adaptive: that at most; follows the query's batches of {interval} by their "
-        f"{adaptive.estimator}, {adaptive.min_rate:g}{most} records per second"
-    )
 
 
 def _top(options: argparse.Namespace) -> int:

@@ -1,6 +1,5 @@
 """Configuration: reads the YAML file, checks all of it, and says what to mend where."""
 
-from proxy.config.durations import format_duration
 from proxy.config.load import load_config
 from proxy.config.models import Config, ListenerSection
 from proxy.config.pipeline_models import PipelineSection
@@ -11,6 +10,5 @@ __all__ = [
     "ConfigError",
     "ListenerSection",
     "PipelineSection",
-    "format_duration",
     "load_config",
 ]

@@ -47,6 +47,9 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.values import BadValueError
 
+HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
+"""What mends a password that goes in the clear."""
+
 
 class ClusterTls(Section):
     """TLS to the brokers. Without `ca_file` the system's certificate authorities are trusted."""

@@ -43,12 +43,7 @@ class LoadAttempt:
 class Reloader:
     """Keeps the configuration in force, and replaces it when a better one is written.
 
-    Args:
-        path: of the file.
-        config: what is in force now.
-        apply: puts another configuration in force.
-        counter: counts the loads by result.
-
+    `apply` puts another configuration in force; `counter` counts the loads by result.
     """
 
     def __init__(

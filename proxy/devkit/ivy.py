@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 from xml.etree import ElementTree
@@ -47,18 +46,6 @@ _FAULT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MavenModule:
-    """A module by its Maven coordinates."""
-
-    organisation: str
-    name: str
-    revision: str
-
-    def __str__(self) -> str:
-        return f"{self.organisation}:{self.name}:{self.revision}"
-
-
 def pyspark_jars_dir() -> Path:
     """Return the folder of pyspark's own jars; raises `PysparkMissingError` without pyspark."""
     spec = importlib.util.find_spec("pyspark")
@@ -68,7 +55,7 @@ def pyspark_jars_dir() -> Path:
 
 
 def download(
-    modules: Sequence[MavenModule],
+    modules: Sequence[str],
     provided: Collection[str],
     content: Path,
     *,
@@ -78,6 +65,7 @@ def download(
 ) -> None:
     """Put the jars of the modules, and of all they depend on, into the folder `content`.
 
+    `modules` are Maven coordinates, `organisation:name:revision`.
     Modules with a name in `provided` are left out. Ivy's own files go to the folders `work`, which
     is for this download alone, and `ivy_cache`, where it finds what an earlier one did get.
 
@@ -123,7 +111,7 @@ def download(
             ivy.kill()
             raise
     if ivy.returncode != 0 or not any(content.glob("*.jar")):
-        wanted = ", ".join(map(str, modules))
+        wanted = ", ".join(modules)
         reasons = "\n  ".join(list(dict.fromkeys(faults))[:_FAULT_LINES]) or "Ivy gave no reason"
         raise DownloadError(
             f"Download of {wanted} failed:\n  {reasons}",
@@ -134,7 +122,7 @@ def download(
         )
 
 
-def _module_xml(modules: Sequence[MavenModule], provided: Collection[str]) -> bytes:
+def _module_xml(modules: Sequence[str], provided: Collection[str]) -> bytes:
     """Return the description of a module that depends on what is wanted."""
     root = ElementTree.Element("ivy-module", version="2.0")
     ElementTree.SubElement(root, "info", organisation="local", module="wanted")
@@ -142,14 +130,8 @@ def _module_xml(modules: Sequence[MavenModule], provided: Collection[str]) -> by
     ElementTree.SubElement(configurations, "conf", name="default")
     dependencies = ElementTree.SubElement(root, "dependencies")
     for module in modules:
-        ElementTree.SubElement(
-            dependencies,
-            "dependency",
-            org=module.organisation,
-            name=module.name,
-            rev=module.revision,
-            conf="default->default",
-        )
+        keys = dict(zip(("org", "name", "rev"), module.split(":"), strict=True))
+        ElementTree.SubElement(dependencies, "dependency", keys, conf="default->default")
     for name in sorted(provided):
         ElementTree.SubElement(dependencies, "exclude", module=name)
     return ElementTree.tostring(root)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import MavenModule, OnDownload, download, pyspark_jars_dir
+from proxy.devkit.ivy import OnDownload, download, pyspark_jars_dir
 
 KAFKA_VERSION = "4.1.0"
 
@@ -27,8 +27,8 @@ class JarSet:
 
     folder: str
     """Name of the folder; holds the version, so that versions live side by side."""
-    modules: tuple[MavenModule, ...]
-    """What is asked for."""
+    modules: tuple[str, ...]
+    """What is asked for, by Maven coordinates: `organisation:name:revision`."""
     provided: frozenset[str] = frozenset()
     """Names of modules that are there already and are not fetched."""
 
@@ -36,8 +36,8 @@ class JarSet:
 def kafka_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
     """Return the class path of a Kafka broker: about 45 files, 43 MB; raises as `fetch` does."""
     modules = (
-        MavenModule("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
-        MavenModule("org.slf4j", "slf4j-simple", "1.7.36"),
+        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
+        "org.slf4j:slf4j-simple:1.7.36",
     )
     return fetch(JarSet(f"kafka-{KAFKA_VERSION}", modules), on_download)
 
@@ -57,7 +57,7 @@ def connector_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
     if core is None:
         raise PysparkMissingError("spark-core is not among pyspark's jars")
     scala, version = core.partition("_")[2], importlib.metadata.version("pyspark")
-    module = MavenModule("org.apache.spark", f"spark-sql-kafka-0-10_{scala}", version)
+    module = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{version}"
     jar_set = JarSet(f"spark-kafka_{scala}-{version}", (module,), frozenset(shipped))
     return fetch(jar_set, on_download)
 
@@ -112,7 +112,7 @@ def _fill(folder: Path, jar_set: JarSet, on_download: OnDownload) -> tuple[Path,
             modules, provided, content, work=work, ivy_cache=ivy_cache, on_download=on_download
         )
         sizes = {jar.name: jar.stat().st_size for jar in sorted(content.glob("*.jar"))}
-        manifest = {"modules": [str(module) for module in jar_set.modules], "jars": sizes}
+        manifest = {"modules": list(jar_set.modules), "jars": sizes}
         (content / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         if folder.exists():  # damaged, or of an older list of modules
             shutil.rmtree(folder)
@@ -126,7 +126,7 @@ def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...] | None:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes: dict[str, int] = manifest["jars"]
-        whole = manifest["modules"] == [str(module) for module in jar_set.modules] and all(
+        whole = manifest["modules"] == list(jar_set.modules) and all(
             (folder / name).stat().st_size == size for name, size in sizes.items()
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -69,7 +69,6 @@ class Completion:
     Args:
         graph: the pipeline. A root fails when it is older than the timeout, by up to a half of it.
         random: makes ids.
-        now_ms: the time.
         now_s: the same on the wall clock.
         max_edges: edges that wait and roots of their anchors; beyond it the oldest roots fail.
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import reduce
 from operator import xor
 from typing import Annotated, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -102,16 +102,12 @@ class CompletionRecords:
         edges: EdgeTable,
         deferred: DeferredBatches,
     ) -> None:
-        self._pipeline = pipeline
+        self.prefix = f"{LEDGER_RECORDS['root'].key(pipeline)}/"
+        """What the keys of all records begin with."""
         self._wall = wall
         self._ledger = ledger
         self._edges = edges
         self._deferred = deferred
-
-    @property
-    def prefix(self) -> str:
-        """What the keys of all records begin with."""
-        return f"{LEDGER_RECORDS['root'].key(self._pipeline)}/"
 
     def items(self) -> Iterator[LedgerItem]:
         """Return all parts that have a record."""
@@ -126,10 +122,10 @@ class CompletionRecords:
 
     def key(self, item: LedgerItem) -> str:
         """Return the key of a part's record."""
-        kind, *parts = item
-        if kind == "root":
-            parts = [f"{item[1]:016x}"]
-        return LEDGER_RECORDS[str(kind)].key(self._pipeline, kind, *parts)
+        if item[0] == "root":
+            return f"{self.prefix}root/{item[1]:016x}"
+        quoted = (quote(part, safe="") if isinstance(part, str) else str(part) for part in item)
+        return self.prefix + "/".join(quoted)
 
     def record(self, item: LedgerItem) -> Record | None:
         """Return the record of a part; None when it is not there any more."""

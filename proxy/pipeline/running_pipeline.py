@@ -58,7 +58,6 @@ class RunningPipeline:
     Args:
         settings: what it is. Raises ValueError when it is not sound.
         registry: knows which client a query reads with, and how far.
-        now_ms: the time.
         now_s: the same on the wall clock.
 
     """

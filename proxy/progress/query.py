@@ -167,11 +167,6 @@ class QueryProgress:
         return self.trigger.interval_ms if self.trigger is not None else None
 
     @property
-    def was_seen(self) -> bool:
-        """Whether anything is known of it."""
-        return bool(self.partitions) or self.last_heard_ms is not None
-
-    @property
     def last_read_ms(self) -> float | None:
         """When a partition was last asked for. Costs a walk over all of them."""
         times = [p.read_ms for p in self.partitions.values() if p.read_ms is not None]

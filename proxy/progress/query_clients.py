@@ -59,7 +59,8 @@ class QueryClients(ABC):
         configured = {each.client_id: each for each in settings.queries}
         for query in self.queries:
             query.settings = configured.get(query.client_id)
-            if query.settings is None and not query.was_seen:
+            was_seen = query.partitions or query.last_heard_ms is not None
+            if query.settings is None and not was_seen:
                 self.forget(query)
         for client_id, each in configured.items():
             query = self._queries.get(client_id) or self._make(client_id)

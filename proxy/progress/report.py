@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_REPORT_BYTES = 4 << 20
@@ -177,7 +178,7 @@ class BatchReport(_Part):
     @property
     def timestamp_ms(self) -> float:
         """When the trigger began, in milliseconds of the Unix epoch, on the driver's clock."""
-        return self.timestamp.timestamp() * 1000
+        return self.timestamp.timestamp() * MS_PER_SECOND
 
     @property
     def execution_ms(self) -> int | None:
@@ -286,14 +287,14 @@ def parse_report(raw: bytes) -> Report:
 
 
 def _size(batch: BatchReport) -> int:
+    """Return how many partitions the sources name, of each source where it names the most."""
     return sum(
-        max(map(_partitions, (source.end, source.start or {}, source.latest or {})))
+        max(
+            sum(map(len, offsets.values()))
+            for offsets in (source.end, source.start or {}, source.latest or {})
+        )
         for source in batch.sources
     )
-
-
-def _partitions(offsets: Mapping[str, Mapping[int, int]]) -> int:
-    return sum(map(len, offsets.values()))
 
 
 def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:

@@ -32,8 +32,6 @@ class TopicNames:
         max_queued: int = MAX_QUEUED,
     ) -> None:
         self._on_wanted = on_wanted
-        self.given_up = 0
-        """Ids that could not be resolved, each time counted."""
         self.lost = 0
         """Replays that were dropped: of ids given up, or because too many waited."""
         self._max_names = max_names
@@ -79,7 +77,6 @@ class TopicNames:
     def unresolvable(self, ids: Iterable[bytes]) -> None:
         """Remove these ids, if they are still wanted, and what waits for them."""
         gone = {topic_id for topic_id in ids if topic_id in self._waiting}
-        self.given_up += len(gone)
         self.lost += len(self._take(gone))
 
     def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Replay]]:

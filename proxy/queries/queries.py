@@ -35,7 +35,7 @@ from proxy.wire.topic_partition import TopicPartition
 TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
 
-KEEP_PAUSE_S = 0.02
+WRITE_PAUSE_S = 0.02
 """At least so long between two writes. What was advertised to a driver is written at once
 otherwise: a proxy that is killed must not forget it."""
 
@@ -85,9 +85,9 @@ class Queries:
         self._quotas = quotas
         self._knows_client = knows_client
         self._registry = QueryRegistry(progress, knows_client, _log_event)
-        self._to_keep = asyncio.Event()
+        self._to_write = asyncio.Event()
         self._backpressure = Backpressure(
-            quotas, instruments.pid_bound_bytes, on_change=self._to_keep.set
+            quotas, instruments.pid_bound_bytes, on_change=self._to_write.set
         )
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
@@ -106,15 +106,15 @@ class Queries:
         )
         """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
-        self._keeping = asyncio.Lock()
+        self._writing = asyncio.Lock()
         registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
 
     def load(self, store: Store) -> None:
-        """Take up what an earlier process kept there; write there from now on."""
+        """Read what an earlier process wrote there; write there from now on."""
         for problem in self._registry.load(store.items(progress_records.FORMAT.prefix)):
             _log.warning("progress not taken up", problem=problem)
-        kept = store.items(pressure_records.FORMAT.prefix)
-        for problem in self._backpressure.load(kept, clock_ms()):
+        written = store.items(pressure_records.FORMAT.prefix)
+        for problem in self._backpressure.load(written, clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
             self._registry.follow(client_id)  # its reports may come before it connects
@@ -132,15 +132,15 @@ class Queries:
         yield self._log_ends.run
         yield self._resolve_names
         yield self._tick
-        yield self._keep_on
+        yield self._write_on
         yield from self._pipelines.works()
 
     async def close(self) -> None:
-        """Commit and keep what is due, and keep nothing more: the store may be closed then."""
+        """Commit and write what is due, and write nothing more: the store may be closed then."""
         await self._committer.flush(FLUSH_TIMEOUT_S)
         self._client.close()
         await self._pipelines.close()
-        await self._keep()
+        await self._write()
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.close()
@@ -220,18 +220,18 @@ class Queries:
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)
 
-    async def _keep_on(self) -> None:
+    async def _write_on(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
-                    await self._to_keep.wait()
-            self._to_keep.clear()
-            await self._keep()
-            await asyncio.sleep(KEEP_PAUSE_S)
+                    await self._to_write.wait()
+            self._to_write.clear()
+            await self._write()
+            await asyncio.sleep(WRITE_PAUSE_S)
 
-    async def _keep(self) -> None:
+    async def _write(self) -> None:
         """Write what has changed; what can't be written is tried again."""
-        async with self._keeping:
+        async with self._writing:
             while (writer := self._writer) is not None:
                 records, deleted = self._registry.changes()
                 pressures, forgotten = self._backpressure.changes()

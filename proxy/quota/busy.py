@@ -20,13 +20,8 @@ class BusyTime:
         """Return for how long the broker was at work for a request; its response is there now.
 
         A response that came while another one was held was not seen to come. It counts like the
-        last one that was.
-
-        Args:
-            sent_ms: when the request was sent on.
-            idle_ms: for how long the broker may have waited for data meanwhile.
-            now_ms: the time.
-
+        last one that was. The request was sent on at `sent_ms`; for `idle_ms` meanwhile the broker
+        may have waited for data.
         """
         busy_ms = now_ms - max(sent_ms, self._free_ms) - idle_ms
         if sent_ms < self._held_until_ms:

@@ -74,13 +74,8 @@ class ClientQuotas:
     def charge(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """Record traffic; return how to hold the response that it belongs to, None to let it go.
 
-        Call it once for each response, also when that will not be held.
-
-        Args:
-            kind: which quota to charge.
-            value: bytes; for `request_percentage` the milliseconds that the upstream was busy.
-            now_ms: the monotonic time; it must not go back.
-
+        Call it once for each response, also when that will not be held. `value` is bytes, or for
+        `request_percentage` the milliseconds that the upstream was busy.
         """
         meter = self._meter(kind, now_ms)
         if meter is None:
@@ -105,7 +100,7 @@ class ClientQuotas:
         Args:
             kinds: of the quotas that bound the request or its response.
             waiter: of the connection; the same one for all its requests.
-            now_ms: the monotonic time.
+            now_ms: the monotonic time, as everywhere.
             holds: whether the response to a Fetch is held, so that it may be asked for ahead.
 
         """
@@ -127,11 +122,7 @@ class ClientQuotas:
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what then counts until its response.
 
-        Args:
-            asked_bytes: by the client.
-            last_bytes: of the last Fetch response on the connection; None if there was none.
-            now_ms: the monotonic time.
-
+        `last_bytes` is the size of the last Fetch response on the connection; None: there was none.
         """
         meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
         if meter is None:

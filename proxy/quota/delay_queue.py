@@ -84,18 +84,9 @@ class DelayQueue:
         """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
 
         What a callback adds waits for the next call, so a callback cannot keep this one going.
-        An entry that a callback cancels does not run.
-
-        Args:
-            now_ms: the time; infinity releases everything.
-            on_late: called for each entry with how many seconds after its due time it runs.
-
-        Returns:
-            How many callbacks ran.
-
-        Raises:
-            ExceptionGroup: callbacks failed; the others ran regardless.
-
+        An entry that a callback cancels does not run. At infinity everything is released. `on_late`
+        is called for each entry with how many seconds after its due time it runs. Returns how many
+        callbacks ran. Raises ExceptionGroup when some failed; the others ran regardless.
         """
         due: list[Delayed] = []
         while self._heap and self._heap[0][0] <= now_ms:

@@ -12,11 +12,7 @@ NOBODY = ""
 def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:
     """Yield a line if nothing bounds such clients, and one if new client ids bring new quotas.
 
-    Args:
-        table: the rules.
-        listeners: the names of all listeners.
-        max_entities: for how many clients each kind of quota keeps a sensor of their own.
-
+    `max_entities`: for how many clients each kind of quota keeps a sensor of their own.
     """
     unbounded = [name for name in listeners if not any(_rules(table, name, None))]
     if unbounded:

@@ -51,9 +51,7 @@ LARGEST_DECAY = 0.9
 class Waiter:
     """One connection whose next request waits at a gate.
 
-    Args:
-        wake: called with the time at which to ask again, when that is known or changes.
-
+    `wake` is called with the time at which to ask again, when that is known or changes.
     """
 
     __slots__ = ("entity", "gate", "kind", "since_ms", "wake", "wakes_ms")
@@ -101,10 +99,7 @@ class InFlightFetch:
 class Gate:
     """The requests of one sensor's clients, in the order in which they came.
 
-    Args:
-        pacer: of the sensor.
-        allowance_ms: returns for a time how much of the bound the formula still lets pass at once.
-
+    `allowance_ms` returns for a time how much of the bound the formula still lets pass at once.
     """
 
     __slots__ = (
@@ -131,12 +126,8 @@ class Gate:
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether a request may be sent on: it is its turn, and not too much is owed.
 
-        Args:
-            waiter: of the connection that asks.
-            ahead_ms: how much may be owed, in milliseconds of the bound: 0 if what the request
-                brings cannot be held back any more.
-            now_ms: the time.
-
+        `ahead_ms`: how much may be owed, in milliseconds of the bound: 0 if what the request brings
+        cannot be held back any more.
         """
         if self._waiting and next(iter(self._waiting)) is not waiter:
             return False
@@ -197,10 +188,7 @@ class Gate:
     def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
         """Count a Fetch that is sent on, until its response is met or cancelled.
 
-        Args:
-            last_bytes: of the last Fetch response on its connection; None if there was none.
-            now_ms: the time.
-
+        `last_bytes` is the size of the last Fetch response on its connection; None: none was.
         """
         if last_bytes is None:
             last_bytes = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest

@@ -203,12 +203,6 @@ class QuotaManager:
         Call it for each response that waits, with the one charge that makes it wait. A charge may
         come to nothing: its time had passed when the response was there, or another one is longer.
         A hold that is cut short counts in full.
-
-        Args:
-            charge: from `ClientQuotas.charge`.
-            hold_ms: for how long it waits from now on.
-            now_ms: the monotonic time.
-
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)

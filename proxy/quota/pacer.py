@@ -26,13 +26,8 @@ def throttle_time_ms(rate: float, bound: float, window_ms: float) -> int:
     """Return the whole milliseconds without traffic that bring `rate` down to `bound`.
 
     Kafka's formula (ClientQuotaManager, `QuotaUtils.throttleTime`): 11 MB/s measured over 5 s
-    against a bound of 10 MB/s gives 500 ms. 0 when the bound is kept.
-
-    Args:
-        rate: measured, per second, in the unit of the bound.
-        bound: above 0.
-        window_ms: the time over which the rate was measured.
-
+    against a bound of 10 MB/s gives 500 ms. 0 when the bound is kept. The bound is above 0, the
+    rate per second and in its unit, the window the time over which it was measured.
     """
     return max(0, round((rate - bound) / bound * window_ms))
 
@@ -76,7 +71,7 @@ class Pacer:
         Args:
             size: in the unit of the bound, times a second.
             throttle_ms: what the formula says for the sensor, this traffic included.
-            now_ms: the time.
+            now_ms: the monotonic time.
 
         """
         size_ms = size / self.bound * MS_PER_SECOND
@@ -109,13 +104,7 @@ class Pacer:
         What was right under the old bound is not punished: a client that a lower bound finds above
         it is paced from now on, without the wait that the formula would ask for. A higher bound
         helps at once: what is owed takes less time, and no more than the formula now asks for.
-
-        Args:
-            bound: the new one.
-            rate: what the sensor measures now.
-            throttle_ms: what the formula says for that rate and the new bound.
-            now_ms: the time.
-
+        `throttle_ms` is what that says for the present rate and the new bound.
         """
         if bound > self.bound:
             share = self.bound / bound
@@ -139,11 +128,7 @@ class AdaptivePacer:
     a batch longer. So what goes over the bound passes, what follows waits until that is worked off,
     and no response waits for longer than a share of a batch interval. The size of batches is
     shaped where they are planned; this only keeps reading in step.
-
-    Args:
-        bound: per second; above 0.
-        interval_ms: from one batch to the next.
-
+    The bound is per second and above 0; `interval_ms` is the time from one batch to the next.
     """
 
     __slots__ = ("bound", "due_ms", "interval_ms")

@@ -92,17 +92,9 @@ class RuleRegistry:
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        Args:
-            keys: `user`, `client-id`, `client-id-prefix`, `listener` and their values.
-            bounds: bytes per second, or percent; above 0.
-            scope: `each` or `shared`.
-            by: who asks for it.
-            at_s: now, in seconds of the Unix epoch.
-
-        Raises:
-            ValueError: the keys, bounds or scope make no rule.
-            StateError: it could not be kept, and is not in force.
-
+        The keys are those of `RULE_KEYS`, bounds are bytes per second or percent, `by` is who asks
+        for it, `at_s` the time in seconds of the Unix epoch. Raises ValueError when these make no
+        rule, and StateError when it could not be kept; it is not in force then.
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)
@@ -124,10 +116,8 @@ class RuleRegistry:
     def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether there was one with exactly these keys.
 
-        Raises:
-            ValueError: these are no keys of a rule.
-            StateError: it could not be removed, and stays in force.
-
+        Raises ValueError when these are no keys of a rule, and StateError when it could not be
+        removed; it stays in force then.
         """
         name = selector(keys)
         if name not in self._overrides:

@@ -19,7 +19,7 @@ from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
 from proxy.relay.exchange import QUOTA_KINDS, Exchange
-from proxy.relay.flow import SLOW_FRAME_S
+from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused

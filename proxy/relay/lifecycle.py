@@ -1,6 +1,6 @@
 """The states of a connection pair, the moves between them, and why its requests are not read.
 
-Without I/O: `Connection` records here what happens to it, and is told what that allows.
+Without I/O: `Connection` records here what happens to it, and does what that allows.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import Exchange
-from proxy.relay.flow import Flow, new_scratch
+from proxy.relay.frame_flow import FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
 from proxy.wire.apis import (
@@ -52,7 +52,7 @@ class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in 
         self.reason = reason
 
 
-class RequestFlow(Flow):
+class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
     __slots__ = ("_collecting",)
@@ -171,7 +171,7 @@ class RequestFlow(Flow):
             conn.pause(Pause.FULL)
 
     def _gives_up_rest(self) -> bool:
-        """See Flow. Kafka appends what was sent before an orderly end: Produce waits its turn."""
+        """See FrameFlow. Kafka appends what came before an orderly end: Produce waits its turn."""
         return not (len(self.stash) >= _API_KEY_END and self.stash[4:_API_KEY_END] == _PRODUCE)
 
     def _whole_frame(self, frame: bytearray) -> None:

@@ -11,7 +11,7 @@ from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.exchange import Exchange
-from proxy.relay.flow import READ_BYTES, READ_BYTES_LARGE, Flow, new_scratch
+from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
 from proxy.wire.apis import FETCH, PRODUCE, Handling
@@ -43,7 +43,7 @@ _EMPTY_TAGS = b"\0"
 _INT32_BYTES = 4
 
 
-class ResponseFlow(Flow):
+class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests."""
 
     __slots__ = ("_busy_time", "_collecting", "_delayed", "_walker")
@@ -64,7 +64,7 @@ class ResponseFlow(Flow):
 
     @property
     def mid_frame(self) -> bool:
-        """See Flow."""
+        """See FrameFlow."""
         return self._walker is not None or super().mid_frame
 
     def shorten_hold(self) -> None:
@@ -82,7 +82,7 @@ class ResponseFlow(Flow):
             self._pause_until(due_ms, exchange)
 
     def close(self) -> None:
-        """See Flow."""
+        """See FrameFlow."""
         if self._delayed is not None:
             self._delayed.cancel()
         super().close()

@@ -3,16 +3,8 @@
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from .store import Record, Store
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    records: tuple[Record, ...]
-    delete: tuple[str, ...]
-    done: asyncio.Future[None]
 
 
 class StateWriter:
@@ -28,7 +20,10 @@ class StateWriter:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state")
-        self._waiting: list[_Write] = []
+        self._changes: dict[str, Record | None] = {}
+        """To be written next, by key; None: to be deleted."""
+        self._waiters: list[asyncio.Future[None]] = []
+        """Of those who asked for it."""
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -39,17 +34,19 @@ class StateWriter:
 
         Raises:
             StateError: it could not be written; nor could what was asked for at the same time,
-                whose callers are told as well.
+                whose callers get the error as well.
             RuntimeError: after `close`.
 
         """
         if self._closed:
             raise RuntimeError("the state writer is closed")
-        write = _Write(tuple(records), tuple(delete), asyncio.get_running_loop().create_future())
-        self._waiting.append(write)
+        self._changes.update(dict.fromkeys(delete))
+        self._changes.update({record.key: record for record in records})
+        done = asyncio.get_running_loop().create_future()
+        self._waiters.append(done)
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="state-writer")
-        await write.done
+        await done
 
     async def close(self) -> None:
         """Write what was asked for, then end the thread; a second time does nothing."""
@@ -61,33 +58,26 @@ class StateWriter:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._waiting:
-                writes, self._waiting = self._waiting, []
+            while self._waiters:
+                changes, self._changes = self._changes, {}
+                waiters, self._waiters = self._waiters, []
+                error: Exception | None = None
                 try:
-                    await loop.run_in_executor(self._thread, self._write, writes)
-                except Exception as error:  # it belongs to those who wait for it
-                    _finish(writes, error)
-                else:
-                    _finish(writes, None)
+                    await loop.run_in_executor(self._thread, self._write, changes)
+                except Exception as caught:  # it belongs to those who wait for it
+                    error = caught
+                for done in waiters:
+                    if done.done():  # its caller was cancelled
+                        continue
+                    if error is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(error)
         finally:
             self._task = None
 
-    def _write(self, writes: list[_Write]) -> None:
-        changes: dict[str, Record | None] = {}
-        for write in writes:
-            changes.update(dict.fromkeys(write.delete))
-            changes.update({record.key: record for record in write.records})
+    def _write(self, changes: dict[str, Record | None]) -> None:
         self._store.put_many(
             [record for record in changes.values() if record is not None],
             delete=[key for key, record in changes.items() if record is None],
         )
-
-
-def _finish(writes: list[_Write], error: Exception | None) -> None:
-    for write in writes:
-        if write.done.done():  # its caller was cancelled
-            continue
-        if error is None:
-            write.done.set_result(None)
-        else:
-            write.done.set_exception(error)

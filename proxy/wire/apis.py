@@ -59,7 +59,7 @@ class Handling(Enum):
     """Take the whole response and put it through `rewrite_response`."""
 
     WALK = "walk"
-    """Let it pass through a `FetchWalker` and neutralise its tail."""
+    """Send it on through a `FetchWalker`, with a neutral tail."""
 
     API_VERSIONS = "api_versions"
     """Take the whole response and cap it with `rewrite_response`."""

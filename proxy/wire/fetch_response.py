@@ -119,7 +119,8 @@ class FetchWalker:
         """Take the next bytes of the body, in pieces of any size.
 
         Returns how many were taken: all of them, or those before the tail. Opaque bytes may be
-        among them. Raises MalformedResponse, after which the walker is of no more use.
+        among them. The walk refers to the piece until the next one. Raises MalformedResponse,
+        after which the walker is of no more use.
         """
         held = self.held
         if held:

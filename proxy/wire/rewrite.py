@@ -22,7 +22,7 @@ from proxy.wire.layout import (
 from proxy.wire.malformed import MalformedResponse
 
 Advertise: TypeAlias = Callable[[int, str, int], tuple[str, int] | None]
-"""Takes a broker's node id, real host and real port; gives the host and port to tell clients, or
+"""Takes a broker's node id, real host and real port; gives the host and port for clients, or
 None when clients cannot reach this broker through the proxy."""
 
 COORDINATOR_NOT_AVAILABLE = 15

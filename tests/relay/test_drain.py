@@ -21,7 +21,7 @@ async def test_answers_in_flight_go_out():
         assert await idle.ended() == await new.ended() == b""
         await client.send(frames.fetch_request(2))
         await turns(20)
-        assert not broker.reader._buffer
+        assert not broker.unread
         sending = asyncio.create_task(broker.send(frames.fetch_response(1, BIG_BYTES)))
         assert await client.ended() == frames.fetch_response(1, BIG_BYTES)
         await sending

@@ -9,7 +9,7 @@ import pytest
 from relaylab import frames
 from relaylab.lab import open_lab, slow_client, until
 
-from proxy.relay.flow import SLOW_FRAME_S
+from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.services import Limits, ThrottleMode
 
 TIMEOUT_S = 5.0

@@ -120,7 +120,7 @@ async def test_a_hold_in_the_middle_keeps_the_order():
         assert await client.frame() == answers[0]
         await until(lambda: lab.held == 1)
         await turns(20)
-        assert not client.reader._buffer
+        assert not client.unread
         lab.services.reapers.release_all()
         assert [await client.frame() for _ in answers[1:]] == answers[1:]
         await sending
@@ -157,7 +157,7 @@ async def test_mute_answers_at_once_and_reads_no_more(path_name):
         assert lab.held == 1
         await client.send(frames.metadata_request(2))
         await turns(20)
-        assert not broker.reader._buffer
+        assert not broker.unread
         lab.services.reapers.release_all()
         assert await broker.frame() == frames.metadata_request(2)
 
@@ -171,7 +171,7 @@ async def test_mute_takes_a_pipelined_head_that_is_split():
         await client.frame()
         await client.send(second[9:])
         await turns(20)
-        assert not broker.reader._buffer
+        assert not broker.unread
         lab.services.reapers.release_all()
         assert await broker.frame() == second
 
@@ -188,7 +188,7 @@ async def test_who_owes_too_much_is_not_read_from(acks):
         for number, (end, _) in enumerate(pairs):
             await end.send(frames.produce_request(number, acks))
         await turns(50)
-        assert not any(end.reader._buffer for _, end in pairs)
+        assert not any(end.unread for _, end in pairs)
         lab.services.quotas.update(QuotaSettings())
         for number, (_, end) in enumerate(pairs):
             assert await end.frame() == frames.produce_request(number, acks)
@@ -218,7 +218,7 @@ async def test_a_client_id_that_changes_within_a_connection_counts_as_the_first_
         await client.frame()
         await client.send(frames.fetch_request(2, client_id="second"))
         await turns(50)
-        assert not broker.reader._buffer
+        assert not broker.unread
         entities = [row.entity for row in filter(None, lab.services.quotas.rows(lambda: 0.0))]
         assert entities == ["client-id=first"]
 
@@ -232,7 +232,7 @@ async def test_what_follows_a_login_is_read_when_it_is_answered():
         broker = await lab.broker()
         assert await broker.frame() == login
         await turns(50)
-        assert not broker.reader._buffer
+        assert not broker.unread
         await broker.send(frames.response(17, 1, 1, pack(">hi", 0, 0)))
         assert await broker.frame() == second
 
@@ -260,7 +260,7 @@ async def test_no_more_requests_are_read_than_may_be_unanswered():
             assert await broker.frame() == asked[number]
         for number in range(10):
             await turns(10)
-            assert not broker.reader._buffer
+            assert not broker.unread
             await broker.send(frames.metadata_response(number, {}))
             if number + 3 < 10:
                 assert await broker.frame() == asked[number + 3]

@@ -59,6 +59,6 @@ async def test_who_is_over_the_bound_has_one_request_under_way():
         await until(lambda: lab.held)
         await client.send(frames.metadata_request(2) + frames.metadata_request(3))
         await turns(50)
-        assert not broker.reader._buffer
+        assert not broker.unread
         lab.services.reapers.release_all()
         assert await client.frame() == frames.metadata_response(1, {})

@@ -19,10 +19,11 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.config import Config, ConfigError, format_duration, load_config
+from proxy.config import Config, ConfigError, load_config
 from proxy.config.durations import (
     DURATION_UNITS,
     MAX_DURATION_S,
+    format_duration,
     format_number,
     parse_duration,
     parse_duration_or_zero,

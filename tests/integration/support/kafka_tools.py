@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from proxy.devkit.broker import QUICK_START
-from proxy.devkit.ivy import MavenModule
 from proxy.devkit.jars import KAFKA_VERSION, JarSet, fetch, kafka_jars
 from proxy.devkit.java import find_java
 
@@ -38,5 +37,5 @@ def run_tool(
 def tool_jars() -> tuple[Path, ...]:
     """Give what the tools outside the broker need beside its jars."""
     present = frozenset(re.sub(r"-\d.*", "", jar.name) for jar in kafka_jars())
-    module = MavenModule("org.apache.kafka", "kafka-tools", KAFKA_VERSION)
+    module = f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"
     return fetch(JarSet(f"kafka-tools-{KAFKA_VERSION}", (module,), present))

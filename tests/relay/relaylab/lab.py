@@ -107,6 +107,11 @@ class End:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
+    @property
+    def unread(self) -> bytes:
+        """What has come and was not received yet; the reader has no public name for it."""
+        return bytes(self.reader._buffer)
+
     async def send(self, *pieces: bytes) -> None:
         """Send each piece by itself, so that the relay sees it before the next one."""
         for piece in pieces:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from proxy.devkit import DownloadError, PysparkMissingError
-from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE, MavenModule
+from proxy.devkit.ivy import IVY_SETTINGS_VARIABLE
 from proxy.devkit.jars import JarSet, default_cache_dir, fetch
 from proxy.devkit.loopback import free_ports
 
 pytestmark = pytest.mark.slow
 
-LEAF = MavenModule("example", "leaf", "1")
-ROOT = MavenModule("example", "root", "2")
+LEAF = "example:leaf:1"
+ROOT = "example:root:2"
 POM = """<project><modelVersion>4.0.0</modelVersion><groupId>example</groupId>
-<artifactId>{module.name}</artifactId><version>{module.revision}</version>{more}</project>"""
+<artifactId>{name}</artifactId><version>{revision}</version>{more}</project>"""
 NEEDS_LEAF = """<dependencies><dependency><groupId>example</groupId><artifactId>leaf</artifactId>
 <version>1</version></dependency></dependencies>"""
 
@@ -26,11 +26,12 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository on disk in which `root` needs `leaf`; gives the settings file that names it."""
     base = tmp_path / "mirror"
     for module, more in ((LEAF, ""), (ROOT, NEEDS_LEAF)):
-        folder = base / "example" / module.name / module.revision
+        group, name, revision = module.split(":")
+        folder = base / group / name / revision
         folder.mkdir(parents=True)
-        stem = f"{module.name}-{module.revision}"
-        (folder / f"{stem}.pom").write_text(POM.format(module=module, more=more))
-        (folder / f"{stem}.jar").write_bytes(f"jar of {module.name}".encode())
+        stem = f"{name}-{revision}"
+        (folder / f"{stem}.pom").write_text(POM.format(name=name, revision=revision, more=more))
+        (folder / f"{stem}.jar").write_bytes(f"jar of {name}".encode())
     pattern = f"{base}/[organisation]/[module]/[revision]/[module]-[revision]"
     settings = tmp_path / "settings.xml"
     settings.write_text(
@@ -83,12 +84,8 @@ def test_what_is_provided_is_not_fetched(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mirror")
-@pytest.mark.parametrize(
-    "absent", [MavenModule("example", "nothing", "1"), ROOT], ids=["all", "part"]
-)
-def test_failed_download_names_the_artifact_and_the_way_out(
-    tmp_path: Path, absent: MavenModule
-) -> None:
+@pytest.mark.parametrize("absent", ["example:nothing:1", ROOT], ids=["all", "part"])
+def test_failed_download_names_the_artifact_and_the_way_out(tmp_path: Path, absent: str) -> None:
     cache = tmp_path / "cache"
     (tmp_path / "mirror/example/leaf/1/leaf-1.jar").unlink()
     with pytest.raises(DownloadError, match=f"Download of {absent} failed") as caught:

@@ -11,8 +11,9 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
-from proxy.quota import ClientIdentity, QuotaKind, QuotaManager, QuotaSettings, Rule
-from proxy.quota.rules import AdaptiveBound
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.manager import QuotaManager
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.frames import RequestHead
@@ -189,7 +190,7 @@ def test_an_answer_to_a_look_up_is_planned_for_first():
     assert lookup(client).response(LOOKUP_VERSION, frame, NOW_MS) == frame
     assert world.appends.calls == [("plans", "c", {("t", 0)}, NOW_MS)]
     (query,) = world.registry.queries
-    assert query.partitions["t", 0].high_watermark == 7
+    assert query.partitions["t", 0].log.high_watermark == 7
 
 
 @pytest.mark.parametrize(

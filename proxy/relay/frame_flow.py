@@ -41,7 +41,7 @@ SLOW_FRAME_S = 30.0
 What is streamed must only go on within it: a large body may take long on a slow link."""
 
 
-class Flow(ABC):
+class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
