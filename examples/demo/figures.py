@@ -103,15 +103,9 @@ def average_while_held(samples: Sequence[Sample]) -> tuple[float, float] | None:
     its bound in hand, as with Kafka's own quotas.
     """
     first = next((sample for sample in samples if sample.holds), None)
-    last = next(
-        (
-            after
-            for before, after in reversed(list(pairwise(samples)))
-            if after.holds > before.holds
-        ),
-        None,
-    )
-    if first is None or last is None or last.at_s <= first.at_s:
+    held = [after for before, after in pairwise(samples) if after.holds > before.holds]
+    if first is None or not held or held[-1].at_s <= first.at_s:
         return None
+    last = held[-1]
     duration_s = last.at_s - first.at_s
     return (last.limited_bytes - first.limited_bytes) / duration_s, duration_s

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -250,8 +249,16 @@ def draw(outcome: Outcome, path: Path) -> None:
     with canvas.picture(path, title, PANEL_HEIGHTS) as (rates, holds):
         unlimited = [second.unlimited_rate / MIB for second in each]
         limited = [second.limited_rate / MIB for second in each]
-        _draw_unlimited(rates, at_s, unlimited)
-        _draw_limited(rates, at_s, limited, shown)
+        rates.plot(at_s, unlimited, color=OTHER_COLOUR, linewidth=1.6)
+        mean = sum(unlimited) / len(unlimited)
+        canvas.label(rates, mean, f"{UNLIMITED}\nno quota", OTHER_COLOUR, "data")
+        rates.bar(at_s, limited, 1.0, color=MAIN_COLOUR, alpha=0.2, linewidth=0)
+        measured = [sample.rate_bytes / MIB for sample in shown]
+        shown_s = [sample.at_s for sample in shown]
+        line = {"color": MAIN_COLOUR, "linewidth": 2.4, "solid_capstyle": "round"}
+        rates.plot(shown_s, measured, **line)
+        text = f"{LIMITED}\nline: the proxy's measure\nbars: each second"
+        canvas.label(rates, bound / 2, text, MAIN_COLOUR, "data")
         rates.axhline(bound, **BOUND_LINE)
         canvas.label(rates, bound, f"bound, {bound:g} MiB/s", BOUND_COLOUR, "data")
         rates.set(ylim=(0, HEADROOM * max(bound, *unlimited, *limited)), ylabel="MiB/s")
@@ -273,25 +280,6 @@ def _while_reading(samples: Sequence[Sample]) -> list[Sample]:
         for sample in samples
         if start_s - BEFORE_S <= sample.at_s <= last_s
     ]
-
-
-def _draw_unlimited(axes: Any, at_s: list[float], rates: list[float]) -> None:
-    axes.plot(at_s, rates, color=OTHER_COLOUR, linewidth=1.6)
-    canvas.label(axes, sum(rates) / len(rates), f"{UNLIMITED}\nno quota", OTHER_COLOUR, "data")
-
-
-def _draw_limited(axes: Any, at_s: list[float], rates: list[float], samples: list[Sample]) -> None:
-    axes.bar(at_s, rates, 1.0, color=MAIN_COLOUR, alpha=0.2, linewidth=0)
-    axes.plot(
-        [sample.at_s for sample in samples],
-        [sample.rate_bytes / MIB for sample in samples],
-        color=MAIN_COLOUR,
-        linewidth=2.4,
-        solid_capstyle="round",
-    )
-    bound = max(sample.bound_bytes for sample in samples) / MIB
-    text = f"{LIMITED}\nline: the proxy's measure\nbars: each second"
-    canvas.label(axes, bound / 2, text, MAIN_COLOUR, "data")
 
 
 SCENARIO = Scenario(Path("build/demo"), "rates.png", measure, draw, conclude)
