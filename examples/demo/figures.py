@@ -16,6 +16,7 @@ UNLIMITED = "unlimited"
 
 QUOTA = "consumer_byte_rate"
 SCRAPE_TIMEOUT_S = 10.0
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ def scrape(url: str, at_s: float) -> Sample:
         held_s=value("throttle_seconds_sum", QUOTA),
         queued=int(value("delay_queue_size", "fetch")),
     )
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """Write a rate for people."""
+    return f"{bytes_per_second / MIB:.2f} MiB/s"
 
 
 def seconds(samples: Sequence[Sample]) -> list[Second]:

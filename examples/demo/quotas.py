@@ -20,9 +20,11 @@ from examples.demo.canvas import BOUND_COLOUR, BOUND_LINE, MAIN_COLOUR, OTHER_CO
 from examples.demo.children import Child
 from examples.demo.figures import (
     LIMITED,
+    MIB,
     UNLIMITED,
     Sample,
     average_while_held,
+    rate_text,
     scrape,
     seconds,
 )
@@ -35,11 +37,11 @@ from examples.demo.frame import (
     make_topics,
     servers,
 )
+from examples.demo.panel import panel
 from examples.demo.screen import Screen
 from metrics.clock import MS_PER_SECOND
 from proxy.devkit.jars import connector_jars
 
-MIB = 1024 * 1024
 MEGABYTES = 100
 """How much the query reads: at the example's bound of 2 MiB/s it takes about 50 s."""
 TOPIC = "orders"
@@ -180,7 +182,8 @@ def _watch(
             if sample.at_s - moved_s > STALL_TIMEOUT_S:
                 raise query.failure(f"The query has fetched nothing for {STALL_TIMEOUT_S:g} s.")
             samples.append(sample)
-            show(_line(samples, rows, query.said(), neighbour.said()))
+            state = samples, rows, query.said(), neighbour.said()
+            show(_line(*state), panel(*state))
             pace.wait()
     if query.exit_code:
         reason = next(filter(None, map(_EXCEPTION.match, query.lines())), None)
@@ -193,19 +196,17 @@ def _line(samples: Sequence[Sample], rows: int, query: Figures, neighbour: Figur
     """Say how it is now."""
     latest = samples[-1]
     last = seconds(samples[-2:])
-    bound = f"{_rate(latest.bound_bytes)} bound" if latest.bound_bytes else "bound not in use yet"
+    bound = (
+        f"{rate_text(latest.bound_bytes)} bound" if latest.bound_bytes else "bound not in use yet"
+    )
     return (
         f"  {latest.at_s - samples[0].at_s:5.0f} s  "
-        f"{LIMITED} {_rate(latest.rate_bytes)} ({bound}), "
+        f"{LIMITED} {rate_text(latest.rate_bytes)} ({bound}), "
         f"throttle {last[0].throttle_s * MS_PER_SECOND if last else 0:.0f} ms, "
         f"delay queue {latest.queued}, rows {query.get('rows', 0):,} of {rows:,} | "
-        f"{UNLIMITED} {_rate(last[0].unlimited_rate if last else 0)}, waits at most "
+        f"{UNLIMITED} {rate_text(last[0].unlimited_rate if last else 0)}, waits at most "
         f"{neighbour.get('longest_wait_ms', 0):.0f} ms"
     )
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / MIB:.2f} MiB/s"
 
 
 def conclude(console: Console, outcome: Outcome) -> int:
@@ -217,8 +218,8 @@ def conclude(console: Console, outcome: Outcome) -> int:
     else:
         rate_bytes, duration_s = average
         rate = (
-            f"{_rate(rate_bytes)} against a bound of "
-            f"{_rate(latest.bound_bytes)} ({rate_bytes / latest.bound_bytes:.1%}), "
+            f"{rate_text(rate_bytes)} against a bound of "
+            f"{rate_text(latest.bound_bytes)} ({rate_bytes / latest.bound_bytes:.1%}), "
             f"over the {duration_s:.0f} s in which it was held"
         )
     lines = {
@@ -226,7 +227,7 @@ def conclude(console: Console, outcome: Outcome) -> int:
         "average rate": rate,
         "holds": f"{latest.holds} responses, {latest.held_s:.1f} s in total over its connections",
         f"{UNLIMITED!r} beside it": (
-            f"{_rate(outcome.unlimited_rate_bytes)}, "
+            f"{rate_text(outcome.unlimited_rate_bytes)}, "
             f"waited {outcome.waits.get('mean_wait_ms', 0):.0f} ms for records on average, "
             f"{outcome.waits.get('longest_wait_ms', 0):.0f} ms at most"
         ),

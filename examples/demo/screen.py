@@ -1,10 +1,10 @@
-"""Shows the demo in the terminal: a line that changes where there is one, else some lines."""
+"""Shows the demo in the terminal: a picture that changes where there is one, else some lines."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
@@ -46,17 +46,18 @@ class Screen:
             yield report
 
     @contextmanager
-    def live(self) -> Iterator[Callable[[str], None]]:
-        """Give a function to call with each new state, in a line."""
+    def live(self) -> Iterator[Callable[[str, RenderableType], None]]:
+        """Give a function to call with each new state: a line, and a picture for a terminal."""
         if not self.console.is_terminal:
-            yield _rarely(self.console)
+            plain = _rarely(self.console)
+            yield lambda line, _picture: plain(line)
             return
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
-            yield lambda line: live.update(Text(line), refresh=True)
+            yield lambda _line, picture: live.update(picture, refresh=True)
 
 
 def _rarely(console: Console) -> Callable[[str], None]:
-    """Return what prints a line where no terminal shows a live one, and not too often."""
+    """Return what prints a line where no terminal shows a picture, and not too often."""
     next_s = 0.0
 
     def say(line: str) -> None:
