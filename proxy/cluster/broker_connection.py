@@ -96,11 +96,10 @@ class BrokerConnection:
         try:
             async with asyncio.timeout(limit_s):
                 yield
-        except TimeoutError:
+        except BaseException as error:
             self.close()
-            raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
             raise
 
     async def _ask(self, request: Any) -> Any:

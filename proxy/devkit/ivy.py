@@ -23,6 +23,7 @@ OnDownload: TypeAlias = Callable[[int, int, str], None]
 name of the one just found (`done` is 0 then) or downloaded. Never called when all is cached."""
 
 _FAULT_LINES = 12
+_IVY_SETTINGS = re.compile(r"^\s*spark\.jars\.ivySettings[\s=:]+(\S.*?)\s*$", re.MULTILINE)
 
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
@@ -138,11 +139,7 @@ def _user_settings() -> Path | None:
         conf = os.environ.get("SPARK_CONF_DIR") or (spark_home and f"{spark_home}/conf")
         defaults = Path(conf or pyspark_jars_dir().parent / "conf") / "spark-defaults.conf"
         with contextlib.suppress(FileNotFoundError):
-            match = re.search(
-                r"^\s*spark\.jars\.ivySettings[\s=:]+(\S.*?)\s*$",
-                defaults.read_text(encoding="utf-8"),
-                re.MULTILINE,
-            )
+            match = _IVY_SETTINGS.search(defaults.read_text(encoding="utf-8"))
             named, by = match and match[1], f"spark.jars.ivySettings in {defaults}"
     if not named:
         return None

@@ -60,10 +60,9 @@ def connector_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
 
 def default_cache_dir() -> Path:
     """Return the user's cache folder for this project; it need not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG standard wants a relative path to be ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "kafka-quota-proxy"
+    return (base if base.is_absolute() else Path.home() / ".cache") / "kafka-quota-proxy"
 
 
 def fetch(

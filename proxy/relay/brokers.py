@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import closing
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
@@ -92,8 +93,7 @@ class Brokers:
         ):
             _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
             self._may_ask_metadata = True  # what is there next may let us
-        self.reachable, self.refusal = error is None, refusal
-        self._probed = True
+        self.reachable, self.refusal, self._probed = error is None, refusal, True
 
     async def _connect(self, node_id: int, address: Address) -> BrokerConnection:
         limit_s = self.bootstrap.connect_timeout_s
@@ -117,14 +117,12 @@ class Brokers:
             self.unanswered.add(node_id)
 
     async def _probe(self) -> None:
-        connection = await self.bootstrap.connect()
-        try:
-            await self._ask(connection)
-        except BaseException:  # also when it is out of time; it lets connect, and does not serve
-            self.bootstrap.failed(connection.broker)
-            raise
-        finally:
-            connection.close()
+        with closing(await self.bootstrap.connect()) as connection:
+            try:
+                await self._ask(connection)
+            except BaseException:  # also out of time: it lets connect, and does not serve
+                self.bootstrap.failed(connection.broker)
+                raise
 
     async def _ask(self, connection: BrokerConnection) -> None:
         """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""

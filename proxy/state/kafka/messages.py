@@ -24,8 +24,6 @@ VERSION_HEADER = "version"
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
 
-Headers = Sequence[tuple[str, bytes]]
-
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -33,7 +31,7 @@ class Message:
 
     key: bytes
     value: bytes | None
-    headers: Headers = ()
+    headers: Sequence[tuple[str, bytes]] = ()
     offset: int = -1
     """Where it stands; -1 when it is to be written."""
 
