@@ -10,10 +10,10 @@ buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
+from itertools import groupby, repeat, takewhile
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -196,7 +196,6 @@ class _Array:
     element: Any
 
     def count(self, data: Buffer, pos: int) -> tuple[int, int]:
-        """Read how many elements follow."""
         count, pos = self.length.read(data, pos)
         return max(count, 0), pos
 
@@ -218,10 +217,8 @@ class RecordLayout:
 
     fields: dict[str, Any]
     """Layouts of the untagged fields by kafka-python's name, in wire order."""
-
     tags: dict[str, int] | None
     """The numbers of the known tagged fields; None when there is no tag section."""
-
     program: tuple[Skip, ...]
     """What skips the record: neighbours of fixed size at once, nested records unfolded."""
 
@@ -234,7 +231,11 @@ class RecordLayout:
         return pos
 
     def seek(self, field: str | None, data: Buffer, pos: int) -> int:
-        """Return where a field begins in the record at `pos`; None stands for its tag section."""
+        """Return where a field begins in the record at `pos`; None stands for its tag section.
+
+        A field behind none but fields of fixed size is found without data. Raises KeyError for a
+        field that the record has not.
+        """
         for name, node in self.fields.items():
             if name == field:
                 return pos
@@ -262,24 +263,11 @@ class RecordLayout:
         """
         parts = [
             node.form.format[1:] if name in wanted else f"{node.form.size}x"
-            for name, node in self._leading()
+            for name, node in takewhile(
+                lambda field: isinstance(field[1], _Fixed), self.fields.items()
+            )
         ]
         return Struct(">" + "".join(parts))
-
-    def place(self, field: str) -> int | None:
-        """Return where a field begins in every such record; None when it is not in the head."""
-        place = 0
-        for name, node in self._leading():
-            if name == field:
-                return place
-            place += node.form.size
-        return None
-
-    def _leading(self) -> Iterator[tuple[str, _Fixed]]:
-        for name, node in self.fields.items():
-            if not isinstance(node, _Fixed):
-                return
-            yield name, node
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,14 +347,18 @@ class PartitionFields:
         for _ in range(topics):
             key, pos = self._key.read(data, pos)
             count, pos = self._read_count(data, pos)
-            if self._is_table(count, data, pos):
-                row = self._row
-                end = pos + count * row.size
+            size = self._row.size
+            end = pos + count * size
+            if (  # all are there and have the same size
+                self._has_rows
+                and pos < end <= len(data)
+                and not (self._has_tagged_rows and any(data[pos + size - 1 : end : size]))
+            ):
                 if count == 1:  # most often, in a fetch session
-                    found.append((key, pos, row.unpack_from(data, pos)))
+                    found.append((key, pos, self._row.unpack_from(data, pos)))
                 else:
-                    starts = range(pos, end, row.size)
-                    found += zip(repeat(key), starts, row.iter_unpack(data[pos:end]))
+                    rows = self._row.iter_unpack(data[pos:end])
+                    found += zip(repeat(key), range(pos, end, size), rows)
                 pos = end
             else:
                 for _ in range(count):
@@ -376,16 +368,6 @@ class PartitionFields:
             if self._is_tagged:
                 pos = skip_tags(data, pos)
         return pos
-
-    def _is_table(self, count: int, data: Buffer, pos: int) -> bool:
-        """Return whether so many partitions, at least one, are there and have the same size."""
-        size = self._row.size
-        end = pos + count * size
-        return (
-            self._has_rows
-            and pos < end <= len(data)
-            and not (self._has_tagged_rows and any(data[pos + size - 1 : end : size]))
-        )
 
 
 @cache
@@ -415,29 +397,19 @@ def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayou
         for field in schema.untagged_fields(version)
     }
     program: list[Skip] = []
-    fixed_bytes = 0
-    for node in fields.values():
-        if isinstance(node, _Fixed):
-            fixed_bytes += node.form.size
-            continue
-        program += _skips(fixed_bytes)
-        program += node.program if isinstance(node, RecordLayout) else (node.skip,)
-        fixed_bytes = 0
-    program += _skips(fixed_bytes, tagged=flexible)
+    for is_fixed, nodes in groupby(fields.values(), key=lambda node: isinstance(node, _Fixed)):
+        if is_fixed:
+            program.append(_skip_bytes(sum(node.form.size for node in nodes)))
+        else:
+            for node in nodes:
+                program += node.program if isinstance(node, RecordLayout) else (node.skip,)
+    program += [skip_tags] if flexible else []
     tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
     return RecordLayout(fields, tags if flexible else None, tuple(program))
 
 
-def _skips(size: int, *, tagged: bool = False) -> list[Skip]:
-    """Return what skips so many bytes and, if `tagged`, a tag section."""
-
-    def skip_both(data: Buffer, pos: int) -> int:
-        pos += size
-        return pos + 1 if data[pos] == 0 else read_tags(data, pos)[1]
-
-    if tagged:
-        return [skip_both]
-    return [lambda _data, pos: pos + size] if size else []
+def _skip_bytes(size: int) -> Skip:
+    return lambda _data, pos: pos + size
 
 
 def _compile(field: Any, version: int, *, flexible: bool) -> Any:

@@ -103,8 +103,7 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
         return frame
     body = whole_response_body(LIST_OFFSETS, version, frame)
     answers = _answers(version)
-    place = answers.partition.place("offset")
-    assert place is not None  # the schemas say so
+    place = answers.partition.seek("offset", b"", 0)
     changed = bytearray(frame)
     try:
         for topic, pos, (index, _, _) in answers.read(frame, body):
