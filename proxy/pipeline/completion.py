@@ -66,14 +66,8 @@ class CompletionCounts:
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
-    Args:
-        graph: the pipeline. A root fails when it is older than the timeout, by up to a half of it.
-        random: makes ids.
-        now_s: the same on the wall clock.
-        max_edges: edges that wait and roots of their anchors; beyond it the oldest roots fail.
-
+    When more than `max_edges` edges wait, with the roots of their anchors, the oldest roots fail.
     Raises ValueError as Ledger does.
-
     """
 
     def __init__(
@@ -97,12 +91,11 @@ class Completion:
         self.records = CompletionRecords(
             graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
         )
-        """What is kept of it in the state."""
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = CompletionCounts()
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
-        """How many roots ended how, and why."""
+        """By how and why they ended."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
@@ -115,17 +108,11 @@ class Completion:
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether so much is in flight that the source is to wait.
 
-        A batch counts from the report of the first stage until its root has ended.
-
-        Args:
-            planned: batches of first stages that are planned and not known as roots yet.
-            planned_bytes: what they read.
-
+        A batch counts from the report of the first stage until its root has ended; `planned` ones
+        and their bytes are of first stages and not known as roots yet.
         """
-        ledger = self.ledger
-        return self.max_pending.full(
-            ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
-        )
+        pending = self.ledger.pending_bytes + planned_bytes
+        return self.max_pending.full(self.ledger.pending_batches + planned, pending)
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
@@ -189,17 +176,17 @@ class Completion:
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call, O(changed).
 
-        They belong together: write them in one transaction. Call it also when nothing is kept,
-        for what changed is remembered until then.
+        Write them in one transaction. Call it also when nothing is kept: until then what changed
+        is remembered.
         """
         return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Load all records under the prefix of `records`, once and before anything else.
 
-        Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
-        those of a newer program are left alone. What was lost with them keeps its roots waiting
-        until they time out. Roots at stages that are gone fail as in `update`.
+        Returns what was not taken, and why. Damaged records are deleted with the next `changes`,
+        and what was lost with them keeps its roots waiting until they time out; those of a newer
+        program are left alone. Roots at stages that are gone fail as in `update`.
         """
         refused, deletes = self.records.load(records, self._graph.stages, now_ms)
         self._journal.take()  # what was taken up is as it was written
@@ -212,12 +199,7 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limits, wall = self.max_pending, self._wall
-        failed = {
-            reason: count
-            for (outcome, reason), count in self.outcomes.items()
-            if outcome is RootOutcome.FAILED
-        }
+        limits, to_s, outcomes = self.max_pending, self._wall.to_s, self.outcomes
         first = list(islice(self.ledger.pending(), MAX_SHOWN))
         waits_at = self.waits_at(root for root, *_ in first)
         return {
@@ -231,16 +213,16 @@ class Completion:
                     {
                         "root": f"{root:016x}",
                         **asdict(owner),
-                        "started_s": wall.to_s(entry.started_ms),
-                        "age_s": wall.to_s(now_ms) - wall.to_s(entry.started_ms),
+                        "started_s": to_s(entry.started_ms),
+                        "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
                     for root, entry, owner in first
                 ],
             },
-            "completed": self.outcomes[RootOutcome.COMPLETED, ""],
-            "timed_out": self.outcomes[RootOutcome.TIMED_OUT, ""],
-            "failed": failed,
+            "completed": outcomes[RootOutcome.COMPLETED, ""],
+            "timed_out": outcomes[RootOutcome.TIMED_OUT, ""],
+            "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
             "edges": self.edges.size,
             "max_edges": self._max_edges,
             "early_batches": len(self.deferred.waiting),
@@ -288,19 +270,15 @@ class Completion:
             self._end(self.ledger.init(begun, made, owner, batch.started_ms, now_ms))
         reused = self._fail_all(replaced, OFFSETS_REUSED, now_ms)
         if reused:
-            text = f"appended at offsets that {reused} roots waited for"
-            self._note_batch(batch, text, now_ms)
+            self._note_batch(batch, f"appended at offsets that {reused} roots waited for", now_ms)
 
     def _complete(self, batch: StageBatch) -> tuple[dict[Anchor, int], bool, bool]:
         """Remove the input of a batch from what waits.
 
-        Returns:
-            by anchor what is acked; whether something came from a source; whether all of it was
-            completed before: it is the same report, or the same batch once more.
-
+        Return by anchor what is acked; whether something came from a source; and whether all of it
+        was completed before: it is the same report, or the same batch once more.
         """
-        graph, acks = self._graph, dict[Anchor, int]()
-        of_source = False
+        graph, acks, of_source = self._graph, dict[Anchor, int](), False
         repeated = foreign = records = 0
         for read in merged(batch.inputs):
             if read.topic not in graph.stages[batch.stage].consumes:
@@ -328,9 +306,7 @@ class Completion:
     ) -> tuple[int, set[int]]:
         """Add the output of a batch as edges of an anchor; None: they belong to no root.
 
-        Returns:
-            What they add to the value of each root, and the roots of edges whose offsets they took.
-
+        Return what they add to the value of each root, and the roots whose offsets they took.
         """
         made, replaced = 0, set[int]()
         for written in merged(batch.outputs):
@@ -375,13 +351,9 @@ class Completion:
     def _fail_stranded(self, now_ms: float) -> None:
         """Fail what waits where no stage of the pipeline reads any more."""
         stages = self._graph.stages
-        gone = [
-            key
-            for key in self.edges.partitions
-            if key[0] not in stages or key[1] not in stages[key[0]].consumes
-        ]
-        failed = self._fail_all(self.edges.remove(gone), PIPELINE_CHANGED, now_ms)
-        if failed:
+        read = {(name, topic) for name, stage in stages.items() for topic in stage.consumes}
+        gone = [key for key in self.edges.partitions if key[:2] not in read]
+        if failed := self._fail_all(self.edges.remove(gone), PIPELINE_CHANGED, now_ms):
             self._note(f"{failed} roots waited for what is not read any more", now_ms)
 
     def _fail_all(self, roots: set[int], reason: str, now_ms: float) -> int:

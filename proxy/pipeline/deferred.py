@@ -58,11 +58,8 @@ class DeferredBatch:
 class DeferredBatches:
     """The batches of one pipeline that wait, in order of report for each stage.
 
-    Args:
-        graph: the pipeline.
-        known_to: returns up to which offset it is known who produced what waits somewhere.
-        mark: is called with what changed or went.
-
+    `known_to` returns up to which offset it is known who produced what waits somewhere; `mark` is
+    called with what changed or went.
     """
 
     def __init__(
@@ -134,8 +131,7 @@ class DeferredBatches:
 
     def settle(self, stage: str, time_ms: float) -> None:
         """Record that all is reported that a stage appended before that time."""
-        settled_ms = self.settled.get(stage)
-        if settled_ms is None or time_ms > settled_ms:
+        if time_ms > self.settled.get(stage, -math.inf):
             self.settled[stage] = time_ms
             self._mark(("stage", stage))
 
@@ -172,8 +168,7 @@ class DeferredBatches:
             feeder = self._graph.feeder(stage, read.topic)
             if feeder is None or read.start == read.end:
                 continue
-            settled_ms = self.settled.get(feeder)
-            if settled_ms is not None and settled_ms >= deferred.at_ms:
+            if self.settled.get(feeder, -math.inf) >= deferred.at_ms:
                 continue
             if read.end > self._known_to((stage, read.topic, read.partition)):
                 return False

@@ -57,15 +57,11 @@ class TopicRange:
 def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
     """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
     found: list[TopicRange] = []
-    for one in sorted(ranges, key=attrgetter("topic", "partition", "start")):
+    where = attrgetter("topic", "partition")
+    filled = (one for one in ranges if one.start < one.end)
+    for one in sorted(filled, key=attrgetter("topic", "partition", "start")):
         last = found[-1] if found else None
-        if one.start == one.end:
-            continue
-        if (
-            last is not None
-            and (last.topic, last.partition) == (one.topic, one.partition)
-            and one.start <= last.end
-        ):
+        if last is not None and where(last) == where(one) and one.start <= last.end:
             found[-1] = replace(last, end=max(last.end, one.end))
         else:
             found.append(one)
@@ -141,10 +137,7 @@ class CompletedRange:
 class EdgeTable:
     """The edges of one pipeline that wait.
 
-    Args:
-        new_id: makes the id of an edge: 64 bits, not 0.
-        mark: is called with what changed or went.
-
+    `new_id` makes the id of an edge: 64 bits, not 0; `mark` is called with what changed or went.
     """
 
     def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
@@ -159,10 +152,9 @@ class EdgeTable:
 
     def at(self, key: StagePartition) -> PartitionEdges:
         """Return what waits there, made anew when nothing was."""
-        found = self.partitions.get(key)
-        if found is None:
-            found = self.partitions[key] = PartitionEdges()
-        return found
+        if key not in self.partitions:
+            self.partitions[key] = PartitionEdges()
+        return self.partitions[key]
 
     def known_to(self, key: StagePartition) -> int:
         """Return up to which offset it is known who produced what waits there."""
@@ -185,12 +177,9 @@ class EdgeTable:
         return ends
 
     def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
-        """Make an anchor; it lives as long as there is an edge of it.
+        """Make an anchor with the number that it was written with; 0: the next one.
 
-        Args:
-            roots: whose edges they are.
-            number: as it was written; 0: the next one.
-
+        It lives as long as there is an edge of it.
         """
         anchor = Anchor(number or self._next_anchor, roots)
         self._next_anchor = max(self._next_anchor, anchor.number + 1)
@@ -201,20 +190,12 @@ class EdgeTable:
     ) -> tuple[int, list[Anchor]]:
         """Add an edge from `start` to before `end`.
 
-        An edge that goes on where one of its anchor ends is added to that one.
+        An edge that goes on where one of its anchor ends is added to that one. Without an anchor
+        it belongs to no root: there is no edge, but it is known what the offsets are.
 
-        Args:
-            key: where it waits.
-            start: its first offset.
-            end: the offset behind its last one; above `start`.
-            anchor: whose it is; None when it belongs to no root. Then there is no edge, but it is
-                known what the offsets are.
-
-        Returns:
-            What the edge adds to the value of each root, and the anchors of edges that had the
-            same offsets: the log was cut or made anew, so those will never be completed. They
-            have lost these offsets without an ack.
-
+        Return what the edge adds to the value of each root, and the anchors of edges that had the
+        same offsets: the log was cut or made anew, so those will never be completed. They have
+        lost these offsets without an ack.
         """
         edges = self.at(key)
         replaced = [old for old, _ in self._cut(key, start, end)[0]]

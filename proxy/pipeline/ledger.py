@@ -20,7 +20,6 @@ BUCKETS = 3
 
 ID_BITS = 64
 
-
 LedgerItem = tuple[str | int, ...]
 """What a record of the state is of: its kind, and which one."""
 
@@ -66,7 +65,7 @@ class Root:
     """None until `init`: an ack or a fail came before it."""
     started_ms: float
     failed: str | None = None
-    """Why it failed, while there is no owner to tell."""
+    """Why it failed."""
     turn: int = 0
     """The bucket in which it was first heard of."""
 
@@ -111,24 +110,14 @@ class Ledger:
 
     A root stays in the bucket of the turn in which it was first heard of, and falls out when turn
     + BUCKETS has begun. Turns are counted on the wall clock, so that a ledger taken up from its
-    records goes on with the same ones.
+    records goes on with the same ones. `mark` is called with what changed or went.
 
-    Args:
-        timeout_ms: a root fails when it is older, by up to 1/(BUCKETS - 1) of it. Above 0, finite.
-        random: makes ids; `random.SystemRandom()`, or a seeded one for the same ids again.
-        wall: the wall clock.
-        mark: is called with what changed or went.
-
-    Raises ValueError when the timeout is out of range.
-
+    A root fails when it is older than `timeout_ms`, by up to 1/(BUCKETS - 1) of it. Raises
+    ValueError when that is not above 0 and finite.
     """
 
     def __init__(
-        self,
-        timeout_ms: float,
-        random: Random,
-        wall: WallTime,
-        mark: Callable[[LedgerItem], None],
+        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[[LedgerItem], None]
     ) -> None:
         self._mark = mark
         self._random = random
@@ -170,61 +159,43 @@ class Ledger:
 
     def new_id(self) -> int:
         """Return an id for an edge: 64 bits, never 0."""
-        while True:
-            number = self._random.getrandbits(ID_BITS)
-            if number:
-                return number
+        while not (number := self._random.getrandbits(ID_BITS)):
+            pass
+        return number
 
     def new_root(self) -> int:
         """Return an id for a root that no root has."""
-        while True:
-            root = self.new_id()
-            if root not in self._roots:
-                return root
+        while (root := self.new_id()) in self._roots:
+            pass
+        return root
 
     def init(
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
-        """Begin a root.
+        """Begin a root for a batch that began at `started_ms`; return how it ended, if at once.
 
-        Args:
-            root: its id, of `new_root`.
-            value: the xor of its first edges; 0 when it has none.
-            owner: whom it stands for.
-            started_ms: when the batch began.
-            now_ms: the time.
-
-        Returns:
-            How it ended, if it ended at once. A root that has an owner stays as it is.
-
+        `value` is the xor of its first edges. A root that has an owner stays as it is.
         """
         entry = self._entry(root, now_ms)
         if entry.owner is not None:
             self.counts.repeated_inits += 1
             return None
         entry.owner, entry.started_ms = owner, started_ms
-        self._count(owner)
+        self._count(owner, 1)
         return self._apply(root, entry, value, now_ms)
 
     def ack(self, root: int, value: int, now_ms: float) -> EndedRoot | None:
-        """Xor what a stage has finished and made into a root's value.
+        """Xor what a stage has finished and made into a root's value; return how it ended, if so.
 
-        Args:
-            root: its id. One that is not there has not begun yet, or has ended: it is kept for
-                the one time, without owner, and falls out like any other.
-            value: of the edges consumed and produced.
-            now_ms: the time.
-
-        Returns:
-            How the root ended, if it did.
-
+        A root that is not there has not begun yet, or has ended: it is kept for the one time,
+        without owner, and falls out like any other.
         """
         return self._apply(root, self._entry(root, now_ms), value, now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> EndedRoot | None:
-        """End a root as failed; return how it ended. One that is not there: nothing happens.
+        """End a root as failed; return how it ended. The first reason stays.
 
-        One without owner is told when the owner comes. The first reason stays.
+        One that is not there stays so; one without owner ends when the owner comes.
         """
         entry = self._roots.get(root)
         if entry is None:
@@ -279,7 +250,7 @@ class Ledger:
         entry.turn = self._turn(min(heard_ms, now_ms))
         self._roots[root] = entry
         if entry.owner is not None:
-            self._count(entry.owner)
+            self._count(entry.owner, 1)
 
     def _age(self, root: int) -> tuple[float, int]:
         return self._roots[root].started_ms, root
@@ -290,9 +261,9 @@ class Ledger:
             entry = self._roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
         return entry
 
-    def _count(self, owner: SourceBatch) -> None:
-        self.pending_batches += 1
-        self.pending_bytes += owner.size_bytes
+    def _count(self, owner: SourceBatch, batches: int) -> None:
+        self.pending_batches += batches
+        self.pending_bytes += owner.size_bytes * batches
 
     def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
         self._mark(("root", root))
@@ -307,8 +278,7 @@ class Ledger:
     ) -> EndedRoot:
         del self._roots[root]
         self._mark(("root", root))
-        self.pending_batches -= 1
-        self.pending_bytes -= owner.size_bytes
+        self._count(owner, -1)
         return EndedRoot(root, owner, entry.started_ms, now_ms, outcome, entry.failed or "")
 
     def _turn(self, now_ms: float) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 
 from structlog import get_logger
 
@@ -18,12 +19,7 @@ _log = get_logger(__name__)
 
 
 class PipelineState:
-    """The records of all pipelines. Nothing is kept before `load`, nor after `close`.
-
-    Args:
-        clock_ms: monotonic.
-
-    """
+    """The records of all pipelines. Nothing is kept before `load`, nor after `close`."""
 
     def __init__(self, clock_ms: Callable[[], float]) -> None:
         self._clock_ms = clock_ms
@@ -37,16 +33,14 @@ class PipelineState:
         """Give the pipelines what an earlier process kept there; write there from now."""
         self._store, self._writer = store, StateWriter(store)
         flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(LEDGER_RECORDS["root"].prefix)
-        kept = tuple(prefix for each in pipelines for prefix in _prefixes(each))
+        kept = tuple(chain.from_iterable(map(_prefixes, pipelines)))
         strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
         for key in strays:
             _log_refused(f"{key}: there is no such pipeline any more; deleted")
         store.put_many((), delete=strays)
         for each in pipelines:
-            of_flow, of_ledger = _prefixes(each)
-            for problem in each.load(
-                _under(flow, of_flow), _under(ledger, of_ledger), self._clock_ms()
-            ):
+            of_flow, of_ledger = map(_under, (flow, ledger), _prefixes(each))
+            for problem in each.load(of_flow, of_ledger, self._clock_ms()):
                 _log_refused(problem)
 
     def forget(self, pipeline: RunningPipeline) -> None:

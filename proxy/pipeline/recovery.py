@@ -21,9 +21,7 @@ LATE_MS = 60_000.0
 class Recovery:
     """Finds the lost outputs of one pipeline, once for each stage.
 
-    Args:
-        loaded_ms: when the state of the earlier process was taken up; long ago if there was none.
-
+    The state of the earlier process was taken up at `loaded_ms`; long ago if there was none.
     """
 
     def __init__(self, loaded_ms: float = -math.inf) -> None:
@@ -46,12 +44,8 @@ class Recovery:
     ) -> tuple[TopicRange, ...]:
         """Return what the first batch of a stage is taken to have written.
 
-        Args:
-            stage: whose batch it is.
-            starts: up to where it is known who wrote what.
-            ends: of the logs.
-            later: what the stage was seen writing since that batch.
-
+        It is known up to `starts` who wrote what; the logs end at `ends`; and `later` is what the
+        stage was seen writing since that batch.
         """
         self._done.add(stage.name)
         ends = dict(ends)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from types import MappingProxyType
@@ -17,9 +18,8 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Store
 from proxy.wire.topic_partition import TopicPartition
 
-from .arrivals import Arrivals
+from .batch_limit import QueriesOf
 from .batch_planner import BatchPlanner
-from .bounded_query import QueriesOf
 from .completion import PIPELINE_CHANGED
 from .edges import TopicRange
 from .enforcer import Enforcer
@@ -34,18 +34,44 @@ TICK_S = 0.5
 _log = get_logger(__name__)
 
 
+class Arrivals:
+    """Counts the records that arrive in topics, by the progress of all queries."""
+
+    def __init__(self, registry: QueryRegistry) -> None:
+        self._registry = registry
+        self._ends: dict[TopicPartition, int] = {}
+        """The log end of each partition that was known at the last time."""
+        self._arrived: dict[str, int] = {}
+
+    def measure(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Return how much has arrived in each topic since its partitions became known, and the lag.
+
+        The lag is what waits now, by client and topic.
+        """
+        ends: dict[TopicPartition, int] = {}
+        lags: dict[tuple[str, str], int] = defaultdict(int)
+        for query in self._registry.queries:
+            for key, partition in query.partitions.items():
+                end = partition.log.high_watermark
+                if end is not None:
+                    ends[key] = max(ends.get(key, 0), end)
+                lag = partition.lag_records()
+                if lag is not None:
+                    lags[query.client_id, key[0]] += lag
+        arrived: dict[str, int] = {}
+        for key, end in ends.items():
+            # What was there when a partition became known has not arrived just now.
+            new = max(0, end - self._ends.get(key, end))
+            arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
+        self._ends, self._arrived = ends, arrived
+        return arrived, lags
+
+
 class RunningPipelines:
     """All pipelines of the configuration.
 
-    Args:
-        pipelines: what they are.
-        registry: knows log ends and lag, and which client a query reads with.
-        queries_of: where stages are held.
-        quotas: where producers are held.
-        instruments: show state, rates and the ledger.
-        clock_ms: monotonic.
-        clock_s: the wall clock.
-
+    Stages are held by `queries_of`, producers by `quotas`; `instruments` show state, rates and the
+    ledger.
     """
 
     def __init__(
@@ -260,13 +286,8 @@ class RunningPipelines:
                 continue
             reason = root.reason or str(root.outcome)
             self._instruments.ledger_failed_total.of(name, reason).inc()
-            _log.warning(
-                "source batch not finished",
-                pipeline=name,
-                stage=root.owner.stage,
-                batch=root.owner.batch,
-                reason=reason,
-            )
+            batch = {"stage": root.owner.stage, "batch": root.owner.batch}
+            _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
 
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments

@@ -3,7 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from random import SystemRandom
 
 from structlog import get_logger
@@ -16,8 +17,7 @@ from proxy.progress.report_handler import AcceptedReport
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit
-from .bounded_query import BoundedQuery
+from .batch_limit import BatchLimit, BoundedQuery
 from .completion import Completion
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
@@ -47,20 +47,13 @@ class StageCeiling:
     """What a stage is held to at the moment."""
 
     rate: float
-    """Records per second; 0 lets no batch begin."""
+    """Records/s; 0 lets no batch begin."""
     limit: BatchLimit | None
     """What it waits for; None: a request of a stage after it."""
 
 
 class RunningPipeline:
-    """One pipeline at work.
-
-    Args:
-        settings: what it is. Raises ValueError when it is not sound.
-        registry: knows which client a query reads with, and how far.
-        now_s: the same on the wall clock.
-
-    """
+    """One pipeline at work. Raises ValueError when its settings are not sound."""
 
     def __init__(
         self, settings: PipelineSettings, registry: QueryRegistry, now_ms: float, now_s: float
@@ -124,9 +117,7 @@ class RunningPipeline:
     def log(self, changes: Iterable[RateChange]) -> None:
         """Log rates that changed."""
         for each in changes:
-            _log.info(
-                "pipeline", pipeline=self.name, node=each.node, rate=each.rate, reason=each.reason
-            )
+            _log.info("pipeline", pipeline=self.name, **asdict(each))
 
     # Who belongs to it
 
@@ -175,10 +166,7 @@ class RunningPipeline:
     def lost_ends(self, members: Iterable[str], started_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends say what a batch may have written unseen.
 
-        Args:
-            members: query name and client id of the batch.
-            started_ms: when it began.
-
+        `members` are the query name and the client id of the batch, `started_ms` when it began.
         """
         stage = next(filter(None, map(self._stages_by_member.get, members)), None)
         if stage is None or not self._recovery.concerns(stage, started_ms):
@@ -203,23 +191,15 @@ class RunningPipeline:
         report, query = accepted.report, accepted.query
         batch = report.batch
         assert batch is not None
-        ended_ms = now_ms - report.age_ms
-        execution_ms = float(batch.execution_ms or 0)
+        ended_ms, execution_ms = now_ms - report.age_ms, float(batch.execution_ms or 0)
         started_ms = ended_ms - execution_ms
         outputs = self._take_outputs(stage.name, ended_ms)
         lost = self._lost_outputs(stage, started_ms, ends)
         size = next((each.bytes_per_record for each in bounded if each.bytes_per_record), 0.0)
-        self.completion.stage_batch(
-            StageBatch(
-                stage=stage.name,
-                batch=batch.batch_id,
-                inputs=tuple(_inputs(stage, query, batch)),
-                outputs=(*outputs, *lost),
-                started_ms=started_ms,
-                size_bytes=round(batch.rows * (size or 0.0)),
-            ),
-            now_ms,
-        )
+        inputs = tuple(_inputs(stage, query, batch))
+        written, size_bytes = (*outputs, *lost), round(batch.rows * (size or 0.0))
+        done = StageBatch(stage.name, batch.batch_id, inputs, written, started_ms, size_bytes)
+        self.completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             trigger = self.flow.stages[stage.name]
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
@@ -234,14 +214,7 @@ class RunningPipeline:
     def measure(
         self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
     ) -> None:
-        """Give the flow what is measured.
-
-        Args:
-            arrived: by topic, how many records have arrived so far.
-            lags: by client and topic, how many records wait.
-            now_ms: the time.
-
-        """
+        """Give the flow what is measured, see `Arrivals`."""
         for source in self.graph.settings.sources:
             for topic in source.produces:
                 if topic in arrived:
@@ -250,14 +223,9 @@ class RunningPipeline:
             trigger = self.flow.stages[stage.name]
             if all(topic in arrived for topic in stage.consumes):
                 trigger.sample(sum(arrived[topic] for topic in stage.consumes), now_ms)
-            known = [
-                lags[client, topic]
-                for client in self.clients_of(stage)
-                for topic in stage.consumes
-                if (client, topic) in lags
-            ]
-            if known:
-                trigger.lag(sum(known))
+            waiting = lags.keys() & product(self.clients_of(stage), stage.consumes)
+            if waiting:
+                trigger.lag(sum(lags[key] for key in waiting))
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it."""

@@ -17,8 +17,7 @@ Lag is the least that was seen in the period, since a stage that works in batche
 it right before a batch ends. A stage without a bound on lag that has begun to ask to increase goes
 on within the band, or the last part of a hold would stay for ever.
 
-Only a stage that holds somebody back asks to increase; when it is told that control has ended it
-keeps sampling and sends no more of these.
+Only a stage that holds somebody back asks to increase.
 """
 
 import math
@@ -102,10 +101,7 @@ class Verdict:
 
 
 class Trigger:
-    """Readings and requests of one stage.
-
-    Readings of records and rates are finite numbers of 0 or more.
-    """
+    """Readings and requests of one stage. Readings are finite numbers of 0 or more."""
 
     def __init__(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
         self.processing_rate: float | None = None
@@ -140,17 +136,16 @@ class Trigger:
     def sample(self, total: float, now_ms: float) -> None:
         """Add a reading of the records that the stage was sent so far; it only grows.
 
-        Best the log ends of the partitions that it consumes added up. Not what it fetched: a Kafka
-        stage pulls, so that says how fast it is.
+        It is the log ends of what it consumes, added up. Not what it fetched: a Kafka stage pulls,
+        so that says how fast it is.
         """
         rate = self._meter.read(total, now_ms)
-        if rate is None:
-            return
-        low, high = self.settings.band
-        self._samples += 1
-        self._sum += rate
-        self._above += rate > high * self.scale
-        self._below += rate < low * self.scale
+        if rate is not None:
+            low, high = self.settings.band
+            self._samples += 1
+            self._sum += rate
+            self._above += rate > high * self.scale
+            self._below += rate < low * self.scale
 
     def lag(self, records: int) -> None:
         """Add a reading of the records that wait for the stage."""
@@ -192,10 +187,7 @@ class Trigger:
             self._written[topic] = earlier * YIELD_DECAY + records_out.get(topic, 0)
 
     def records_out(self, topics: Iterable[str]) -> float:
-        """Return how many records it writes to these topics for one that it reads; 1 until known.
-
-        The topics are different ones.
-        """
+        """Return how many records it writes to these topics per record read; 1 until known."""
         if not self._read:
             return 1.0
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
