@@ -1,7 +1,7 @@
 """Pipelines of stages joined by topics: who holds back whom, and which source batches are finished.
 
 Time is an argument, in monotonic milliseconds (`now_ms`) unless it is said otherwise. Rates are
-records per second. All but `running` and `pipeline_state` do no I/O.
+records per second. All but `running` do no I/O.
 
 - `graph`: what a pipeline is, and what can be wrong with it.
 - `trigger`, `controller`, `coordinator`: a stage that is sent too much asks for less, the node

@@ -4,9 +4,7 @@ A batch of a first stage with input from a source is a root. What a stage's batc
 for each stage that consumes the topic, anchored to the roots of what the batch read, and to its own
 root when it read of a source; completing a range acks its edges. A root ends when nothing of it
 waits any more, in time.
-
-What cannot be known is never taken for done: what a batch read without its report being seen, or
-appended unseen, keeps its roots waiting until they time out.
+What was read or appended unseen keeps its roots waiting until they time out.
 """
 
 from collections import Counter, deque
@@ -117,10 +115,9 @@ class Completion:
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
 
-        A batch of an unknown stage changes nothing; it is counted and noted. So does one whose
-        whole input was completed before. But of a first stage each report is a new root, as after
-        a restart from an older checkpoint; who knows that it is the same report must not pass it
-        on.
+        A batch of an unknown stage, or whose whole input was completed before, changes nothing; it
+        is counted and noted. But of a first stage each report is a new root, as after a restart
+        from an older checkpoint: the same report must not be passed on twice.
         """
         if batch.stage not in self._graph.stages:
             self.counts.unknown_stages += 1
@@ -143,7 +140,7 @@ class Completion:
         self._apply_ready(now_ms)
         for ended in self.ledger.tick(now_ms):
             self._end(ended)
-        if self._unswept >= max(SWEEP_AT, len(self.ledger)):
+        if self._unswept >= max(SWEEP_AT, len(self.ledger.roots)):
             self._sweep()
 
     def take_ended(self) -> list[EndedRoot]:
@@ -161,11 +158,9 @@ class Completion:
         return self.edges.first_stages(roots, self._graph.order)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> None:
-        """Follow a reload.
+        """Follow a reload; roots that wait at a stage or for a topic that is gone fail.
 
-        Roots that wait at a stage that is gone, or for a topic that it no longer consumes, fail
-        with the reason PIPELINE_CHANGED. The rest stays. Raises ValueError as at the start; then
-        nothing changed.
+        Raises ValueError as at the start; then nothing changed.
         """
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
@@ -256,7 +251,7 @@ class Completion:
         values: dict[int, int] = {}
         for anchor, value in acks.items():
             for root in anchor.roots:
-                if root in self.ledger:
+                if root in self.ledger.roots:
                     values[root] = values.get(root, 0) ^ value
                 else:
                     self.counts.late_acks += 1
@@ -334,7 +329,7 @@ class Completion:
         return only if only is not None and only.roots == roots else self.edges.anchor(roots)
 
     def _sweep(self) -> None:
-        self.edges.sweep(self.ledger.roots())
+        self.edges.sweep(set(self.ledger.roots))
         self._unswept = 0
 
     def _make_room(self, now_ms: float) -> None:
@@ -358,7 +353,7 @@ class Completion:
 
     def _fail_all(self, roots: set[int], reason: str, now_ms: float) -> int:
         """Fail those of the roots that are there; return how many they are."""
-        here = sorted(root for root in roots if root in self.ledger)
+        here = sorted(roots & self.ledger.roots.keys())
         for root in here:
             self.fail(root, reason, now_ms)
         return len(here)

@@ -115,7 +115,7 @@ class CompletionRecords:
     def items(self) -> Iterator[LedgerItem]:
         """Return all parts that have a record."""
         partitions = self._edges.partitions
-        yield from (("root", root) for root in self._ledger.roots())
+        yield from (("root", root) for root in self._ledger.roots)
         yield from (("group", number) for number in self._edges.anchors)
         for key, edges in partitions.items():
             yield ("lane", *key)
@@ -227,7 +227,7 @@ class CompletionRecords:
                 edges = self._edges.partitions.get((stage, topic, partition))
                 if edges is not None:
                     return {"known_to": edges.known_to, "done": list(edges.done)}
-            case ("root", int(root)) if (entry := self._ledger.get(root)) is not None:
+            case ("root", int(root)) if (entry := self._ledger.roots.get(root)) is not None:
                 stage = "" if entry.owner is None else entry.owner.stage
                 return {
                     "at": {stage: f"{entry.value:016x}"} if entry.value else {},

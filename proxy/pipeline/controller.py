@@ -7,10 +7,9 @@ The arithmetic, in milliseconds of delay per record:
 - increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
 
 `tps_up` is the rate in force: the one that the node is held to, else the one that was measured.
-Against it a first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay
-of 1.5 ms, and asking again makes it 285.7 with 2.5 ms in all. A stage that processes as much as it
-is sent has no delay to ask for (`1/tps_down - 1/tps_up` counts as 0, so that a decrease never
-raises a rate): the node is kept at what it sends, and asking again slows it by `t_min_adjust`.
+A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
+and asking again makes it 285.7 with 2.5 ms in all. `1/tps_down - 1/tps_up` below 0 counts as 0: a
+node that sends no more than is processed is kept at that, and slowed when it is asked again.
 """
 
 import math
@@ -52,19 +51,18 @@ def slowed(tps_up: float, t_delay_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Whether a node is held, and since when and why."""
+    """Whether a node is held, and by whose request and why the rate changed last."""
 
     rate: float | None = None
     """Records/s that it is held to: reduced. None: uncontrolled."""
     t_delay_ms: float = 0.0
     """Delay per record in force, against the normal rate."""
     since_s: float = 0.0
-    """When the rate changed, wall clock."""
+    """Wall clock."""
     why: str = ""
     by: str = ""
-    """The stage whose request was applied last; empty when none asked."""
+    """A stage; empty when none asked."""
     direction: Direction | None = None
-    """Which way the rate went last."""
     holders: tuple[str, ...] = ()
     """Stages that asked to decrease since control began, sorted."""
     revision: int = 0

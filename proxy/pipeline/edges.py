@@ -2,11 +2,8 @@
 
 Produced offsets of a partition are one edge for each stage that consumes the topic. An edge is
 anchored to the roots of what its batch read, and has one id that counts in the tree of each of
-them. A range that is completed in part is split: the rest gets an id of its own.
-
-Nothing here is approximate: a batch that reads what came of k roots makes edges of all k. That
-costs an anchor of k roots for each batch and k acks for each that completes some of it; what is
-made of m batches of k roots each belongs to all of them.
+them. A range that is completed in part is split: the rest gets an id of its own. Nothing here is
+approximate: what is made of m batches of k roots each belongs to all of them.
 """
 
 from array import array
@@ -120,18 +117,18 @@ class PartitionEdges:
         return gone
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CompletedRange:
-    """What a completed range covered."""
+    """What a completed range covered, in offsets."""
 
-    acks: list[tuple[Anchor, int]] = field(default_factory=list)
+    acks: list[tuple[Anchor, int]]
     """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
-    records: int = 0
-    """Offsets of edges."""
-    repeated: int = 0
-    """Offsets that were completed before."""
-    foreign: int = 0
-    """Offsets that no stage is known to have produced."""
+    records: int
+    """Of edges."""
+    repeated: int
+    """Completed before."""
+    foreign: int
+    """Of no stage that is known."""
 
 
 class EdgeTable:
@@ -225,7 +222,7 @@ class EdgeTable:
     def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
         """Remove what a stage has completed; what is left of an edge gets a new id."""
         if start >= end:
-            return CompletedRange()
+            return CompletedRange([], 0, 0, 0)
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
         repeated = end - start - self.at(key).done.add(start, end)

@@ -1,17 +1,15 @@
 """Flow control of one pipeline: readings come in, rates of nodes and records of state come out.
 
-What to feed, each as often as it is known: the readings of each stage to its trigger in `stages`;
-`arrived`, the log ends of a topic added up, from which is measured what a source sends. Then
-`tick`, at least once in the shortest period, gives the rates that changed.
+What to feed, each as often as it is known: the readings of each stage to its trigger in `stages`,
+and to `arrived` the log ends of a source's topics. Then `tick`, at least once in the shortest
+period, returns the rates that changed.
 
-How what a stage processes becomes the rate of a node upstream: a stage that is itself held
-processes no more than it may, so a hold goes on up the pipeline, one stage in a period; and its
-band shrinks with its rate. Several nodes upstream share what it processes, see `fair_rates`, and
-what a node reads is converted to what it writes.
+A stage that is itself held processes no more than it may, so a hold goes on up the pipeline, one
+stage in a period, and its band shrinks with its rate. Several nodes upstream share what it
+processes, see `fair_rates`, and what a node reads is converted to what it writes.
 
-When a stage dies: after SILENT_MS without a sign of life (at once when it is said that it ended) it
-asks nothing more, and the nodes that only it held are released step by step. A stage that was never
-seen asks nothing. What it held before a restart stays held for SILENT_MS.
+A stage that has ended, or gives no sign of life for SILENT_MS, asks nothing more, and the nodes
+that only it held are released step by step. What was held before a restart stays so for SILENT_MS.
 """
 
 import math

@@ -1,9 +1,8 @@
 """What a pipeline is: stages and sources joined by topics, and what can be wrong with that.
 
-A stage consumes topics and may produce topics. A source is a producer of a topic that no stage
-produces. The node before a topic is upstream of the stages that consume it. A topic has exactly
-one node that produces it: what arrives in the topic is then what this node sends, and a request
-to slow down has one address.
+The node before a topic is upstream of the stages that consume it. A topic has exactly one node that
+produces it: what arrives in the topic is then what this node sends, and a request to slow down has
+one address.
 """
 
 import math
@@ -112,9 +111,8 @@ class Node:
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
     """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
 
-    Who reads the configuration checks each value by itself. Checked here: bands, rates and ratios
-    that are none of these; names, and the queries and clients of stages, that occur twice; a
-    topic with two producers, or consumed without any; a source that nobody reads; cycles.
+    Values out of range; names, and the queries and clients of stages, that occur twice; a topic
+    with two producers, or consumed without any; a source that nobody reads; cycles.
     """
     producers: dict[str, str] = {}
     problems = list(_names(settings))
@@ -142,10 +140,7 @@ def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
 
 
 def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, PipelineProblem]]:
-    """Return what is wrong between pipelines of different names, with the position of the later.
-
-    Two pipelines must not hold the same query or client to two rates.
-    """
+    """Return which pipelines, by position, hold the same query or client as an earlier one."""
     found: list[tuple[int, PipelineProblem]] = []
     members: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):

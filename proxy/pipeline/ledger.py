@@ -3,8 +3,7 @@
 JStorm's Acker. A source batch is a root, and every edge of its tree has a random 64-bit id, not 0.
 Making an edge and finishing it each xor its id into the root's value; when all that was made is
 finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
-
-Memory per root is the same whatever its tree: an entry, its batch and a value of 8 bytes.
+Memory per root is the same whatever its tree.
 """
 
 import math
@@ -34,13 +33,11 @@ class RootOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """The batch of a first stage that a root stands for."""
+    """The batch of a first stage that a root stands for: its number there, and what it read."""
 
     stage: str
     batch: int
-    """Its number at the stage."""
     size_bytes: int = 0
-    """What it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +119,8 @@ class Ledger:
         self._mark = mark
         self._random = random
         self._wall = wall
-        self._roots: dict[int, Root] = {}
-        """In the order of their turns."""
+        self.roots: dict[int, Root] = {}
+        """By id, in the order of their turns; also those that have no owner. For reading."""
         self._turn_ms = _turn_length_ms(timeout_ms)
         self._latest_turn = 0
         self.pending_batches = 0
@@ -132,30 +129,15 @@ class Ledger:
         """What their batches have read."""
         self.counts = LedgerCounts()
 
-    def __len__(self) -> int:
-        """How many roots there are, with those that have no owner."""
-        return len(self._roots)
-
-    def __contains__(self, root: int) -> bool:
-        return root in self._roots
-
-    def get(self, root: int) -> Root | None:
-        """Return what is kept of a root; None when it is not there."""
-        return self._roots.get(root)
-
-    def roots(self) -> set[int]:
-        """Return the ids of all roots."""
-        return set(self._roots)
-
     def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
         """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
-        for root, entry in self._roots.items():
+        for root, entry in self.roots.items():
             if entry.owner is not None:
                 yield root, entry, entry.owner
 
     def oldest_first(self) -> list[int]:
         """Return the roots in the order in which they started."""
-        return sorted(self._roots, key=self._age)
+        return sorted(self.roots, key=self._age)
 
     def new_id(self) -> int:
         """Return an id for an edge: 64 bits, never 0."""
@@ -165,7 +147,7 @@ class Ledger:
 
     def new_root(self) -> int:
         """Return an id for a root that no root has."""
-        while (root := self.new_id()) in self._roots:
+        while (root := self.new_id()) in self.roots:
             pass
         return root
 
@@ -197,7 +179,7 @@ class Ledger:
 
         One that is not there stays so; one without owner ends when the owner comes.
         """
-        entry = self._roots.get(root)
+        entry = self.roots.get(root)
         if entry is None:
             self.counts.unknown_fails += 1
             return None
@@ -209,30 +191,27 @@ class Ledger:
         """End the roots whose time is over; call it at least a few times in a timeout."""
         fallen: list[int] = []
         turn = self._turn(now_ms)
-        for root, entry in self._roots.items():
+        for root, entry in self.roots.items():
             if entry.turn + BUCKETS > turn:
                 break
             fallen.append(root)
         ended: list[EndedRoot] = []
         # In an order that does not depend on what a restart has made of the buckets.
         for root in sorted(fallen, key=self._age):
-            entry = self._roots[root]
+            entry = self.roots[root]
             if entry.owner is None:
                 self.counts.ownerless += 1
-                del self._roots[root]
+                del self.roots[root]
                 self._mark(("root", root))
             else:
                 ended.append(self._end(root, entry, entry.owner, now_ms, RootOutcome.TIMED_OUT))
         return ended
 
     def set_timeout(self, timeout_ms: float) -> None:
-        """Set another timeout, for the roots that are there too.
-
-        Raises ValueError as at the start; then nothing changed.
-        """
+        """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
         turn_ms = _turn_length_ms(timeout_ms)
         if turn_ms != self._turn_ms:
-            for entry in self._roots.values():
+            for entry in self.roots.values():
                 entry.turn = math.floor((entry.turn + 0.5) * self._turn_ms / turn_ms)
             self._turn_ms = turn_ms
 
@@ -245,20 +224,20 @@ class Ledger:
 
         One that was heard of in the future is heard of now. Raises ValueError when it is there.
         """
-        if root in self._roots:
+        if root in self.roots:
             raise ValueError("the root is there already")
         entry.turn = self._turn(min(heard_ms, now_ms))
-        self._roots[root] = entry
+        self.roots[root] = entry
         if entry.owner is not None:
             self._count(entry.owner, 1)
 
     def _age(self, root: int) -> tuple[float, int]:
-        return self._roots[root].started_ms, root
+        return self.roots[root].started_ms, root
 
     def _entry(self, root: int, now_ms: float) -> Root:
-        entry = self._roots.get(root)
+        entry = self.roots.get(root)
         if entry is None:
-            entry = self._roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
+            entry = self.roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
         return entry
 
     def _count(self, owner: SourceBatch, batches: int) -> None:
@@ -276,14 +255,14 @@ class Ledger:
     def _end(
         self, root: int, entry: Root, owner: SourceBatch, now_ms: float, outcome: RootOutcome
     ) -> EndedRoot:
-        del self._roots[root]
+        del self.roots[root]
         self._mark(("root", root))
         self._count(owner, -1)
         return EndedRoot(root, owner, entry.started_ms, now_ms, outcome, entry.failed or "")
 
     def _turn(self, now_ms: float) -> int:
         turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)
-        if turn != self._latest_turn:  # one number for all roots of a turn
+        if turn != self._latest_turn:  # one int object for all roots of a turn
             self._latest_turn = turn
         return self._latest_turn
 

@@ -119,8 +119,6 @@ class RunningPipeline:
         for each in changes:
             _log.info("pipeline", pipeline=self.name, **asdict(each))
 
-    # Who belongs to it
-
     def stage_of(self, client_id: str) -> StageSettings | None:
         """Return the stage that a client belongs to; None when to none."""
         stage = self._stages_by_member.get(client_id)
@@ -139,8 +137,6 @@ class RunningPipeline:
             if query is not None:
                 clients.add(query.client_id)
         return clients
-
-    # What its stages write and complete
 
     def completed(self, key: TopicPartition, offset: int) -> None:
         """Record how far a reader has completed what stages have written."""
