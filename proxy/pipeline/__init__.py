@@ -12,6 +12,6 @@ records per second. All but `running` do no I/O.
   `completion_records` for its records: these joined for one pipeline.
 - `batch_limit`: how many records a batch may have so that no bound is passed; `batch_planner`
   computes it from what is measured, and from what is planned and not reported.
-- `running_pipeline`: one pipeline at work; `enforcer` holds its clients, `recovery` finds what only
-  an earlier process saw; `running`: all of them, wired to reports, state and metrics.
+- `running_pipeline`: one pipeline at work; `enforcer` holds its clients; `running`: all of them,
+  wired to reports, state and metrics.
 """

@@ -13,7 +13,7 @@ from proxy.progress.partition import PartitionProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, BoundedQuery, QueriesOf, UpstreamWriter, records_that_fit
+from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .graph import StageSettings
 from .running_pipeline import RunningPipeline
 
@@ -109,10 +109,9 @@ class BatchPlanner:
         batches = int(offered > done) if plans is None else plans.batches(offered, done)
         if not batches:
             return Planned()
-        bounded = self._bounded(client_id)
-        records = (offered - done) / _offsets_per_record(bounded)
-        size_bytes = bounded.bytes_per_record if bounded is not None else None
-        return Planned(batches, records, records * (size_bytes or 0.0))
+        offsets_per_record, _, bytes_per_record = self._measured(client_id)
+        records = (offered - done) / offsets_per_record
+        return Planned(batches, records, records * bytes_per_record)
 
     def limit(
         self, pipeline: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
@@ -166,10 +165,9 @@ class BatchPlanner:
         ]
         asking = self._writer(pipeline, stage, client_id, reader, now_ms)
         writers.append(replace(asking, weight=stage.normal_rate))
-        bounded = self._bounded(client_id)
+        offsets_per_record, least_offsets, _ = self._measured(client_id)
         partitions = sum(1 for _ in self._partitions(client_id, stage.consumes))
-        offsets = bounded.clamp.least_offsets if bounded is not None else 1
-        least = max(1, math.ceil(max(partitions, offsets) / _offsets_per_record(bounded)))
+        least = max(1, math.ceil(max(partitions, least_offsets) / offsets_per_record))
         records = records_that_fit(max_lag, lag, writers, client_id, least)
         if records is None:
             return None
@@ -229,8 +227,12 @@ class BatchPlanner:
             if key[0] in topics:
                 yield key, partition
 
-    def _bounded(self, client_id: str) -> BoundedQuery | None:
-        return next(iter(self._queries_of(client_id)), None)
+    def _measured(self, client_id: str) -> tuple[float, int, float]:
+        """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
+        for bounded in self._queries_of(client_id):
+            clamp = bounded.clamp
+            return clamp.offsets_per_record, clamp.least_offsets, bounded.bytes_per_record or 0.0
+        return 1.0, 1, 0.0
 
     def _offered(self, client_id: str) -> tuple[int, int]:
         """Return what the drivers of a client were told in all, and completed of that, in offsets.
@@ -250,7 +252,3 @@ class BatchPlanner:
             offered += end
             done += end if completed is None else min(end, max(completed, idle_at))
         return offered, done
-
-
-def _offsets_per_record(bounded: BoundedQuery | None) -> float:
-    return bounded.clamp.offsets_per_record if bounded is not None else 1.0

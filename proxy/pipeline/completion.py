@@ -7,7 +7,7 @@ waits any more, in time.
 What was read or appended unseen keeps its roots waiting until they time out.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -243,16 +243,12 @@ class Completion:
                 self._make_room(now_ms)
 
     def _apply(self, batch: StageBatch, now_ms: float) -> None:
-        repeated_before = self.counts.repeated_records
-        acks, of_source, is_again = self._complete(batch)
-        repeated = self.counts.repeated_records - repeated_before
-        if repeated:
-            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
-        values: dict[int, int] = {}
+        acks, of_source, is_again = self._complete(batch, now_ms)
+        values: dict[int, int] = defaultdict(int)
         for anchor, value in acks.items():
             for root in anchor.roots:
                 if root in self.ledger.roots:
-                    values[root] = values.get(root, 0) ^ value
+                    values[root] ^= value
                 else:
                     self.counts.late_acks += 1
         begun = self.ledger.new_root() if of_source else None
@@ -263,17 +259,17 @@ class Completion:
         if begun is not None:
             owner = SourceBatch(batch.stage, batch.batch, batch.size_bytes)
             self._end(self.ledger.init(begun, made, owner, batch.started_ms, now_ms))
-        reused = self._fail_all(replaced, OFFSETS_REUSED, now_ms)
-        if reused:
+        if reused := self._fail_all(replaced, OFFSETS_REUSED, now_ms):
             self._note_batch(batch, f"appended at offsets that {reused} roots waited for", now_ms)
 
-    def _complete(self, batch: StageBatch) -> tuple[dict[Anchor, int], bool, bool]:
+    def _complete(self, batch: StageBatch, now_ms: float) -> tuple[dict[Anchor, int], bool, bool]:
         """Remove the input of a batch from what waits.
 
         Return by anchor what is acked; whether something came from a source; and whether all of it
         was completed before: it is the same report, or the same batch once more.
         """
-        graph, acks, of_source = self._graph, dict[Anchor, int](), False
+        graph, of_source = self._graph, False
+        acks: dict[Anchor, int] = defaultdict(int)
         repeated = foreign = records = 0
         for read in merged(batch.inputs):
             if read.topic not in graph.stages[batch.stage].consumes:
@@ -287,13 +283,15 @@ class Completion:
                     continue
             completed = self.edges.complete(key, read.start, read.end)
             for anchor, value in completed.acks:
-                acks[anchor] = acks.get(anchor, 0) ^ value
+                acks[anchor] ^= value
             records += completed.records
             if is_of_stage:
                 repeated += completed.repeated
                 foreign += completed.foreign
         self.counts.foreign_records += foreign
         self.counts.repeated_records += repeated
+        if repeated:
+            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
         return acks, of_source, repeated > 0 and not (of_source or records + foreign)
 
     def _produce(
@@ -311,14 +309,12 @@ class Completion:
             self.counts.unanchored_ranges += anchor is None
             for stage in self._graph.consumers_of(written.topic):
                 key = (stage, written.topic, written.partition)
-                start = written.start
-                if is_again:  # what it is said to have written was added the first time
-                    start = max(start, self.edges.known_to(key))
-                if start >= written.end:
-                    continue
-                edge, anchors = self.edges.produce(key, start, written.end, anchor)
-                made ^= edge
-                replaced.update(root for old in anchors for root in old.roots)
+                # What a batch wrote that is reported again was added the first time.
+                start = max(written.start, self.edges.known_to(key)) if is_again else written.start
+                if start < written.end:
+                    edge, anchors = self.edges.produce(key, start, written.end, anchor)
+                    made ^= edge
+                    replaced.update(root for old in anchors for root in old.roots)
         return made, replaced
 
     def _anchor(self, roots: tuple[int, ...], acks: Mapping[Anchor, int]) -> Anchor | None:

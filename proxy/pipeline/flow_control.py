@@ -119,11 +119,9 @@ class PipelineFlow:
         self._graph = graph
         changed, gone = self._coordinator.update(graph, now_ms)
         self._follow_graph(now_ms)
-        changes = [
-            RateChange(controller.node.name, None, "it is no longer held in this pipeline")
-            for controller in gone
-            if controller.state.rate is not None
-        ]
+        why = "it is no longer held in this pipeline"
+        held = (each for each in gone if each.state.rate is not None)
+        changes = [RateChange(each.node.name, None, why) for each in held]
         for name in sorted(changed):
             rate = self._coordinator.controllers[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
@@ -188,8 +186,7 @@ class PipelineFlow:
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
-            controller = self._coordinator.controllers.get(source.client_id)
-            if controller is not None:
+            if controller := self._coordinator.controllers.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
                 controller.measured_rate = sum(known) if known else None

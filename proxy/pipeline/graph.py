@@ -272,13 +272,13 @@ def _names(settings: PipelineSettings) -> Iterator[PipelineProblem]:
         if name in names:
             fix = "give each stage and source a name of its own"
             yield PipelineProblem(path, f'"{name}" is named twice', fix)
-        else:
-            for member in members:
-                owner = owners.setdefault(member, name)
-                if owner != name:
-                    fix = "let each query and client belong to one of them"
-                    yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
+            continue
         names.add(name)
+        for member in members:
+            owner = owners.setdefault(member, name)
+            if owner != name:
+                fix = "let each query and client belong to one of them"
+                yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
 
 
 def _produced(

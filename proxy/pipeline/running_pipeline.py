@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from random import SystemRandom
 
@@ -23,13 +23,15 @@ from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
 from .flow_control import PipelineFlow, RateChange
 from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
-from .recovery import Recovery
 
 MAX_OUTPUTS = 10_000
 """Ranges that a stage has written since its last report; of more the oldest belong to no batch."""
 
 FULL_BATCH = 0.5
 """Of its interval: a batch that takes less does not say how fast its stage can process."""
+
+LATE_MS = 60_000.0
+"""The response to what is in the log at the start has passed by then: no client waits longer."""
 
 _log = get_logger(__name__)
 
@@ -52,6 +54,62 @@ class StageCeiling:
     """What it waits for; None: a request of a stage after it."""
 
 
+class Recovery:
+    """Finds what only an earlier process saw being written, by batches under way when it ended.
+
+    Nobody can say any more who wrote the records behind those that are known. They are taken for
+    the output of the batch that a stage reports first, if it began before this process took up the
+    state, at `loaded_ms`. Some may be of its next batch, or of others: that makes a root wait
+    longer, and never too short.
+    """
+
+    def __init__(self, loaded_ms: float = -math.inf) -> None:
+        self._loaded_ms = loaded_ms
+        self._done: set[str] = set()
+        """Stages that have reported a batch since."""
+        self._counted: dict[TopicPartition, int] = {}
+        """Up to where records are counted as output although nobody saw who wrote them."""
+
+    def concerns(self, stage: StageSettings, started_ms: float) -> bool:
+        """Return whether a batch that began then may have written what was not seen here."""
+        return started_ms < self._loaded_ms and stage.name not in self._done
+
+    def recover(
+        self,
+        stage: StageSettings,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        later: Iterable[TopicRange],
+    ) -> tuple[TopicRange, ...]:
+        """Return what the first batch of a stage is taken to have written.
+
+        It is known up to `starts` who wrote what; the logs end at `ends`; and `later` is what the
+        stage was seen writing since that batch.
+        """
+        self._done.add(stage.name)
+        ends = dict(ends)
+        for one in later:
+            key = (one.topic, one.partition)
+            ends[key] = min(ends.get(key, one.start), one.start)
+        found = tuple(
+            TopicRange(*key, starts[key], ends[key])
+            for key in sorted(starts.keys() & ends.keys())
+            if key[0] in stage.produces and starts[key] < ends[key]
+        )
+        self._counted |= {(one.topic, one.partition): one.end for one in found}
+        return found
+
+    def left_of(self, written: TopicRange, now_ms: float) -> TopicRange:
+        """Return what of a range, seen being written now, was not counted by `recover`.
+
+        Its response may come after the log's end was asked for.
+        """
+        if not self._counted or now_ms > self._loaded_ms + LATE_MS:
+            return written
+        counted = self._counted.get((written.topic, written.partition), 0)
+        return replace(written, start=min(max(written.start, counted), written.end))
+
+
 class RunningPipeline:
     """One pipeline at work. Raises ValueError when its settings are not sound."""
 
@@ -59,6 +117,7 @@ class RunningPipeline:
         self, settings: PipelineSettings, registry: QueryRegistry, now_ms: float, now_s: float
     ) -> None:
         self._registry = registry
+        self.name = settings.name
         self.graph = PipelineGraph(settings)
         self.flow = PipelineFlow(self.graph, now_ms, now_s)
         self.completion = Completion(self.graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
@@ -78,16 +137,6 @@ class RunningPipeline:
         self._crowded: set[str] = set()
         """Stages that have written more since their last report than is kept."""
         self._follow(settings)
-
-    @property
-    def name(self) -> str:
-        """The pipeline's name."""
-        return self.graph.settings.name
-
-    @property
-    def stages(self) -> Mapping[str, StageSettings]:
-        """The stages by name."""
-        return self.graph.stages
 
     def update(self, settings: PipelineSettings, now_ms: float) -> None:
         """Follow a reload. Raises ValueError when it is not sound; then nothing changed."""
@@ -129,14 +178,10 @@ class RunningPipeline:
 
     def clients_of(self, stage: StageSettings) -> set[str]:
         """Return the client ids of a stage, as far as its queries are known."""
-        clients = set(stage.client_ids)
-        for member in stage.members:
-            if self._registry.query_of(member) is not None:
-                clients.add(member)
-            query = self._registry.query_named(member)
-            if query is not None:
-                clients.add(query.client_id)
-        return clients
+        registry = self._registry
+        look_ups = (registry.query_of, registry.query_named)
+        found = (look_up(member) for member in stage.members for look_up in look_ups)
+        return {*stage.client_ids, *(query.client_id for query in found if query is not None)}
 
     def completed(self, key: TopicPartition, offset: int) -> None:
         """Record how far a reader has completed what stages have written."""
@@ -241,6 +286,7 @@ class RunningPipeline:
     def _follow(self, settings: PipelineSettings) -> None:
         for problem in find_endless(settings):
             _log.warning("a hold may never end", problem=problem)
+        self.stages = self.graph.stages
         self._stages_by_member = {
             member: stage for stage in self.stages.values() for member in stage.members
         }
