@@ -473,7 +473,7 @@ def snapshot(world, kept):
     return (
         json.dumps(documents, allow_nan=False),
         dict(kept),
-        world.registry.commits(),
+        world.registry.commits.due(),
         [note for note in world.events if note.kind not in ADVICE],
         world.registry.generation,
     )
