@@ -13,6 +13,9 @@ SEPARATOR = "/"
 """Ends the namespace of a key: `quotas/user=alice`."""
 
 
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
 class StateError(Exception):
     """State that cannot be read or written; nothing was replaced or given up.
 
@@ -58,7 +61,7 @@ class Record:
         if version < 1:
             raise ValueError(f"the version of {key!r} must be 1 or more, not {version}")
         try:
-            text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+            text = _to_json(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the value of {key!r} cannot be written as JSON: {error}") from error
         return cls(key, text, version)
