@@ -221,11 +221,9 @@ class _GroupCommitter:
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
-        if problem == self._problem:
-            return
-        if problem is None:
+        if problem is None and self._problem is not None:
             _log.info("offsets committed again", group=self._name)
-        else:
+        elif problem != self._problem:
             _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
         self._problem = problem
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """What a event is about."""
+    """What an event is about."""
 
     LOST_REPORTS = "lost_reports"
     """Offsets were completed by batches whose reports did not arrive."""
@@ -66,4 +66,3 @@ class ProgressEvent:
 
 
 OnEvent = Callable[[ProgressEvent], None]
-"""Called with what happened."""

@@ -8,15 +8,20 @@ from types import MappingProxyType
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
+from .offset_ranges import OffsetRanges
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
 from .report import BatchRange, Refusal, Report, ReportRefused
-from .senders import Senders
 from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
 """Characters of a failure that are kept: as many as the listener sends."""
+
+MAX_SENDERS = 1000
+"""How many listeners are remembered; the one that reported longest ago is forgotten first."""
+
+MAX_REFUSED_RANGES = 16
 
 KnowsClient = Callable[[str], bool]
 """Returns whether a client id has ever connected."""
@@ -38,13 +43,61 @@ class AcceptedReport:
     """How many reports of its sender, of this or another query, were lost just before it."""
 
 
+class Sender:
+    """What the numbers of one listener's reports say."""
+
+    __slots__ = ("last", "lost", "refused")
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        """The highest number that was accepted."""
+        self.lost = 0
+        """How many numbers below it never came."""
+        self.refused = OffsetRanges(MAX_REFUSED_RANGES)
+        """Higher numbers that came and were refused: not lost."""
+
+
+class Senders:
+    """The listeners that reported, by id. One that is not known may start at any number."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, Sender] = {}
+
+    def is_repeated(self, sender_id: str, number: int) -> bool:
+        """Return whether this number, or a higher one, was accepted already."""
+        sender = self._senders.get(sender_id)
+        return sender is not None and number <= sender.last
+
+    def lost(self, sender_id: str) -> int:
+        """Return how many numbers of a sender below its last accepted one never came."""
+        sender = self._senders.get(sender_id)
+        return sender.lost if sender is not None else 0
+
+    def accept(self, sender_id: str, number: int) -> int:
+        """Record a number that is accepted; return how many were lost just before it."""
+        sender = self._senders.pop(sender_id, None) or Sender(number - 1)
+        if len(self._senders) >= MAX_SENDERS:
+            del self._senders[next(iter(self._senders))]
+        self._senders[sender_id] = sender
+        lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
+        sender.refused.remove_below(number + 1)
+        sender.last = number
+        sender.lost += lost
+        return lost
+
+    def refuse(self, sender_id: str, number: int) -> None:
+        """Record a number that came but is not accepted."""
+        sender = self._senders.get(sender_id)
+        if sender is not None and number > sender.last:
+            sender.refused.add(number, number + 1)
+
+
 class ReportHandler:
     """Checks reports against what is known, and applies them.
 
-    An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
-    that is known to be up to date: the cluster was just asked, or a client of the query looked the
-    end up through this proxy in this run, from which the driver has its offsets then. Otherwise
-    nothing is known of it.
+    An end offset is refused when it is beyond the highest log end that was seen here, and that is
+    up to date: the cluster was just asked, or a client of the query looked the end up through this
+    proxy in this run, from which the driver has its offsets then.
     """
 
     def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
@@ -60,10 +113,7 @@ class ReportHandler:
         self.results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
-        """Return the partitions of which a report says more than is known of the log.
-
-        Ask the cluster for their ends, and pass them on to `accept`.
-        """
+        """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
         client_id = report.client_id or self._clients.client_of(report.name or "")
         query = self._clients.query_of(client_id)
         partitions = query.partitions if query is not None else {}
@@ -82,9 +132,9 @@ class ReportHandler:
         now_s: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> AcceptedReport:
-        """Apply a report. Raises ReportRefused, and then nothing but counts has changed.
+        """Apply a report; `ends`: log ends that the cluster was just asked for.
 
-        `ends`: log ends that the cluster was just asked for.
+        Raises ReportRefused, and then nothing but counts has changed.
         """
         query: QueryProgress | None = None
         try:
@@ -107,7 +157,6 @@ class ReportHandler:
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._clients.move(query, client_id)
-        is_late = _is_late(report, query)
         if report.number is None:
             return self._apply_heartbeat(report, query, now_ms)
         lost = self._senders.accept(report.sender, report.number)
@@ -115,23 +164,21 @@ class ReportHandler:
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
-        if is_late:
-            if report.batch is not None:
-                query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
-            return AcceptedReport(report, query, lost_reports=lost)
-        new_run = self._apply(report, query, now_ms, now_s)
-        return AcceptedReport(report, query, new_run, lost)
+        if not _is_late(report, query):
+            new_run = self._apply(report, query, now_ms, now_s)
+            return AcceptedReport(report, query, new_run, lost)
+        if report.batch is not None:
+            query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
+        return AcceptedReport(report, query, lost_reports=lost)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
             return self._clients.client_of(report.name)
-        raise ReportRefused(
-            Refusal.NO_CLIENT,
-            f"query {report.query_id} has neither a name nor a client id",
-            "name the query with queryName, or tell the listener its Kafka client id",
-        )
+        text = f"query {report.query_id} has neither a name nor a client id"
+        fix = "name the query with queryName, or tell the listener its Kafka client id"
+        raise ReportRefused(Refusal.NO_CLIENT, text, fix)
 
     def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
@@ -175,19 +222,14 @@ class ReportHandler:
                 fix = (
                     f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
                 )
-            raise ReportRefused(
-                Refusal.UNKNOWN_QUERY,
-                f"no client {client_id!r} has connected, and the configuration has none",
-                fix,
-            )
+            text = f"no client {client_id!r} has connected, and the configuration has none"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
         self._clients.now_ms = now_ms
         if query is None and not self._clients.has_room():
             count = len(self._clients.queries)
-            raise ReportRefused(
-                Refusal.UNKNOWN_QUERY,
-                f"{count} queries are followed already, and none of them is gone",
-                "raise limits.max_client_entities, or stop queries",
-            )
+            text = f"{count} queries are followed already, and none of them is gone"
+            fix = "raise limits.max_client_entities, or stop queries"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
 
     # What is accepted
 
@@ -231,13 +273,10 @@ class ReportHandler:
             sender_lost = self._senders.lost(report.sender)
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
-            query.last_batch = LastBatch(
-                batch.batch_id, batch.rows, batch.execution_ms, ended_ms=began_ms
-            )
+            query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
             query.complete(batch.batch_id, batch.ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
-            error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
-            query.end_run(error, now_ms)
+            query.end_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms)
         return new_run
 
 
@@ -266,8 +305,8 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
     """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
 
-    A driver that lives on without its queries may say that they run: while another one is heard of
-    another run of the query, that is believed. A driver itself speaks of its latest run only.
+    A driver that lives on without its queries may report that they run: while another one reports
+    another run of the query, that is believed. A driver itself reports its latest run only.
     """
     if report.run_id == query.run_id:
         return query.ended
@@ -332,10 +371,7 @@ def _check_range(
     asked_end: int | None,
     run_id: str,
 ) -> None:
-    """Raise ReportRefused when a batch cannot have completed this of a partition.
-
-    `asked_end`: of the log, if the cluster was just asked for it.
-    """
+    """Raise ReportRefused when a batch cannot have completed this of a partition."""
     where, start, end = f"{key[0]}-{key[1]}", read.start, read.end
     seen = partition.log.high_watermark if partition is not None else None
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
@@ -356,8 +392,6 @@ def _check_range(
     low = end if start is None else min(start, end)
     if low < done:
         again = start is not None and start < end <= done
-        raise ReportRefused(
-            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
-            f"{where} begins at {low}, but this run has completed all below {done}",
-            _IN_ORDER,
-        )
+        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
+        text = f"{where} begins at {low}, but this run has completed all below {done}"
+        raise ReportRefused(reason, text, _IN_ORDER)
