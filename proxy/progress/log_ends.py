@@ -120,7 +120,7 @@ class LogEnds:
         on_absent: Callable[[frozenset[TopicPartition]], None],
     ) -> None:
         """Ask all leaders at the same time. Raises UpstreamError when one could not be asked."""
-        failures: list[UpstreamError | None] = []
+        failures: list[BaseException | None] = []
         try:
             await self._client.leaders(partitions)
         except UpstreamError as error:
@@ -132,7 +132,7 @@ class LogEnds:
             self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
             for leader, of_leader in by_leader.items()
         )
-        failures.extend(await asyncio.gather(*asked))
+        failures += await asyncio.gather(*asked, return_exceptions=True)
         for failure in filter(None, failures):
             raise failure
 
@@ -142,19 +142,15 @@ class LogEnds:
         partitions: list[TopicPartition],
         timestamps: Sequence[int],
         offsets_per_s: float,
-    ) -> UpstreamError | None:
-        """Ask a leader, a slice at a time; return why that was not possible."""
-        try:
-            record = {LATEST: self._registry.log_end, EARLIEST: self._registry.log_start}
-            for start in range(0, len(partitions), SLICE):
-                some = partitions[start : start + SLICE]
-                for timestamp in timestamps:
-                    async for partition, offset in self._offsets(leader, some, timestamp):
-                        record[timestamp](*partition, offset, self._clock_ms())
-                    await asyncio.sleep(len(some) / offsets_per_s)
-        except UpstreamError as error:
-            return error
-        return None
+    ) -> None:
+        """Ask a leader, a slice at a time. Raises UpstreamError when that is not possible."""
+        record = {LATEST: self._registry.log_end, EARLIEST: self._registry.log_start}
+        for start in range(0, len(partitions), SLICE):
+            some = partitions[start : start + SLICE]
+            for timestamp in timestamps:
+                async for partition, offset in self._offsets(leader, some, timestamp):
+                    record[timestamp](*partition, offset, self._clock_ms())
+                await asyncio.sleep(len(some) / offsets_per_s)
 
     async def _offsets(
         self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int

@@ -158,7 +158,9 @@ class ReportHandler:
         elif query.client_id != client_id:
             self._clients.move(query, client_id)
         if report.number is None:
-            return self._apply_heartbeat(report, query, now_ms)
+            is_past = _is_past(report, query, now_ms)
+            new_run = not is_past and self._apply(report, query, now_ms, now_s)
+            return AcceptedReport(report, query, new_run)
         lost = self._senders.accept(report.sender, report.number)
         self.results["accepted"] += 1
         self.results["lost"] += lost
@@ -233,20 +235,19 @@ class ReportHandler:
 
     # What is accepted
 
-    def _apply_heartbeat(
-        self, report: Report, query: QueryProgress, now_ms: float
-    ) -> AcceptedReport:
-        """Record that a run lives. One that is not known began some time ago."""
-        if _is_past(report, query, now_ms):
-            return AcceptedReport(report, query)
+    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
+        """Apply what is of the present run, or of a new one; return whether it is a new one."""
+        began_ms = now_ms - report.age_ms
+        # A run that is idle, or lives, may have been going for long: it does not begin now.
+        known_ms = began_ms if report.event in ("started", "progress") else None
         new_run = query.run_id != report.run_id
         if new_run:
-            _begin_run(report, query, None, now_ms)
-        self._apply_run(report, query, now_ms)
-        return AcceptedReport(report, query, new_run)
-
-    def _apply_run(self, report: Report, query: QueryProgress, now_ms: float) -> None:
-        """Record what each report of the present run says."""
+            if query.query_id not in (None, report.query_id):
+                text = f"query {report.query_id} takes over from {query.query_id}"
+                query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+            query.begin_run(report.run_id, known_ms, now_ms)
+        elif query.run_began_ms is None:  # it began before this proxy did
+            query.run_began_ms = known_ms
         if report.event in ("started", "running"):
             query.run_sender = report.sender
         query.last_heard_ms = now_ms
@@ -254,19 +255,9 @@ class ReportHandler:
         query.reported_name = report.name or query.reported_name
         query.trigger = report.trigger or query.trigger
         self._clients.relabel(query)
-
-    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
-        """Apply an event of the present run, or of a new one; return whether it is a new one."""
+        if report.event == "running":
+            return new_run
         query.last_report_ms = now_ms
-        began_ms = now_ms - report.age_ms
-        # A run that is idle may have been going for long: it does not begin now.
-        known_ms = began_ms if report.event in ("started", "progress") else None
-        new_run = query.run_id != report.run_id
-        if new_run:
-            _begin_run(report, query, known_ms, now_ms)
-        elif query.run_began_ms is None:  # it began before this proxy did
-            query.run_began_ms = known_ms
-        self._apply_run(report, query, now_ms)
         query.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
@@ -282,13 +273,6 @@ class ReportHandler:
 
 def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
     return report.batch.ranges if report.batch is not None else {}
-
-
-def _begin_run(report: Report, query: QueryProgress, began_ms: float | None, now_ms: float) -> None:
-    if query.query_id not in (None, report.query_id):
-        text = f"query {report.query_id} takes over from {query.query_id}"
-        query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-    query.begin_run(report.run_id, began_ms, now_ms)
 
 
 def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
