@@ -45,14 +45,9 @@ class _Refusal:
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
-    A group has its own connection, opened when something is due for the first time, and nothing
-    that happens to one group holds up another. What could not be committed stays due.
-
-    Args:
-        commits: say what is due, and get what became of it.
-        new_client: makes a client of the cluster, for one group.
-        clock_ms: monotonic, for the commits.
-
+    A group has its own connection, a client of `new_client`, opened when something is due for the
+    first time, and nothing that happens to one group holds up another. What could not be committed
+    stays due. `clock_ms` is monotonic.
     """
 
     def __init__(

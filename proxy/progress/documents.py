@@ -17,7 +17,6 @@ MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
 
 Document: TypeAlias = dict[str, object]
-"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ class ProgressEvent:
     topic: str | None
     partition: int | None
     text: str
-    """What happened, in words, with the figures."""
     at_ms: float
     """Monotonic time."""
 

@@ -88,10 +88,9 @@ class LogEdges:
     """The ends of one partition's log; times are monotonic milliseconds.
 
     A lower high watermark than the one known is left out: answers overtake each other, and one for
-    read_committed ends at the last stable offset. One from a look-up that is even below what the
-    query has completed means that the log is another one (a topic made anew, or cut after an
-    unclean election), once a look-up CUT_CONFIRM_MS later says the same and none in between was
-    higher.
+    read_committed ends at the last stable offset. One from a look-up below what the query has
+    completed means that the log is another one (a topic made anew, or cut after an unclean
+    election), once a look-up CUT_CONFIRM_MS later says the same and none in between was higher.
     """
 
     __slots__ = (

@@ -105,7 +105,7 @@ class QueryProgress:
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
-        """When its listener last reported anything of its run, if only that it lives."""
+        """When its listener last reported anything, if only that the run lives."""
         self.first_sweep_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
@@ -129,16 +129,12 @@ class QueryProgress:
         """The listener that reported the present run's start or life: what it reports of other
         runs of the query is older."""
         self.run_batches = 0
-        """How many progress reports of this run were accepted."""
+        """How many were reported and accepted."""
         self.last_batch_id: int | None = None
-        """Of this run."""
         self.trigger: TriggerReport | None = None
-        """Of this run; None: not known."""
         self.ended = False
         self.idle = False
-        """Whether the last report said that there was nothing to do."""
         self.error: str | None = None
-        """What the run ended of."""
         self.advice: dict[EventKind, ProgressEvent] = {}
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()

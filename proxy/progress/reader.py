@@ -4,6 +4,7 @@ On the path of each Fetch: a dictionary look-up and a few comparisons while a re
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from proxy.wire.fetch import FetchedPartition
 from proxy.wire.topic_partition import TopicPartition
@@ -21,29 +22,20 @@ OpenPartition = Callable[[str, int, float], PartitionProgress | None]
 """Returns what is kept of a topic's partition, at this time; None when there are too many."""
 
 
+@dataclass(slots=True, eq=False)
 class ReadCursor:
     """Where one connection is in one partition."""
 
-    __slots__ = (
-        "delivered_to",
-        "fetch_offset",
-        "has_records",
-        "out_of_range",
-        "progress",
-        "topic_id",
-    )
-
-    def __init__(self, progress: PartitionProgress, topic_id: bytes | None, offset: int) -> None:
-        self.progress = progress
-        self.topic_id = topic_id
-        self.fetch_offset = offset
-        """Of the last request."""
-        self.delivered_to = offset
-        """What was delivered from `fetch_offset` to here is recorded already."""
-        self.has_records = False
-        """Whether records came since that request whose last offset is not known."""
-        self.out_of_range = False
-        """Whether `fetch_offset` was."""
+    progress: PartitionProgress
+    topic_id: bytes | None
+    fetch_offset: int
+    """Of the last request."""
+    delivered_to: int
+    """What was delivered from `fetch_offset` to here is recorded already."""
+    has_records: bool = False
+    """Whether records came since that request whose last offset is not known."""
+    out_of_range: bool = False
+    """Whether `fetch_offset` was."""
 
 
 class Reader:
@@ -143,13 +135,13 @@ class Reader:
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
-            return ReadCursor(progress, topic_id, -1)
+            return ReadCursor(progress, topic_id, -1, -1)
         progress.read_ms = now_ms
         progress.record_fetch_offset(offset, now_ms)
         if len(self.cursors) >= MAX_CURSORS:
             kept = {each: at for each, at in self.cursors.items() if not at.progress.is_dropped}
             self.cursors = kept
-        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset)
+        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
 
 

@@ -37,10 +37,7 @@ MAX_ERROR_CHARS = 65_536
 MAX_DURATIONS = 100
 
 MAX_INT64 = 2**63 - 1
-"""The highest offset and count."""
-
 MAX_INT32 = 2**31 - 1
-"""The highest partition."""
 
 MAX_AGE_MS = 7 * 86_400_000.0
 """The oldest event that is reported: a week."""
@@ -121,7 +118,6 @@ Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 Partition = Annotated[int, BeforeValidator(_partition), Field(le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
 Offsets = dict[Topic, dict[Partition, Int64]]
-"""Topic to partition to offset."""
 
 
 class _Part(BaseModel):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.wire.topic_partition import TopicPartition
@@ -43,18 +43,16 @@ class AcceptedReport:
     """How many reports of its sender, of this or another query, were lost just before it."""
 
 
+@dataclass(slots=True)
 class Sender:
-    """What the numbers of one listener's reports say."""
+    """One listener, by the numbers of its reports."""
 
-    __slots__ = ("last", "lost", "refused")
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-        """The highest number that was accepted."""
-        self.lost = 0
-        """How many numbers below it never came."""
-        self.refused = OffsetRanges(MAX_REFUSED_RANGES)
-        """Higher numbers that came and were refused: not lost."""
+    last: int
+    """The highest one that was accepted."""
+    lost: int = 0
+    """How many below it never came."""
+    refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
+    """Higher ones that came and were refused: not lost."""
 
 
 class Senders:
@@ -184,11 +182,10 @@ class ReportHandler:
 
     def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        for query in self._clients.queries:
-            if query.query_id == report.query_id:
-                can_move = query.settings is None and not query.reports_are_fresh(now_ms)
-                return query if can_move else None
-        return None
+        known = (query for query in self._clients.queries if query.query_id == report.query_id)
+        query = next(known, None)
+        is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
+        return None if is_held else query
 
     # Checks
 
@@ -232,8 +229,6 @@ class ReportHandler:
             text = f"{count} queries are followed already, and none of them is gone"
             fix = "raise limits.max_client_entities, or stop queries"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
-
-    # What is accepted
 
     def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
         """Apply what is of the present run, or of a new one; return whether it is a new one."""

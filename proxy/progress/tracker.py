@@ -1,11 +1,11 @@
 """Follows the fetch session of one client on one connection: what was asked for and answered.
 
-In an incremental fetch session (KIP-227) a request names only what has changed, and a response
-leaves out partitions without news. So the session's partitions are kept, each with the offset that
-it was last asked from.
+In an incremental session (KIP-227) a request names only what has changed, and a response leaves out
+partitions without news. So each is kept with the offset that it was last asked from.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 from proxy.progress.topics import TopicNames
@@ -23,17 +23,15 @@ MAX_SESSION_PARTITIONS = 10_000
 """Kept of a session. The offsets of further partitions are not known when they are answered."""
 
 
+@dataclass(slots=True, eq=False)
 class FetchSession:
     """Partitions with the offsets that they were last asked from."""
 
-    __slots__ = ("latest", "positions", "session_id")
-
-    def __init__(self, session_id: int, positions: dict[tuple[TopicKey, int], int]) -> None:
-        self.session_id = session_id
-        """NO_SESSION until the broker has made one."""
-        self.positions = positions
-        self.latest: FetchInFlight | None = None
-        """The request that was applied last."""
+    session_id: int
+    """NO_SESSION until the broker has made one."""
+    positions: dict[tuple[TopicKey, int], int]
+    latest: "FetchInFlight | None" = None
+    """The request that was applied last."""
 
 
 class FetchInFlight:
