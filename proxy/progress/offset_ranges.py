@@ -44,9 +44,6 @@ class RangeSet(Generic[Point]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)})"
-
     def end_at(self, point: Point) -> Point | None:
         """Return where the range that has this point ends; None when none has it."""
         index = bisect_right(self.starts, point) - 1

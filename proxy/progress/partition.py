@@ -96,18 +96,14 @@ class PartitionProgress:
 
         What was delivered beyond a hole, as when several executors read, is in `pending` only.
         """
-        delivered, skipped = self.delivered, self.skipped.known
-        at = self.committed_to
-        if at is None:
-            if not delivered.starts:
-                return self.fetched_from
+        delivered, skipped, at = self.delivered, self.skipped.known, self.committed_to
+        if at is not None:
+            at = delivered.end_at(at) or at
+        elif delivered.starts:
             at = delivered.ends[0]
-        elif (end := delivered.end_at(at)) is not None:
-            at = end
-        while skipped.starts:
-            end = skipped.end_at(at)
-            if end is None:
-                break
+        else:
+            return self.fetched_from
+        while (end := skipped.end_at(at)) is not None:
             at = delivered.end_at(end) or end
         return at
 

@@ -158,8 +158,8 @@ class QueryProgress:
     @property
     def last_read_ms(self) -> float | None:
         """When a partition was last asked for. Costs a walk over all of them."""
-        times = [p.read_ms for p in self.partitions.values() if p.read_ms is not None]
-        return max(times, default=None)
+        times = (each.read_ms for each in self.partitions.values())
+        return max((time for time in times if time is not None), default=None)
 
     @property
     def last_seen_ms(self) -> float | None:
@@ -313,5 +313,5 @@ class QueryProgress:
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:
             return False
-        began_ms = self.run_began_ms
-        return partition.read_ms is None or began_ms is None or partition.read_ms < began_ms
+        read_ms, began_ms = partition.read_ms, self.run_began_ms
+        return read_ms is None or began_ms is None or read_ms < began_ms

@@ -16,7 +16,7 @@ from .report import BatchRange, Refusal, Report, ReportRefused
 from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
-"""Characters of a failure that are kept: as many as the listener sends."""
+"""Characters of a failure: as many as the listener sends."""
 
 MAX_SENDERS = 1000
 """How many listeners are remembered; the one that reported longest ago is forgotten first."""
@@ -103,8 +103,7 @@ class ReportHandler:
         self._knows_client = knows_client
         self._senders = Senders()
         self.results: Counter[str] = Counter()
-        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Heartbeats
-        that were accepted do not count."""
+        """By what became of them: `accepted` (but no heartbeats), `lost`, or why refused."""
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
