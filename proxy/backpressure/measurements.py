@@ -12,13 +12,7 @@ from .advertised_ends import AdvertisedEnds
 from .backpressure_record import BackpressureRecord
 from .batch_cost import CostState
 from .cost import CostEstimator
-from .estimator_inputs import (
-    FinishedBatch,
-    InputRate,
-    RecordRatio,
-    SchedulingDelay,
-    ThrottledRate,
-)
+from .estimator_inputs import FinishedBatch, InputRate, RecordRatio, SchedulingDelay, ThrottledRate
 from .pid import PidEstimator
 
 MAX_HOLDS = 512
@@ -63,7 +57,7 @@ class BatchMeasurements:
         self.throttled_rate = ThrottledRate()
 
     def update(self, settings: AdaptiveBound) -> None:
-        """Measure by other settings from now on."""
+        """Measure by these settings from now on."""
         before, self._settings = self._settings, settings
         if settings.estimator == before.estimator:
             self._estimator.update(settings)

@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from prometheus_client import Gauge
 
@@ -16,13 +16,49 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 
 from .backpressure_record import FORMAT, BackpressureRecord, by_topic
-from .bound import Bound, BoundReturn
 from .clamp import Clamp
-from .estimator_inputs import batch_input
+from .estimator_inputs import TriggerInterval, batch_input
 from .measurements import BatchMeasurements
-from .trigger_interval import TriggerInterval
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
+
+RETURN_FACTOR = 1.5
+"""By how much the bound rises with each step back."""
+
+RETURN_STEP_MS = 2000.0
+"""Time between two steps back."""
+
+RETURN_STEPS = 10
+"""After so many steps the rule's own bound is in force, however far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Bytes per second in force, and why."""
+
+    bytes_per_s: float | None
+    """None: the rule's own bound."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundReturn:
+    """The way from an adapted bound back to the rule's own."""
+
+    start: float
+    """Bytes per second at the beginning."""
+    why: str
+    """For people."""
+    since_ms: float
+    """When the first step is taken."""
+
+    def bound(self, static: float, now_ms: float) -> Bound:
+        """Return the bound of this moment on the way to `static`; steps missed are caught up."""
+        step = int((now_ms - self.since_ms) // RETURN_STEP_MS) + 1
+        bytes_per_s = self.start * RETURN_FACTOR ** min(step, RETURN_STEPS)
+        if step > RETURN_STEPS or bytes_per_s >= static:
+            return Bound(None, f"{self.why}: the rule's own bound")
+        return Bound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
 
 
 class QueryBackpressure:
@@ -53,10 +89,11 @@ class QueryBackpressure:
         self._on_change = on_change
         self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
-        self._measurements = BatchMeasurements(self._settings)
-        self._measured_by = self._settings, self._settings.batch_interval_ms
+        self._measurements = measurements = BatchMeasurements(self._settings)
+        self.record_bytes = measurements.record_bytes
+        self.record_hold = measurements.record_hold
         self.clamp = Clamp(
-            self._settings, self._interval, self._measurements.held.add, self._after_answer
+            self._settings, self._interval, measurements.held.add, self._after_answer
         )
         self._run_id: str | None = None
         self._has_ended = False
@@ -107,14 +144,6 @@ class QueryBackpressure:
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
         return self._measurements.bytes_per_record.value
-
-    def record_bytes(self, count: int) -> None:
-        """Record a Fetch response of so many bytes."""
-        self._measurements.record_bytes(count)
-
-    def record_hold(self, start_ms: float, due_ms: float) -> None:
-        """Record from when to when a Fetch response to the query is held."""
-        self._measurements.record_hold(start_ms, due_ms)
 
     def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Set how many records per second the query may have at most; None: what it can take.
@@ -193,6 +222,7 @@ class QueryBackpressure:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
         reported_ms = self._report_ms
+        withheld = sum(end.log_end - end.offset for end in self.clamp.advertised.values())
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
@@ -209,7 +239,7 @@ class QueryBackpressure:
             "waiting_ms": self._measurements.scheduling_delay.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.advertised.withheld},
+            "clamp": {**asdict(self.clamp.state), "withheld": withheld},
         }
 
     def record(self) -> Record | None:
@@ -255,9 +285,8 @@ class QueryBackpressure:
         self._enforce(now_ms)
 
     def _update_measurements(self, interval_ms: float | None) -> None:
-        """Measure by the rule's settings and this trigger interval, where they are others."""
-        if interval_ms is not None and self._measured_by != (self._settings, interval_ms):
-            self._measured_by = self._settings, interval_ms
+        """Measure by the rule's settings and this trigger interval, where it is known."""
+        if interval_ms is not None:
             self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
 
     def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:

@@ -66,25 +66,19 @@ class Bootstrap:
         self.login = login
 
     async def connect(
-        self,
-        servers: Sequence[Address] = (),
-        *,
-        limit_s: float | None = None,
-        log_in: bool = True,
+        self, servers: Sequence[Address] = (), *, limit_s: float | None = None, log_in: bool = True
     ) -> BrokerConnection:
         """Connect to the first of these that answers and, where we log in, lets us in.
 
         Only opening the connection is a race: more handshakes and logins than needed are a burden,
         most of all on a broker that is slow for having too many.
+        Raises UpstreamError; where one of several does not let us in, that is the error: the others
+        may only be down.
 
         Args:
             servers: none: the bootstrap servers.
-            limit_s: in the place of `connect_timeout_s`.
+            limit_s: None: `connect_timeout_s`.
             log_in: False for a connection on which a client logs in for itself.
-
-        Raises:
-            UpstreamError: where one of several does not let us in, that is the error: the others
-                may only be down.
 
         """
         limit_s = self.connect_timeout_s if limit_s is None else limit_s
@@ -156,8 +150,8 @@ class KafkaClient:
     async def ask(self, request: Any, broker: Address | None = None) -> Any:
         """Send a request of kafka-python's, made with its version, and return the response.
 
-        `broker`: None: one that a connection is open to, or else any bootstrap server.
-        Raises UpstreamError.
+        `broker`: None: one that a connection is open to, or else any bootstrap server. Raises
+        UpstreamError, as all that asks does.
         """
         if broker is not None:
             return await self._ask_at(broker, request)
@@ -191,7 +185,7 @@ class KafkaClient:
     async def leaders(self, partitions: Collection[Partition]) -> dict[Address, list[Partition]]:
         """Return these partitions by their leader; those that have none or are gone are left out.
 
-        Raises UpstreamError when one is to be looked for and nobody answers.
+        Asks only for those whose leader is not known.
         """
         if unknown := set(partitions) - self._found.keys():
             response = await self.metadata(sorted({topic for topic, _ in unknown}))
@@ -213,8 +207,7 @@ class KafkaClient:
     async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
         """Return the broker that looks after a group, or after transactions.
 
-        `check` gets an error code that is not 0, and raises what it means.
-        Raises UpstreamError.
+        `check` gets the error code, also 0, and raises what it means.
         """
         if key not in self._found:
             request = FindCoordinatorRequest[FIND_COORDINATOR_VERSION](key=key[1], key_type=key[0])
@@ -231,7 +224,7 @@ class KafkaClient:
     async def topic_names(self, ids: Collection[bytes]) -> dict[bytes, str]:
         """Return the names of topics by id, 16 bytes each; ids that are not known are left out.
 
-        A topic that was just deleted or made may be among those left out. Raises UpstreamError.
+        A topic that was just deleted or made may be among those left out.
         """
         wanted = [
             MetadataRequest.MetadataRequestTopic(topic_id=UUID(bytes=each), name=None)
@@ -244,7 +237,7 @@ class KafkaClient:
         return {topic.topic_id.bytes: topic.name for topic in topics if not topic.error_code}
 
     async def retry(self, attempt: Callable[[], Awaitable[Value]]) -> Value:
-        """Call until there is an answer, in the time that `within` gives."""
+        """Call until there is no UpstreamError, in the time that `within` gives."""
         while True:
             try:
                 return await attempt()
@@ -276,7 +269,7 @@ class KafkaClient:
                         connection.close()
                     connection = await self._bootstrap.connect((broker,), limit_s=limit_s)
                     self._open[broker] = connection
-                may_be_over = connection.has_login and connection.was_answered
+                may_be_over = connection.login_may_be_over
                 try:
                     return await connection.ask(request, limit_s)
                 except UpstreamError as error:

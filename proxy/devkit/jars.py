@@ -35,10 +35,7 @@ class JarSet:
 
 def kafka_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
     """Return the class path of a Kafka broker: about 45 files, 43 MB; raises as `fetch` does."""
-    modules = (
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        "org.slf4j:slf4j-simple:1.7.36",
-    )
+    modules = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
     return fetch(JarSet(f"kafka-{KAFKA_VERSION}", modules), on_download)
 
 

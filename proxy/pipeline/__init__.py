@@ -6,7 +6,7 @@ records per second. All but `running` and `pipeline_state` do no I/O.
 - `graph`: what a pipeline is, and what can be wrong with it.
 - `trigger`, `controller`, `coordinator`: a stage that is sent too much asks for less, the node
   before it slows down, and of several requests one is applied; `fair_rates`: how several nodes
-  before a stage share what it processes. `flow`: these joined for one pipeline.
+  before a stage share what it processes. `flow_control`: these joined for one pipeline.
 - `ledger`: when everything made from a source batch is done. `edges`: what was written and not yet
   read. `deferred`: batches reported before those that feed them. `completion`, and
   `completion_records` for its records: these joined for one pipeline.

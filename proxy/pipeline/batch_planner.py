@@ -202,9 +202,9 @@ class BatchPlanner:
         query = self._registry.query_of(client_id)
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for bounded in self._queries_of(client_id):
-            for key, told in bounded.clamp.advertised.items():
+            for key, advertised in bounded.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
-                ends[key] = max(end, told.offset), max(idle_at, told.idle_offset)
+                ends[key] = max(end, advertised.offset), max(idle_at, advertised.idle_offset)
         offered = done = 0
         for key, (end, idle_at) in ends.items():
             partition = query.partitions.get(key) if query is not None else None

@@ -195,7 +195,7 @@ class Completion:
         return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up all records under the prefix of `records`, once and before anything else.
+        """Load all records under the prefix of `records`, once and before anything else.
 
         Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
         those of a newer program are left alone. What was lost with them keeps its roots waiting

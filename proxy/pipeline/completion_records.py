@@ -135,7 +135,7 @@ class CompletionRecords:
     def load(
         self, records: Iterable[Record], stages: Collection[str], now_ms: float
     ) -> tuple[list[str], list[str]]:
-        """Take up what was written, of a pipeline of these stages; nothing may have happened yet.
+        """Load what was written, of a pipeline of these stages; nothing may have happened yet.
 
         Returns:
             which were not taken up and why, and the keys of those that are of no use.
@@ -180,7 +180,7 @@ class CompletionRecords:
         stages: Collection[str],
         now_ms: float,
     ) -> None:
-        """Take up one record. Raises ValueError with what is wrong."""
+        """Load one record. Raises ValueError with what is wrong."""
         to_ms = self._wall.to_ms
         match form, parts:
             case _RootForm(), [root]:

@@ -102,7 +102,7 @@ class Coordinator:
         return self._journal.take()
 
     def load(self, records: Iterable[Record]) -> list[str]:
-        """Take up the states that are later than those here; return what was not, and why.
+        """Load the states that are later than those here; return what was not, and why.
 
         Args:
             records: all of them; a node without one counts as one whose record was lost.

@@ -154,7 +154,7 @@ class DeferredBatches:
         self.waiting[deferred.number] = deferred
 
     def _keep(self, queue: Iterable[DeferredBatch]) -> None:
-        """Let batches that do have to wait have records; most need not."""
+        """Give records to the batches that do have to wait; most need not."""
         for deferred in queue:
             if deferred.number not in self._kept:
                 self._kept.add(deferred.number)

@@ -312,7 +312,7 @@ class EdgeTable:
         return going
 
     def restore(self, key: StagePartition, edge: Edge) -> None:
-        """Take up an edge as it was. Raises ValueError when another one has such offsets."""
+        """Restore an edge as it was. Raises ValueError when another one has such offsets."""
         start, end, _, anchor = edge
         edges = self.at(key)
         index = bisect_left(edges.starts, start)

@@ -303,7 +303,7 @@ def _names(settings: PipelineSettings) -> Iterator[PipelineProblem]:
 def _produced(
     producers: dict[str, str], name: str, path: Path, produces: tuple[str, ...]
 ) -> Iterator[PipelineProblem]:
-    """Note who produces the topics; of two the first one counts."""
+    """Record who produces the topics; of two the first one counts."""
     for index, topic in enumerate(produces):
         owner = producers.setdefault(topic, name)
         if owner != name:

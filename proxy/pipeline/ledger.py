@@ -159,7 +159,7 @@ class Ledger:
         return set(self._roots)
 
     def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
-        """Go through the roots with an owner, those that came first first; change nothing then."""
+        """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
         for root, entry in self._roots.items():
             if entry.owner is not None:
                 yield root, entry, entry.owner
@@ -255,7 +255,7 @@ class Ledger:
         return ended
 
     def set_timeout(self, timeout_ms: float) -> None:
-        """Let another timeout count, for the roots that are there too.
+        """Set another timeout, for the roots that are there too.
 
         Raises ValueError as at the start; then nothing changed.
         """
@@ -270,7 +270,7 @@ class Ledger:
         return (entry.turn + 0.5) * self._turn_ms - self._wall.offset_ms
 
     def restore(self, root: int, entry: Root, heard_ms: float, now_ms: float) -> None:
-        """Take up a root as it was; those that were heard of first first.
+        """Restore a root as it was; those that were heard of first first.
 
         One that was heard of in the future is heard of now. Raises ValueError when it is there.
         """

@@ -34,7 +34,7 @@ class Recovery:
         """Up to where records are counted as output although nobody saw who wrote them."""
 
     def concerns(self, stage: StageSettings, started_ms: float) -> bool:
-        """Say whether a batch that began then may have written what was not seen here."""
+        """Return whether a batch that began then may have written what was not seen here."""
         return started_ms < self._loaded_ms and stage.name not in self._done
 
     def recover(

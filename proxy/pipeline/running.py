@@ -96,7 +96,7 @@ class RunningPipelines:
         self._wake.set()
 
     def load(self, store: Store) -> None:
-        """Take up what an earlier process kept there; write there from now on."""
+        """Load what an earlier process kept there; write there from now on."""
         self._state.load(store, self._pipelines.values())
         for pipeline in self._pipelines.values():
             self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks

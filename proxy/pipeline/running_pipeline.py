@@ -21,7 +21,7 @@ from .bounded_query import BoundedQuery
 from .completion import Completion
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
-from .flow import PipelineFlow, RateChange
+from .flow_control import PipelineFlow, RateChange
 from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
 from .recovery import Recovery
 
@@ -104,7 +104,7 @@ class RunningPipeline:
         self.completion.update(self.graph, now_ms)
 
     def load(self, flow: Iterable[Record], ledger: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the records of an earlier process; return what was not taken up, and why."""
+        """Load the records of an earlier process; return what was not taken up, and why."""
         self.loaded_ms = now_ms
         kept = list(ledger)
         if kept:
@@ -112,7 +112,7 @@ class RunningPipeline:
         return self.completion.load(kept, now_ms) + self.load_flow(flow, now_ms)
 
     def load_flow(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the records of the flow, at any time; return what was not taken up, and why."""
+        """Load the records of the flow, at any time; return what was not taken up, and why."""
         before = {node: self.flow.state_of(node) for node in self.graph.nodes}
         refused = self.flow.load(records, now_ms)
         for node, old in before.items():

@@ -112,7 +112,7 @@ class Trigger:
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
         """Its last request, as the API shows it."""
-        self.holds: frozenset[str] = frozenset()
+        self.held_nodes: frozenset[str] = frozenset()
         """The nodes upstream that are held because this stage asked."""
         self.scale = 1.0
         """What the band is multiplied with now, above 0: how far the stage is held itself."""
@@ -131,10 +131,10 @@ class Trigger:
         if (self.settings, self.max_lag) != (settings, max_lag):
             self._begin(settings, max_lag, now_ms)
 
-    def control(self, holds: frozenset[str], scale: float) -> None:
-        """Set `holds` and `scale`."""
-        self.holds, self.scale = holds, scale
-        if not holds:
+    def control(self, held_nodes: frozenset[str], scale: float) -> None:
+        """Set `held_nodes` and `scale`."""
+        self.held_nodes, self.scale = held_nodes, scale
+        if not held_nodes:
             self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
@@ -259,7 +259,7 @@ class Trigger:
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
             eased = f"only {lag:,} records wait for it"
-        if not self.holds:
+        if not self.held_nodes:
             return None
         if is_out:
             return Verdict(Direction.INCREASE, _band_reason("below", period.below, period))

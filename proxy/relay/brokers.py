@@ -7,6 +7,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.dial import limit_unsent
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
 from proxy.relay.channel import Channel, TlsChannel
@@ -75,6 +76,7 @@ class Brokers:
             sock = (await self.bootstrap.connect(log_in=False)).sock
         else:
             sock = (await self._connect(node_id, address)).sock
+        limit_unsent(sock)
         if isinstance(sock, ssl.SSLSocket):
             return TlsChannel(sock)
         return Channel(sock, spliceable=self._splice)

@@ -9,8 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spark_world import REPORTS, Job, SparkWorld, uuid
 
-from proxy.admin.cached import COST_FACTOR
-from proxy.admin.query_documents import MAX_SUMMARIES, QueryDocuments, limited, written
+from proxy.admin.query_documents import (
+    COST_FACTOR,
+    MAX_SUMMARIES,
+    QueryDocuments,
+    limited,
+    written,
+)
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 

@@ -18,7 +18,7 @@ from backpressure_parts import (
 )
 
 from proxy.backpressure.backpressure import FORGET_MS
-from proxy.backpressure.bound import RETURN_FACTOR, RETURN_STEP_MS
+from proxy.backpressure.query_backpressure import RETURN_FACTOR, RETURN_STEP_MS
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule
 

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.backpressure.backpressure import FORGET_MS
-from proxy.backpressure.bound import RETURN_FACTOR
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.driver_connections import LIFE_WAIT_MS, RESUME_WAIT_MS
+from proxy.backpressure.query_backpressure import RETURN_FACTOR
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST
 

@@ -104,7 +104,7 @@ class PipelineFlow:
         return self._coordinator.changes()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the state from all records under `prefix`; return what was not taken, and why.
+        """Load the state from all records under `prefix`; return what was not taken, and why.
 
         At any time: a record older than what is in force here is written again, and so is one
         that is missing; a newer one counts. Records of nodes that are gone and records that are
@@ -185,13 +185,13 @@ class PipelineFlow:
     def _follow_controllers(self) -> None:
         """Set for each stage which nodes are held for it, and how far it is held itself."""
         controllers = self._coordinator.controllers
-        holds: dict[str, set[str]] = {name: set() for name in self.stages}
+        held: dict[str, set[str]] = {name: set() for name in self.stages}
         for name, controller in controllers.items():
             for holder in controller.state.holders:
-                holds[holder].add(name)
+                held[holder].add(name)
         for name, trigger in self.stages.items():
             rate, normal_rate = controllers[name].state.rate, controllers[name].node.normal_rate
-            trigger.control(frozenset(holds[name]), 1.0 if rate is None else rate / normal_rate)
+            trigger.control(frozenset(held[name]), 1.0 if rate is None else rate / normal_rate)
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
@@ -230,7 +230,7 @@ class PipelineFlow:
                     node: rate for node, rate in rates.items() if controllers[node].node.is_source
                 }
         else:
-            more, rates = "more", raised_rates(upstream, own_rate, trigger.holds)
+            more, rates = "more", raised_rates(upstream, own_rate, trigger.held_nodes)
         if not rates:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"
