@@ -45,14 +45,9 @@ class _Refusal:
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
-    A group has its own connection, opened when something is due for the first time, and nothing
-    that happens to one group holds up another. What could not be committed stays due.
-
-    Args:
-        commits: say what is due, and get what became of it.
-        new_client: makes a client of the cluster, for one group.
-        clock_ms: monotonic, for the commits.
-
+    A group has its own connection, a client of `new_client`, opened when something is due for the
+    first time, and nothing that happens to one group holds up another. What could not be committed
+    stays due. `clock_ms` is monotonic.
     """
 
     def __init__(
@@ -221,11 +216,9 @@ class _GroupCommitter:
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
-        if problem == self._problem:
-            return
-        if problem is None:
+        if problem is None and self._problem is not None:
             _log.info("offsets committed again", group=self._name)
-        else:
+        elif problem != self._problem:
             _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
         self._problem = problem
 
