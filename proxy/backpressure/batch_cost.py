@@ -4,12 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-FIRST_NOISE = 0.05
-"""Standard deviation of a batch's time around what it costs, as a part of it, until it is known."""
-
-LEAST_NOISE = 0.02
-MOST_NOISE = 0.3
-"""The least and the most that it is taken to be later."""
+FIRST_NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.02, 0.3
+"""Standard deviation of a batch's time around what it costs, as a part of it: until it is known,
+and the least and the most that it is taken to be later."""
 
 NOISE_WEIGHT = 0.1
 """Of the latest batch in it."""
@@ -31,18 +28,14 @@ largest batch of late: one that was taken for 0 would stay 0 otherwise."""
 WIDEST_KEPT = 0.99
 """What is left of that batch's size after one more batch."""
 
-OUTLIER = 3.0
+OUTLIER, FAR_WIDER = 3.0, 2.0
 """A batch that is further from what was expected than so many standard deviations is believed only
-as far as that, unless the one before it was too, on the same side, or it is far larger than any."""
+as far as that, unless the one before it was too, on the same side, or it is so many times as large
+as any."""
 
-FAR_WIDER = 2.0
-"""How many times as large."""
-
-FIRST_DOUBT = 0.5
-"""How uncertain the fixed time is after one batch, as a part of it."""
-
-RESTART_DOUBT = 0.5
-"""How uncertain both costs are when a query was started again, as a part of them."""
+FIRST_DOUBT, RESTART_DOUBT = 0.5, 0.5
+"""How uncertain the fixed time is after one batch, and both costs when a query was started again:
+as a part of them."""
 
 MIN_CERTAINTY = 0.1
 """The cost of a record is as good as unknown when less than this part of its square is certain."""
@@ -219,14 +212,8 @@ class BatchCost:
         elif fixed_ms < 0:
             each_ms -= covariance / fixed_variance * fixed_ms if fixed_variance > 0 else 0.0
             fixed_ms = 0.0
-        return replace(
-            self,
-            fixed_ms=max(0.0, fixed_ms),
-            each_ms=max(0.0, each_ms),
-            fixed_variance=fixed_variance,
-            each_variance=each_variance,
-            covariance=covariance,
-        )
+        costs = max(0.0, fixed_ms), max(0.0, each_ms), fixed_variance, each_variance, covariance
+        return type(self)(*costs, self.widest, self.noise, self.surprise)
 
 
 def _part(part: float, whole: float) -> float:
