@@ -14,12 +14,10 @@ NOISE_WEIGHT = 0.1
 MIN_NOISE_MS = 1.0
 """Spark counts in whole milliseconds."""
 
-DRIFT = 0.05
-"""By how much of itself each cost may change from one batch to the next, as a standard deviation.
-As much as FIRST_NOISE: so a cost is about the mean of the last two batches."""
-
-MAX_DRIFT = 0.2
-"""How uncertain drift alone can make a cost, as a part of it."""
+DRIFT, MAX_DRIFT = 0.05, 0.2
+"""By how much of itself each cost may change from one batch to the next, as a standard deviation:
+as much as FIRST_NOISE, so a cost is about the mean of the last two batches. And how uncertain that
+alone can make it."""
 
 LEAST_SHARE = 0.1
 """Each cost drifts as if it were this part of a batch's time at least, that of a record by the
@@ -63,11 +61,11 @@ class CostState(NamedTuple):
 class BatchCost:
     """`fixed_ms + each_ms * records`, both 0 or more, and how certain that is.
 
-    A Kalman filter whose state, the two costs, takes a random walk. That is recursive least squares
-    with forgetting (Ljung and Gunnarsson, "Adaptation and tracking in system identification", 1990)
-    in which a cost is forgotten in proportion to its size and no further than MAX_DRIFT, so that
-    what is known of a record's cost outlasts any number of batches without records to speak of
-    (Kulhavy's directional forgetting, 1987, has the same aim).
+    A Kalman filter whose state, the two costs, takes a random walk: recursive least squares with
+    forgetting (Ljung and Gunnarsson, "Adaptation and tracking in system identification", 1990) in
+    proportion to a cost's size and no further than MAX_DRIFT, so that what is known of a record's
+    cost outlasts any number of batches without records to speak of (Kulhavy's directional
+    forgetting, 1987, has the same aim).
     """
 
     fixed_ms: float

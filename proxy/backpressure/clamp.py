@@ -26,11 +26,9 @@ from .estimator_inputs import TriggerInterval
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
-REPORT_WAIT_MS = 300.0
-"""How long an answer waits for the report on the batch before; the two race."""
-
-LATE_MS = 100.0
-"""Where a report came so long after its batch, or later, none is waited for at the next look-up."""
+REPORT_WAIT_MS, LATE_MS = 300.0, 100.0
+"""How long an answer waits for the report on the batch before; the two race. It does not where the
+latest came later than that after its batch."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""

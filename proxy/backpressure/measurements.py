@@ -34,8 +34,7 @@ class BatchMeasurements:
         self.bytes_per_record = RecordRatio()
         self.offsets_per_record = RecordRatio()
         self._bytes: float | None = None
-        """Read since the last batch. None before the first: its reading was not seen from the
-        beginning."""
+        """Read since the last batch. None before the first: its beginning was not seen."""
         self._resumed_ms = -math.inf
         """When it was resumed from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None

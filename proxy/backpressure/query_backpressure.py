@@ -22,14 +22,9 @@ from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
-RETURN_FACTOR = 1.5
-"""By how much the bound rises with each step back."""
-
-RETURN_STEP_MS = 2000.0
-"""Time between two steps back."""
-
-RETURN_STEPS = 10
-"""After so many steps the rule's own bound is in force, however far it is."""
+RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
+"""By how much the bound rises with each step back, the time between two, and after how many the
+rule's own bound is in force, however far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +83,7 @@ class QueryBackpressure:
         self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
         self._measurements = measurements = BatchMeasurements(self._settings)
-        self.record_bytes = measurements.record_bytes
-        self.record_hold = measurements.record_hold
+        self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self.clamp = Clamp(
             self._settings, self._interval, measurements.held.add, self._after_answer
         )
@@ -118,9 +112,8 @@ class QueryBackpressure:
     @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        if self._rate is None or self._settings.max_rate is None:
-            return self._rate
-        return min(self._rate, self._settings.max_rate)
+        rate, most = self._rate, self._settings.max_rate
+        return rate if rate is None or most is None else min(rate, most)
 
     @property
     def processing_rate(self) -> float | None:
@@ -174,8 +167,7 @@ class QueryBackpressure:
             self.clamp.connections.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
-        event_ms = now_ms - report.age_ms
-        self._report_ms = now_ms
+        event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         self.clamp.connections.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
