@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _RefusedCommit:
     """Kafka does not take an offset for a partition."""
 
     offset: int
@@ -111,7 +111,7 @@ class _GroupCommitter:
         self._offsets = GroupOffsets(name, client)
         self._read: set[TopicPartition] = set()
         """It is known what the group had committed of these before our first commit."""
-        self._refused: dict[TopicPartition, _Refusal] = {}
+        self._refused: dict[TopicPartition, _RefusedCommit] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
         self._problem: str | None = None
@@ -189,7 +189,7 @@ class _GroupCommitter:
         for partition, reason in refused.items():
             before = self._refused.get(partition)
             pause_s = _longer(before.backoff_s if before else 0.0)
-            self._refused[partition] = _Refusal(
+            self._refused[partition] = _RefusedCommit(
                 tried[partition], reason, pause_s, again_s=_now_s() + pause_s
             )
 
