@@ -30,13 +30,12 @@ SHOWN_CLIENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One sensor as the status page shows it."""
+    """One sensor as the status page shows it; rate and bounds in bytes per second or percent."""
 
     entity: str
     kind: QuotaKind
     rule: Rule
     rate: float
-    """Measured now: bytes per second, or percent."""
     bound: float
     window_ms: float
     """The time over which the rate is measured."""
