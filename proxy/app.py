@@ -34,9 +34,8 @@ from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerError, ListenerSettings
 from proxy.relay.pipes import PipePool
-from proxy.relay.reapers import Reapers
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
@@ -111,7 +110,7 @@ class App:
             instruments=instruments,
             pipes=PipePool(),
             clients=self._clients,
-            interceptor=self._queries.following,
+            interceptor=self._queries.following.client,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
@@ -248,7 +247,7 @@ class App:
                     host=listener.settings.host,
                     port=listener.bootstrap_port,
                     tls=listener.settings.tls is not None,
-                    connections=self.relay.connections_of(name),
+                    connections=self.relay.connected_through[name],
                 )
                 for name, listener in self.relay.listeners.items()
             ],

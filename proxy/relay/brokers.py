@@ -1,7 +1,6 @@
 """The brokers behind the proxy: whether they answer, and each one's real address."""
 
 import asyncio
-import ssl
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
@@ -9,7 +8,7 @@ from structlog import get_logger
 from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
-from proxy.relay.channel import Channel, TlsChannel
+from proxy.relay.channel import Channel
 
 PROBE_INTERVAL_S = 10.0
 """Between probes while the cluster answers."""
@@ -31,12 +30,8 @@ class Brokers:
     """Connects clients to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,
-    or the cluster lets one ask without.
-
-    Args:
-        bootstrap: the way into the cluster. Clients log in for themselves.
-        splice: whether the kernel may move bytes of plain connections.
-
+    or the cluster lets one ask without. Clients log in for themselves. `splice`: the kernel may
+    move bytes of plain connections.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
@@ -60,31 +55,25 @@ class Brokers:
             self.addresses[node_id] = (host, port)
             _log.info("broker learned", node_id=node_id, host=host, port=port)
 
-    def knows(self, node_id: int) -> bool:
-        """Return whether this broker's address is known."""
-        return node_id in self.addresses
-
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
         A broker whose address is in doubt gets at most UNANSWERED_AFTER_S seconds; an answer, or
         its address from the cluster, ends the doubt. Raises UpstreamError.
         """
-        address = self.addresses.get(node_id) if node_id is not None else None
-        if node_id is None or address is None:
-            sock = (await self.bootstrap.connect(log_in=False)).sock
+        if node_id is None or node_id not in self.addresses:
+            connection = await self.bootstrap.connect(log_in=False)
         else:
-            sock = (await self._connect(node_id, address)).sock
-        if isinstance(sock, ssl.SSLSocket):
-            return TlsChannel(sock)
-        return Channel(sock, spliceable=self._splice)
+            connection = await self._connect(node_id, self.addresses[node_id])
+        return Channel(connection.sock, spliceable=self._splice)
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(2 * self.bootstrap.connect_timeout_s):
-                    await self._probe()
+                limit_s = 2 * self.bootstrap.connect_timeout_s
+                async with asyncio.timeout(limit_s):
+                    await self._probe(limit_s)
                 self._probe_ended(error=None)
             except Exception as error:  # who knows what answers at that address
                 self._probe_ended(error)
@@ -125,22 +114,20 @@ class Brokers:
         if self.addresses[node_id] == address:  # the cluster has named no other in the meantime
             self.unanswered.add(node_id)
 
-    async def _probe(self) -> None:
+    async def _probe(self, limit_s: float) -> None:
         """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         connection = await self.bootstrap.connect()
         try:
-            await self._ask(connection)
+            await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
+            if self._may_ask_metadata:
+                await self._ask_metadata(connection, limit_s)
         except BaseException:  # also when it is out of time; it lets connect, and does not serve
             self.bootstrap.failed(connection.broker)
             raise
         finally:
             connection.close()
 
-    async def _ask(self, connection: BrokerConnection) -> None:
-        limit_s = 2 * self.bootstrap.connect_timeout_s  # as the whole probe
-        await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
-        if not self._may_ask_metadata:
-            return
+    async def _ask_metadata(self, connection: BrokerConnection, limit_s: float) -> None:
         try:
             response = await connection.ask(MetadataRequest[_METADATA_VERSION](topics=[]), limit_s)
         except UpstreamError as error:

@@ -53,9 +53,6 @@ class FrameFlow(ABC):
     _scratch: ClassVar[memoryview]
     """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
 
-    watches_end = False
-    """Whether to notice during a pause that the source's peer is gone."""
-
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._loop = conn.services.loop
@@ -96,9 +93,9 @@ class FrameFlow(ABC):
     def _ended(self, *, mid_frame: bool) -> None:
         """Handle the end of the source's stream."""
 
-    def _gives_up_rest(self) -> bool:
-        """Return whether what was read during a pause is dropped when the peer is gone."""
-        return True
+    def _wait_paused(self) -> Wait:
+        """Return what to wait for during a pause."""
+        return Wait.OWNER
 
     # What the owner calls
 
@@ -233,7 +230,7 @@ class FrameFlow(ABC):
             if not got:
                 self._ended(mid_frame=bool(have))
                 return Wait.CLOSED
-            drained = got < self.read_bytes and not self._source.has_buffered()
+            drained = got < self.read_bytes and not self._source.buffered_bytes()
             have += got
         pos = 0
         self._starved = busy = False
@@ -258,17 +255,6 @@ class FrameFlow(ABC):
         if not busy and drained and (self._starved or not self.stash):
             return Wait.READ
         return None
-
-    def _wait_paused(self) -> Wait:
-        if not self.watches_end:
-            return Wait.OWNER
-        if self.wait is not Wait.END:
-            return Wait.END
-        assert self._source is not None
-        if self._gives_up_rest() and self._source.has_ended():
-            self._ended(mid_frame=self._starved)
-            return Wait.CLOSED
-        return Wait.OWNER
 
     @property
     def _is_sending(self) -> bool:

@@ -24,28 +24,23 @@ PLACE = "Kafka client quota"
 _VERSION = 0
 """All that is needed is in it, and brokers know it since 2.6."""
 
-_PERSONS = ("user", "client-id")
+_PERSONS = {"user", "client-id"}
 """Kinds of entity that a rule can have. Kafka has `ip` too, which bounds new connections."""
 
 _log = get_logger(__name__)
-
-UseRules = Callable[[tuple[Rule, ...]], None]
 
 
 class KafkaQuotas:
     """Keeps the rules that come from the cluster, while it is followed.
 
     Where the quotas can't be read, the last ones stay in force; the log says so once, and every
-    failure is counted.
-
-    Args:
-        client: asks the cluster.
-        use: takes all rules of the cluster, in the place of those before.
-        errors: counts the failures by reason.
-
+    failure is counted in `errors` by its reason. `use` gets all rules of the cluster, in the place
+    of those before.
     """
 
-    def __init__(self, client: KafkaClient, use: UseRules, errors: Counter) -> None:
+    def __init__(
+        self, client: KafkaClient, use: Callable[[tuple[Rule, ...]], None], errors: Counter
+    ) -> None:
         self._client = client
         self._use = use
         self._errors = errors
@@ -68,34 +63,27 @@ class KafkaQuotas:
         try:
             while True:
                 await self._followed.wait()
-                try:
-                    rules = await self._read()
-                except UpstreamError as error:
-                    self._failed(error)
-                else:
-                    self._succeeded(rules)
+                await self._poll()
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             self._client.close()
 
-    def _succeeded(self, rules: tuple[Rule, ...]) -> None:
+    async def _poll(self) -> None:
+        try:
+            rules = await self._read()
+        except UpstreamError as error:
+            self._errors.labels(error.reason).inc()
+            if self._answers is not False:
+                about = {"reason": error.reason, "error": str(error), "rules": len(self._rules)}
+                _log.warning("quotas of the cluster not read, the last ones stay", **about)
+            self._answers = False
+            return
         if not self._followed.is_set():  # stopped in the meantime
             return
         if not self._answers or rules != self._rules:
             _log.info("quotas of the cluster read", rules=len(rules))
         self._answers, self._rules = True, rules
         self._use(rules)
-
-    def _failed(self, error: UpstreamError) -> None:
-        self._errors.labels(error.reason).inc()
-        if self._answers is not False:
-            _log.warning(
-                "quotas of the cluster not read, the last ones stay",
-                reason=error.reason,
-                error=str(error),
-                rules=len(self._rules),
-            )
-        self._answers = False
 
     async def _read(self) -> tuple[Rule, ...]:
         """Return the rules that the cluster has now. Raises UpstreamError."""
@@ -126,17 +114,10 @@ def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
 
 def _rule(entry: Any) -> Rule | None:
     names = {part.entity_type: part.entity_name for part in entry.entity}
-    if not names or not names.keys() <= set(_PERSONS):
-        return None
-    if any(name in ("", DEFAULT) for name in names.values()):
+    values = {value.key: value.value for value in entry.values}
+    bounds = {kind: values[kind] for kind in QuotaKind if 0 < values.get(kind, 0) < math.inf}
+    is_ours = names and names.keys() <= _PERSONS and not {"", DEFAULT} & {*names.values()}
+    if not is_ours or not bounds:
         return None
     keys = {kind: DEFAULT if name is None else name for kind, name in names.items()}
-    values = {value.key: value.value for value in entry.values}
-    bounds = {
-        kind: values[kind]
-        for kind in QuotaKind
-        if kind in values and math.isfinite(values[kind]) and values[kind] > 0
-    }
-    if not bounds:
-        return None
     return Rule(user=keys.get("user"), client_id=keys.get("client-id"), bounds=bounds, place=PLACE)

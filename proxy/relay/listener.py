@@ -58,7 +58,7 @@ class Origin:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the log says of it."""
+        """For log lines."""
         return {"peer": self.ip, "listener": self.name}
 
 
@@ -96,8 +96,8 @@ class Listener:
     def accept(self) -> None:
         """Begin to accept."""
         self._accepting = True
-        for node_id, sock in self._sockets.items():
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+        for node_id in self._sockets:
+            self._watch(node_id)
 
     def close(self) -> None:
         """Stop accepting. Who is connected already is taken: closing would reset the connection."""
@@ -124,19 +124,14 @@ class Listener:
             return settings.advertised_host, port
         if node_id not in self._no_port_for and self._sockets:
             self._no_port_for.add(node_id)
-            _log.error(
-                "broker left out: it has no port",
-                node_id=node_id,
-                listener=settings.name,
-                fix=f"make broker_ports reach first port + {node_id}",
-            )
+            fix = f"make broker_ports reach first port + {node_id}"
+            about = {"node_id": node_id, "listener": settings.name, "fix": fix}
+            _log.error("broker left out: it has no port", **about)
         return None
 
     def node_of(self, server_name: str | None) -> int | None:
         """Return the broker that a TLS server name stands for; None: bootstrap."""
-        if self._pattern is None or server_name is None:
-            return None
-        match = self._pattern.fullmatch(server_name)
+        match = self._pattern and self._pattern.fullmatch(server_name or "")
         return int(match["node_id"]) if match else None
 
     def _listen(self, node_id: int | None, port: int, *, beside: bool = False) -> int:
@@ -150,8 +145,14 @@ class Listener:
         self._sockets[node_id] = sock
         self._ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+            self._watch(node_id)
         return bound
+
+    def _watch(self, node_id: int | None) -> None:
+        """Accept connections of a socket that is still open."""
+        sock = self._sockets.get(node_id)
+        if sock is not None:
+            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
 
     def _accept(
         self, node_id: int | None, sock: socket.socket, at_most: int = ACCEPTS_PER_TURN
@@ -165,10 +166,6 @@ class Listener:
                 _log.error("can't accept", error=str(error), listener=self.settings.name)
                 self.out_of_files()
                 self.loop.remove_reader(sock.fileno())
-                self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._accept_again, node_id, sock)
+                self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
             self.accepted(client, Origin(self, address[0], node_id))
-
-    def _accept_again(self, node_id: int | None, sock: socket.socket) -> None:
-        if self._sockets.get(node_id) is sock:
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)

@@ -1,6 +1,5 @@
 """Opens listening ports, by oneself or beside the process that one is to replace."""
 
-import ipaddress
 import socket
 from array import array
 from struct import Struct
@@ -44,7 +43,7 @@ def open_port(host: str, port: int, *, beside: bool) -> socket.socket:
 
 
 def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if _is_ipv6(host) else socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,10 +66,3 @@ def _steer_here(sock: socket.socket) -> None:
     instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, _NEWCOMER))
     address, count = instructions.buffer_info()
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(count, address))
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - IP version 6
-    except ValueError:
-        return False

@@ -6,6 +6,7 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
+from proxy.relay.pump import Wait
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -40,7 +41,9 @@ FULL_BYTES = 1 << 20
 """The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
 that, or of what was asked for, shows that the broker did not wait for data."""
 
-_API_KEY_END = 6
+_API_KEY = slice(4, 6)
+"""Of a frame."""
+
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 
 
@@ -59,8 +62,6 @@ class RequestFlow(FrameFlow):
 
     _scratch = new_scratch()
 
-    watches_end = True
-
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
@@ -78,7 +79,8 @@ class RequestFlow(FrameFlow):
             conn.dial()
             return 0
         api_key, version = head.api_key, head.api_version
-        how = plan_of(api_key, version).handling
+        plan = plan_of(api_key, version)
+        how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
             raise RequestRefused(
                 "unsupported_version",
@@ -91,12 +93,14 @@ class RequestFlow(FrameFlow):
             if acks is None:
                 return self._need_more(view)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
-            version = 0
+            version, plan = 0, plan_of(api_key, 0)
         session = conn.client.session(head.client_id)
-        exchange = Exchange(session, head, version, clock_ms())
+        frame_bytes = head.frame_bytes
+        exchange = Exchange(
+            session, plan, api_key, version, head.correlation_id, frame_bytes, clock_ms()
+        )
         if session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
             return 0
-        frame_bytes = head.frame_bytes
         interceptor = session.interceptor
         if (
             api_key in INTERCEPTED_APIS
@@ -112,7 +116,7 @@ class RequestFlow(FrameFlow):
                 return self._collect(view, frame_bytes)
             exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
             return self._forward(view, frame_bytes)
-        if exchange.plan.api.is_login:
+        if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
                 raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
             self._collecting = head, exchange
@@ -170,9 +174,19 @@ class RequestFlow(FrameFlow):
         if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
             conn.pause(Pause.FULL)
 
-    def _gives_up_rest(self) -> bool:
-        """See FrameFlow. Kafka appends what came before an orderly end: Produce waits its turn."""
-        return not (len(self.stash) >= _API_KEY_END and self.stash[4:_API_KEY_END] == _PRODUCE)
+    def _wait_paused(self) -> Wait:
+        """See FrameFlow. Until the client sends more, its end is watched for.
+
+        Kafka appends what came before an orderly end: a Produce request waits its turn.
+        """
+        if self.wait is not Wait.END:
+            return Wait.END
+        assert self._source is not None
+        is_produce = self.stash[_API_KEY] == _PRODUCE
+        if is_produce or not self._source.has_ended():
+            return Wait.OWNER
+        self._ended(mid_frame=self._starved)
+        return Wait.CLOSED
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting

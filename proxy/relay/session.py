@@ -29,7 +29,7 @@ class ClientSession:
         self.quotas: ClientQuotas = services.quotas.client(identity)
         self.interceptor: ClientInterceptor | None = None
         if services.interceptor is not None:
-            self.interceptor = services.interceptor.client(identity, node_id)
+            self.interceptor = services.interceptor(identity, node_id)
         self._clients = services.clients
         self._bytes: dict[int, Counter] = {}
         self.last_fetch_bytes: int | None = None
