@@ -81,8 +81,7 @@ class FrameFlow(ABC):
     def _take(self, view: memoryview) -> int:
         """Handle what stands at the start of `view`; return how many bytes are dealt with.
 
-        Returns 0 when the flow was paused, when more bytes are needed (`_need_more`), or when the
-        frame is collected.
+        0 when the flow was paused, or when more bytes are needed (`_need_more`).
         """
 
     @abstractmethod
@@ -90,8 +89,8 @@ class FrameFlow(ABC):
         """Handle a frame that was asked for with `_collect`."""
 
     @abstractmethod
-    def _ended(self, *, mid_frame: bool) -> None:
-        """Handle the end of the source's stream."""
+    def _ended(self) -> None:
+        """Close the pair for the end of the source's stream."""
 
     def _wait_paused(self) -> Wait:
         """Return what to wait for during a pause."""
@@ -125,7 +124,7 @@ class FrameFlow(ABC):
     @property
     def under_way(self) -> bool:
         """Whether a frame was begun: taken, and not been sent on completely."""
-        return self._is_sending or self._whole is not None
+        return self._whole is not None or self._is_sending
 
     @property
     def owed_since_s(self) -> float | None:
@@ -155,6 +154,8 @@ class FrameFlow(ABC):
         self._running = True
         try:
             wait = self._advance()
+            if wait is Wait.CLOSED and not self.closed:
+                self._ended()
         except Exception as error:  # whatever it is, it ends this pair only
             wait = Wait.CLOSED
             self._conn.close_failed(error)
@@ -200,8 +201,6 @@ class FrameFlow(ABC):
                 unread = self._pump.unread
                 wait = self._pump.run(budget)
                 budget -= unread - self._pump.unread
-                if wait is Wait.CLOSED:
-                    self._ended(mid_frame=True)
                 if wait is not None:
                     return wait
             if self.closed:
@@ -225,11 +224,8 @@ class FrameFlow(ABC):
             self._begun_s = self.last_active
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
-            if got == BLOCKED:
-                return Wait.READ
-            if not got:
-                self._ended(mid_frame=bool(have))
-                return Wait.CLOSED
+            if got <= 0:
+                return Wait.READ if got == BLOCKED else Wait.CLOSED
             drained = got < self.read_bytes and not self._source.buffered_bytes()
             have += got
         pos = 0
@@ -297,25 +293,20 @@ class FrameFlow(ABC):
         What it takes grows with what arrives: a sender can announce more than it sends.
         """
         frame = bytearray(view[:frame_bytes])
-        have = len(frame)
-        if have == frame_bytes:
+        if len(frame) == frame_bytes:
             self._whole_frame(frame)
         else:
-            self._whole = frame
-            self._whole_bytes = frame_bytes
-        return have
+            self._whole, self._whole_bytes = frame, frame_bytes
+        return len(frame)
 
     def _collect_more(self) -> Wait | None:
-        assert self._source is not None
         frame = self._whole
+        assert self._source is not None
         assert frame is not None
         while missing := self._whole_bytes - len(frame):
             got = self._source.recv_into(self._scratch[:missing])
-            if got == BLOCKED:
-                return Wait.READ
-            if not got:
-                self._ended(mid_frame=True)
-                return Wait.CLOSED
+            if got <= 0:
+                return Wait.READ if got == BLOCKED else Wait.CLOSED
             frame += self._scratch[:got]
         self._whole = None
         self._whole_frame(frame)

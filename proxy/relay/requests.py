@@ -20,7 +20,6 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
-    FetchLimits,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -65,9 +64,9 @@ class RequestFlow(FrameFlow):
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
-    def _ended(self, *, mid_frame: bool) -> None:
-        whole = not mid_frame and ends_with_frame(self.stash)
-        self._conn.close_client_ended(mid_frame=not whole)
+    def _ended(self) -> None:
+        is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
+        self._conn.close_client_ended(mid_frame=not is_whole)
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
@@ -82,12 +81,9 @@ class RequestFlow(FrameFlow):
         plan = plan_of(api_key, version)
         how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
-            raise RequestRefused(
-                "unsupported_version",
-                f"{api_name(api_key)} ({api_key}) version {version} is not offered: "
-                "its response may carry addresses",
-            )
-        acks: int | None = None
+            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
+            raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
+        acks = None
         if api_key == PRODUCE:
             acks = produce_acks(head, view)
             if acks is None:
@@ -135,7 +131,7 @@ class RequestFlow(FrameFlow):
         If not, or if more bytes are needed, the request is read again later.
         """
         session, api_key = exchange.session, head.api_key
-        asked: FetchLimits | None = None
+        asked = None
         if api_key == FETCH:
             asked = fetch_limits(head, view)
             if asked is None:
@@ -183,10 +179,7 @@ class RequestFlow(FrameFlow):
             return Wait.END
         assert self._source is not None
         is_produce = self.stash[_API_KEY] == _PRODUCE
-        if is_produce or not self._source.has_ended():
-            return Wait.OWNER
-        self._ended(mid_frame=self._starved)
-        return Wait.CLOSED
+        return Wait.OWNER if is_produce or not self._source.has_ended() else Wait.CLOSED
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting
