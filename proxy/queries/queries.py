@@ -60,15 +60,8 @@ _log = get_logger(__name__)
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
-    Args:
-        progress: the queries of the configuration.
-        pipelines: of the configuration.
-        quotas: where adaptive bounds are put in force.
-        bootstrap: the way into the cluster.
-        instruments: show adaptive bounds and pipelines.
-        registry: gets a collector of its own for progress.
-        knows_client: returns whether a client id has connected lately.
-
+    `progress` and `pipelines` are the configuration's; `knows_client` returns whether a client id
+    has connected lately; `registry` gets a collector for progress.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One client connection and the broker connection that belongs to it: their common life.
 
-What states that has is said in `lifecycle`. Whatever ends it, both sockets are closed, what is held
-leaves the delay queue, and one log line and one count say why.
+Its states are in `lifecycle`. Whatever ends it, both sockets are closed, what is held leaves the
+delay queue, and one log line and one count say why.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.relay.channel import Channel, ChannelLost
-from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services, ThrottleMode
-from proxy.relay.session import Identification
+from proxy.relay.session import Exchange, Identification
 from proxy.wire.apis import FETCH
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
@@ -46,10 +45,8 @@ class Connection:
     """A client, the broker it talks to, and the flow of frames each way.
 
     Args:
-        services: of the proxy.
         channel: to the client.
-        origin: of the client.
-        user: as in Identification.
+        user: that the client's TLS certificate names; None without one.
         dial: connects to its broker. Raises UpstreamError.
         advertise: returns the address that clients of this listener are told for a broker.
         on_close: called once, when both sides are closed.
@@ -108,10 +105,7 @@ class Connection:
             self.close("drained")
 
     def check_idle(self, now_s: float, timeout_s: float) -> None:
-        """Close the pair if nothing has moved for too long, unless we hold it back ourselves.
-
-        A request that was begun must go on sooner, see SLOW_FRAME_S.
-        """
+        """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
         owed_since_s = self.requests.owed_since_s
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
@@ -163,10 +157,7 @@ class Connection:
     # What ends it
 
     def close_client_ended(self, *, mid_frame: bool) -> None:
-        """Handle the end of the client's stream.
-
-        No Kafka client closes one side only, so nobody waits for the answers that are due.
-        """
+        """Close for the end of the client's stream. No Kafka client closes one side only."""
         self._charge_abandoned()
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
@@ -174,7 +165,7 @@ class Connection:
             self.close("client closed")
 
     def close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
-        """Handle the end of the broker's stream; an error only when answers were due."""
+        """Close for the end of the broker's stream; an error only when answers were due."""
         if self._answers_due:
             self._upstream_error("closed", f"{detail}, with answers due")
         else:

@@ -63,10 +63,7 @@ class FrameFlow(ABC):
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
-        self._starved = False
-        self._reading = False
-        self._writing = False
-        self._running = False
+        self._starved = self._reading = self._writing = self._running = False
         self._turn: asyncio.Handle | None = None
         self.closed = False
         self.paused = False
@@ -79,10 +76,7 @@ class FrameFlow(ABC):
 
     @abstractmethod
     def _take(self, view: memoryview) -> int:
-        """Handle what stands at the start of `view`; return how many bytes are dealt with.
-
-        0 when the flow was paused, or when more bytes are needed (`_need_more`).
-        """
+        """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
 
     @abstractmethod
     def _whole_frame(self, frame: bytearray) -> None:
@@ -100,8 +94,7 @@ class FrameFlow(ABC):
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
-        self._source = source
-        self._sink = sink
+        self._source, self._sink = source, sink
         if source is not None and sink is not None:
             self._pump = Pump(source, sink, self._conn.services.pipes)
 
@@ -132,9 +125,8 @@ class FrameFlow(ABC):
 
         Of a body that is streamed since its last piece, else since the frame's first byte.
         """
-        if self.wait is not Wait.READ or not self.mid_frame:
-            return None
-        return self.last_active if self._is_sending else self._begun_s
+        since_s = self.last_active if self._is_sending else self._begun_s
+        return since_s if self.wait is Wait.READ and self.mid_frame else None
 
     @property
     def sending_blocked(self) -> bool:
@@ -170,8 +162,6 @@ class FrameFlow(ABC):
             self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
         if wait is Wait.TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
-
-    # The inside
 
     def _take_turn(self) -> None:
         self._turn = None

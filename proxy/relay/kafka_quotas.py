@@ -90,11 +90,9 @@ class KafkaQuotas:
         request = DescribeClientQuotasRequest[_VERSION](components=[], strict=False)
         response = await self._client.ask(request)
         if response.error_code:
-            raise UpstreamError(
-                "quotas_refused",
-                f"error {response.error_code}: {response.error_message}; "
-                "the proxy needs the right DescribeConfigs on the cluster",
-            )
+            text = f"error {response.error_code}: {response.error_message}"
+            fix = "the proxy needs the right DescribeConfigs on the cluster"
+            raise UpstreamError("quotas_refused", f"{text}; {fix}")
         try:
             return rules_of(response.entries or ())
         except Exception as error:  # who knows what answers at that address

@@ -38,20 +38,16 @@ class PipePool:
     def __init__(self, max_pipes: int = MAX_PIPES) -> None:
         self._max_pipes = max_pipes
         self._idle: list[Pipe] = []
-        self._open = 0
-        self._takes_to_skip = 0
-        self._warned = False
-
-    @property
-    def open_pipes(self) -> int:
+        self.open_pipes = 0
         """How many pipes exist, lent or idle."""
-        return self._open
+        self._takes_to_skip = 0
+        self._is_warned = False
 
     def take(self) -> Pipe | None:
         """Lend a pipe; None when the limit is reached or the system gives no useful one."""
         if self._idle:
             return self._idle.pop()
-        if self._open >= self._max_pipes:
+        if self.open_pipes >= self._max_pipes:
             return None
         if self._takes_to_skip:
             self._takes_to_skip -= 1
@@ -60,11 +56,11 @@ class PipePool:
             pipe = _open_pipe()
         except OSError as error:
             self._takes_to_skip = TAKES_WITHOUT_TRYING
-            if not self._warned:
-                self._warned = True
+            if not self._is_warned:
+                self._is_warned = True
                 _log.warning("no pipe for splice, copying instead", error=str(error))
             return None
-        self._open += 1
+        self.open_pipes += 1
         return pipe
 
     def give_back(self, pipe: Pipe, *, empty: bool) -> None:
@@ -80,7 +76,7 @@ class PipePool:
             self._close(self._idle.pop())
 
     def _close(self, pipe: Pipe) -> None:
-        self._open -= 1
+        self.open_pipes -= 1
         os.close(pipe.read_fd)
         os.close(pipe.write_fd)
 

@@ -59,20 +59,15 @@ class Pump:
             self._pipe = self._pool.take()
 
     def run(self, budget: int) -> Wait | None:
-        """Move at most about `budget` bytes; return what the rest waits for, None without one.
-
-        Raises ChannelLost when a connection is gone.
-        """
+        """Move about `budget` bytes; return what the rest waits for, if any. Raises ChannelLost."""
         wait = self._run_splice(budget) if self._pipe is not None else self._run_copy(budget)
         if wait is None:
             self.active = False
-            if self._pipe is not None:
-                self._pool.give_back(self._pipe, empty=True)
-                self._pipe = None
+            self.close()
         return wait
 
     def close(self) -> None:
-        """Drop what is inside. The pump can't be used again."""
+        """Give the pipe up, with what is inside: a body that is not done is lost."""
         if self._pipe is not None:
             self._pool.give_back(self._pipe, empty=not self._inside)
             self._pipe = None
@@ -123,10 +118,8 @@ class Pump:
             if budget <= 0:
                 return Wait.TURN
             got = self._source.recv_into(_scratch[: min(self.unread, COPY_BYTES)])
-            if got == BLOCKED:
-                return Wait.READ
-            if not got:
-                return Wait.CLOSED
+            if got <= 0:
+                return Wait.READ if got == BLOCKED else Wait.CLOSED
             self.unread -= got
             budget -= got
             sent = max(self._sink.send(_scratch[:got]), 0)

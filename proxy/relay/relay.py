@@ -58,10 +58,7 @@ class Relay:
         return self.connected_through.total()
 
     def open(self, *, beside: bool = False) -> None:
-        """Open every port. Raises ListenerError, with all ports closed again.
-
-        Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
-        """
+        """Open every port, as `Listener.open`; after a ListenerError all are closed again."""
         try:
             for listener in self.listeners.values():
                 listener.open(beside=beside)

@@ -2,11 +2,11 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.pump import Wait
+from proxy.relay.session import Exchange
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -60,7 +60,6 @@ class RequestFlow(FrameFlow):
     __slots__ = ("_collecting",)
 
     _scratch = new_scratch()
-
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
@@ -126,10 +125,7 @@ class RequestFlow(FrameFlow):
         return taken
 
     def _is_admitted(self, head: RequestHead, view: memoryview, exchange: Exchange) -> bool:
-        """Return whether the client's quotas let a request pass; limit what a Fetch asks for.
-
-        If not, or if more bytes are needed, the request is read again later.
-        """
+        """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
         session, api_key = exchange.session, head.api_key
         asked = None
         if api_key == FETCH:

@@ -9,10 +9,10 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
+from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE, Handling
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
