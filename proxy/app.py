@@ -33,7 +33,7 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerError, ListenerSettings
-from proxy.relay.pipes import PipePool
+from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
@@ -131,10 +131,8 @@ class App:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            wait_ms = wait_s * MS_PER_SECOND
-            self._store = await asyncio.to_thread(
-                _open_store, self._config, self._bootstrap, wait_ms
-            )
+            wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
+            self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
             self.rules = RuleRegistry(self.quotas, self._store, self._config.quota_settings)
             self._queries.load(self._store)
             await self._start_admin(wait_s)
@@ -241,8 +239,8 @@ class App:
                 for name, listener in self.relay.listeners.items()
             ],
             brokers=[
-                BrokerStatus(node_id, host, port)
-                for node_id, (host, port) in sorted(self.brokers.addresses.items())
+                BrokerStatus(node_id, *address)
+                for node_id, address in sorted(self.brokers.addresses.items())
             ],
             cluster_answers=self.brokers.reachable,
             delay_queues={each.queue.api: len(each.queue) for each in self._services.reapers.all},

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from structlog import get_logger
 
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
@@ -254,7 +254,7 @@ class Connection:
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
             waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
-            self.services.count_throttled(charge, waited_ms / MS_PER_SECOND)
+            self.services.count_throttled(charge, waited_ms)
             if exchange.api_key == FETCH and session.interceptor is not None:
                 session.interceptor.gated(since_ms, now_ms)
         return True

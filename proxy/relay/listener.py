@@ -196,27 +196,20 @@ def _open_port(host: str, port: int, *, beside: bool) -> socket.socket:
     `beside` that other process is there already, and all new connections come here from now on;
     otherwise a port that somebody has is an error.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not beside and port:
-        _bind(host, port, shared=False).close()
-    sock = _bind(host, port, shared=True)
-    try:
-        sock.listen(BACKLOG)
-        if beside:
-            _steer_here(sock)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    sock = socket.socket(family)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
+        sock.listen(BACKLOG)
+        if beside:
+            _steer_here(sock)
     except OSError:
         sock.close()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
@@ -240,7 +240,7 @@ class ResponseFlow(FrameFlow):
         if hold_ms < MIN_HOLD_MS or self._conn.life.state is State.DRAINING:
             return False
         exchange.charge = charge
-        services.count_throttled(charge, hold_ms / MS_PER_SECOND)
+        services.count_throttled(charge, hold_ms)
         if exchange.seen is not None:
             exchange.seen.held(now_ms, charge.due_ms)
         if services.mode is ThrottleMode.MUTE:

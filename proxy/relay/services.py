@@ -16,7 +16,7 @@ from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
-from proxy.relay.pipes import PipePool
+from proxy.relay.pump import PipePool
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
 
@@ -131,11 +131,11 @@ class Services:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
-        """Count a response that is held for `hold_s` seconds."""
-        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
+    def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
+        """Count a response that is held for so long."""
+        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
-        self.quotas.held(charge, hold_s * MS_PER_SECOND, clock_ms())
+        self.quotas.held(charge, hold_ms, clock_ms())
 
     def count_rejected(self, reason: str, **about: object) -> None:
         """Count and log a client that is turned away; `reason` is one of REJECTIONS."""

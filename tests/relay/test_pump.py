@@ -12,8 +12,7 @@ from relaylab.lab import Certificates, open_files
 
 from proxy.cluster.dial import handshake
 from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.pipes import PipePool
-from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
+from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, Wait
 
 WAYS = ["splice", "copy", "no pipes", "tls source", "tls sink", "tls both"]
 MAX_STEPS = 100_000

@@ -21,7 +21,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.pipes import PipePool
+from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
