@@ -119,7 +119,9 @@ def measure(lab: Lab, go: str, brokers: Brokers, quick: bool) -> list[Row]:
     rounds, duration_s = (QUICK_ROUNDS, QUICK_S) if quick else (FULL_ROUNDS, FULL_S)
     program = str(build(go, lab.work_dir / "group"))
     for broker in (brokers.own, brokers.plain):
-        _fill(broker.bootstrap)
+        topics.create(broker.bootstrap, TOPIC, PARTITIONS)
+        value = os.urandom(VALUE_BYTES)
+        topics.fill(broker.bootstrap, TOPIC, PARTITIONS, value, RECORDS, PRODUCER_SETTINGS)
     runs = [Run(variant, way) for variant in VARIANTS for way in brokers.ways(lab)]
     for number in range(rounds):
         children = [
@@ -131,12 +133,6 @@ def measure(lab: Lab, go: str, brokers: Brokers, quick: bool) -> list[Row]:
             )
             run.reads.append(_parse(answer, duration_s))
     return [row for variant in VARIANTS for row in _rows(_of(runs, variant))]
-
-
-def _fill(bootstrap: str) -> None:
-    """Create the topic and write all its records."""
-    topics.create(bootstrap, TOPIC, PARTITIONS)
-    topics.fill(bootstrap, TOPIC, PARTITIONS, os.urandom(VALUE_BYTES), RECORDS, PRODUCER_SETTINGS)
 
 
 def _command(program: str, run: Run, number: int, duration_s: float) -> list[str]:

@@ -10,21 +10,11 @@ measured, and a run is short."""
 
 
 def spark_session(jars: str, master: str, settings: Mapping[str, str]) -> SparkSession:
-    """Start a session on this machine alone.
-
-    Args:
-        jars: the Kafka connector's, by commas.
-        master: such as `local[2]`.
-        settings: further ones of Spark.
-
-    """
+    """Start a session on this machine alone; `jars` are the Kafka connector's, by commas."""
     builder = SparkSession.builder.master(master).appName("quota-proxy bench")
-    common = {
-        "spark.jars": jars,
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-    }
-    for name, value in {**common, **settings}.items():
+    builder = builder.config("spark.jars", jars).config("spark.ui.enabled", "false")
+    for name in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(name, "127.0.0.1")
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -8,6 +8,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.processes import BenchError
 
+Settings = Mapping[str, str | int]
+"""Of a producer."""
+
 ADMIN_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 120.0
 QUEUE_POLL_S = 0.05
@@ -20,17 +23,9 @@ def create(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def fill(
-    bootstrap: str,
-    topic: str,
-    partitions: int,
-    value: bytes,
-    count: int,
-    settings: Mapping[str, str | int],
+    bootstrap: str, topic: str, partitions: int, value: bytes, count: int, settings: Settings
 ) -> None:
-    """Write `count` records of this value, to the partitions in turn.
-
-    `settings` are the producer's. Raises BenchError when the last ones take too long.
-    """
+    """Write `count` records to the partitions in turn; raise BenchError when it takes too long."""
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for number in range(count):
         while True:

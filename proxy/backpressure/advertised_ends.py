@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from proxy.progress.report import BatchRange
 from proxy.wire.topic_partition import TopicPartition
 
+PartitionOffsets = Mapping[TopicPartition, int]
+
 MAX_PLANNED = 6
 """Ends of a partition that are kept with where its log ended then: Spark may report a batch when
 several more have been planned."""
@@ -54,16 +56,10 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         self.starts: dict[TopicPartition, int] = {}
         """Starts of logs that the driver was given, before the first batch of its run."""
 
-    @property
-    def withheld(self) -> int:
-        """How many offsets were not advertised at the last look-ups."""
-        return sum(end.log_end - end.offset for end in self.values())
-
     def begin_run(self, event_ms: float, done: Mapping[TopicPartition, int | None] | None) -> None:
         """Forget what was advertised up to the last event of the run before.
 
-        But not where it is more than is done, if this is another run of the same query; None: it
-        is not.
+        But not where it is more than is `done`; None: this is no other run of the same query.
         """
         for key, end in list(self.items()):
             is_pending = done is not None and end.offset > (done[key] or 0)
@@ -104,9 +100,9 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         return is_new
 
     def left(self, ranges: Mapping[TopicPartition, BatchRange]) -> int | None:
-        """Return how many offsets were in the logs beyond a batch that read these.
+        """Return how many offsets were in the logs beyond a batch when it was planned.
 
-        That is when it was planned; None when it is not known.
+        None when that is not known. `ranges`: what it read.
         """
         known = [
             log_end - offset
@@ -122,16 +118,12 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         return {key: (end.offset, end.log_end, end.idle_offset) for key, end in self.items()}
 
     def resume(
-        self,
-        ends: Mapping[TopicPartition, EndState],
-        starts: Mapping[TopicPartition, int],
-        now_ms: float,
+        self, ends: Mapping[TopicPartition, EndState], starts: PartitionOffsets, now_ms: float
     ) -> None:
         """Add what an earlier process advertised: some time before now."""
         for key, (offset, log_end, idle_offset) in ends.items():
             if len(self) < MAX_PARTITIONS:
-                self[key] = AdvertisedEnd(
-                    *(log_end, offset, now_ms, None, -math.inf, None), idle_offset
-                )
+                known = log_end, offset, now_ms, None, -math.inf, None, idle_offset
+                self[key] = AdvertisedEnd(*known)
         for key, start in starts.items():
             self.record_start(key, start)

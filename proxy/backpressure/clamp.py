@@ -6,8 +6,9 @@ advertised lies between what the query already knows and the real end, always.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.query import QueryProgress
@@ -16,21 +17,18 @@ from proxy.quota.rules import AdaptiveBound
 from proxy.wire.list_offsets import LATEST, OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
-from .advertised_ends import MAX_PARTITIONS, AdvertisedEnds
-from .apportion import apportion
+from .advertised_ends import MAX_PARTITIONS, AdvertisedEnds, PartitionOffsets
 from .backpressure_record import BackpressureRecord, by_partition
 from .driver_connections import LIFE_WAIT_MS, DriverConnections, LookupConnection
 from .driver_progress import EVENT_JITTER_MS, DriverProgress
-from .trigger_interval import TriggerInterval
+from .estimator_inputs import TriggerInterval
 
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
-REPORT_WAIT_MS = 300.0
-"""How long an answer waits for the report on the batch before; the two race."""
-
-LATE_MS = 100.0
-"""Where a report came so long after its batch, or later, none is waited for at the next look-up."""
+REPORT_WAIT_MS, LATE_MS = 300.0, 100.0
+"""How long an answer waits for the report on the batch before; the two race. It does not where the
+latest came later than that after its batch."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
@@ -40,6 +38,8 @@ LATE_BATCHES = 4
 
 READS_ONCE = (TriggerKind.AVAILABLE_NOW, TriggerKind.ONCE)
 """Under these a run takes the ends of the logs once."""
+
+Key = TypeVar("Key", bound=tuple[str, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +52,33 @@ class ClampState:
     """For the next batch, over all partitions; None when it is not clamped."""
 
 
+@dataclass(eq=False)
 class Clamp:
-    """What is advertised to one query's drivers, over all their connections.
+    """What is advertised to one query's drivers, over all their connections."""
 
-    Args:
-        settings: of the rule.
-        interval: of the query's trigger.
-        on_wait: is called with when an answer began to wait for a report, and when it was given.
-        on_answered: is called when drivers of the query were answered, with whether they got
-            something new, and the time.
-
-    """
-
-    def __init__(
-        self,
-        settings: AdaptiveBound,
-        interval: TriggerInterval,
-        on_wait: Callable[[float, float], object],
-        on_answered: Callable[[QueryProgress, bool, float], None],
-    ) -> None:
-        self.settings = settings
-        self._interval = interval
-        self._on_wait = on_wait
-        self._on_answered = on_answered
-        self.rate: float | None = None
-        """Records per second for the next batch; None when not known, and 0 lets none begin."""
-        self.offsets_per_record = 1.0
-        """How far the offsets go on with a record: more where transactions or compaction leave
-        gaps, less where a query reads its source twice."""
-        self.detached = False
-        """Whether no adaptive rule is left for the query."""
-        self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
-        self.advertised = AdvertisedEnds()
-        self.connections = DriverConnections()
-        self._is_late = False
-        """Whether the latest report came so late that it is not worth while to wait for the next:
-        Spark reports a batch late where there is much to do."""
-        self.least_offsets = 0
-        """So many at least are advertised for a batch: the driver planned none of fewer, as it does
-        with the option minOffsetsPerTrigger. 0: none was refused in this run."""
+    settings: AdaptiveBound
+    """Of the rule."""
+    _interval: TriggerInterval
+    _on_wait: Callable[[float, float], object]
+    """Is called with when an answer began to wait for a report, and when it was given."""
+    _on_answered: Callable[[QueryProgress, bool, float], None]
+    """Is called when drivers were answered, with whether they got something new, and the time."""
+    rate: float | None = None
+    """Records per second for the next batch; None when not known, and 0 lets none begin."""
+    offsets_per_record: float = 1.0
+    """How far the offsets go on with a record: more where transactions or compaction leave gaps,
+    less where a query reads its source twice."""
+    detached: bool = False
+    """Whether no adaptive rule is left for the query."""
+    state: ClampState = ClampState(on=False, why="the driver has not asked yet", offsets=None)
+    advertised: AdvertisedEnds = field(default_factory=AdvertisedEnds)
+    connections: DriverConnections = field(default_factory=DriverConnections)
+    _is_late: bool = False
+    """Whether the latest report came too late to wait for the next: Spark reports a batch late
+    where there is much to do."""
+    least_offsets: int = 0
+    """So many at least are advertised for a batch: the driver planned none of fewer, as it does
+    with the option minOffsetsPerTrigger. 0: none was refused in this run."""
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume a run from what an earlier process advertised to its driver."""
@@ -114,10 +102,7 @@ class Clamp:
         self.least_offsets = 0
 
     def record_batch(self, offsets: int | None, age_ms: float) -> None:
-        """Record that a batch of this run was reported, so long after its end.
-
-        `offsets`: how many it had; None: not known.
-        """
+        """Record that a batch of so many offsets, if known, was reported so long after its end."""
         self._is_late = age_ms > LATE_MS
         self.advertised.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
@@ -142,9 +127,9 @@ class Clamp:
         self,
         query: QueryProgress,
         connection: LookupConnection,
-        log_ends: Mapping[TopicPartition, int],
+        log_ends: PartitionOffsets,
         now_ms: float,
-    ) -> Mapping[TopicPartition, int]:
+    ) -> PartitionOffsets:
         """Return what to advertise in place of these real ends; record it."""
         if connection.waits_since_ms is not None:
             self._on_wait(connection.waits_since_ms, now_ms)
@@ -155,7 +140,7 @@ class Clamp:
             why_not = "the driver asked again and read nothing: it knows more than is known here"
         ends = log_ends
         if why_not is None:
-            ends, self.state = self._clamped(progress, connection, log_ends)
+            ends = self._clamped(progress, connection, log_ends)
         else:
             self.state = ClampState(on=False, why=why_not, offsets=None)
         is_new = False
@@ -165,22 +150,19 @@ class Clamp:
         return ends
 
     def _clamped(
-        self,
-        progress: DriverProgress,
-        connection: LookupConnection,
-        log_ends: Mapping[TopicPartition, int],
-    ) -> tuple[dict[TopicPartition, int], ClampState]:
+        self, progress: DriverProgress, connection: LookupConnection, log_ends: PartitionOffsets
+    ) -> PartitionOffsets:
         """Return what to advertise in place of these real ends, so that the batch fits."""
         is_overdue = connection.wait_failed or self._is_late
         fitting, why = self._fitting(progress.query)
         if is_overdue and self._is_refused(progress, connection, log_ends, fitting):
-            more = min(progress.all_planned * REFUSED_GROWTH, MAX_OFFSETS)
+            more = min(self._all_planned(progress) * REFUSED_GROWTH, MAX_OFFSETS)
             self.least_offsets = max(self.least_offsets, more)
             fitting, why = self._fitting(progress.query)
             is_overdue = False
         bases: dict[TopicPartition, int] = {}
         lags: dict[TopicPartition, int] = {}
-        for key, log_end in self._log_ends(progress.query, connection, log_ends):
+        for key, log_end in self._log_ends(progress.query, connection, log_ends).items():
             base = progress.base(key)
             if key in log_ends:
                 done = progress.done_by_now(key, connection, is_overdue=is_overdue)
@@ -194,12 +176,13 @@ class Clamp:
         has_room = len(self.advertised) + len(log_ends) <= MAX_PARTITIONS
         may_begin_low = has_room and progress.has_planned_nothing
         ends = dict(log_ends)
-        for key, log_end in log_ends.items():
+        for key in log_ends.keys() & bases.keys():
             known = self.advertised.get(key)
-            if key in bases and (known is not None or may_begin_low):
+            if known is not None or may_begin_low:
                 before = known.offset if known is not None else 0
-                ends[key] = min(log_end, max(bases[key] + parts[key], before))
-        return ends, ClampState(on=True, why=why, offsets=offsets)
+                ends[key] = min(log_ends[key], max(bases[key] + parts[key], before))
+        self.state = ClampState(on=True, why=why, offsets=offsets)
+        return ends
 
     def _fitting(self, query: QueryProgress) -> tuple[int, str]:
         """Return how many offsets the next batch is to have, and why."""
@@ -214,6 +197,9 @@ class Clamp:
             why += f"; the driver plans none of so few, {fitting:,} are offered"
         return fitting, why
 
+    def _all_planned(self, progress: DriverProgress) -> int:
+        return sum(map(progress.planned, self.advertised))
+
     def _is_refused(
         self,
         progress: DriverProgress,
@@ -227,11 +213,10 @@ class Clamp:
         the first time it must be more than that.
         """
         refused = {key for key in keys if progress.is_refused(key, connection)}
-        if not refused or any(
-            progress.is_unreported(key, connection) for key in keys if key not in refused
-        ):
+        others = (key for key in keys if key not in refused)
+        if not refused or any(progress.is_unreported(key, connection) for key in others):
             return False
-        return self.least_offsets > 0 or progress.all_planned >= LATE_BATCHES * fitting > 0
+        return self.least_offsets > 0 or self._all_planned(progress) >= LATE_BATCHES * fitting > 0
 
     def wait_until_ms(
         self,
@@ -245,7 +230,7 @@ class Clamp:
 
         It waits for a report on the batch that the driver planned last, where there was none yet;
         for one on the start of a run whose first batch may be bounded; and, on a connection that is
-        not known to be the driver's, for a sign of life that makes it so. `since_ms` is when the
+        not known to be the driver's, for a sign of life that makes it so. `since_ms`: when the
         driver looked up.
         """
         keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
@@ -259,26 +244,12 @@ class Clamp:
             reads_all = self.rate is None or query.trigger_kind in READS_ONCE
             return -math.inf if reads_all and self.settings.initial_rate is None else report_ms
         progress = self._progress(query)
-        if self._why_not(progress, connection, now_ms, may_be_late=True) is None:
-            return self._waits_for_report_ms(progress, connection, keys, report_ms)
-        if connections.is_driver(connection) or progress.is_unproved:
-            return -math.inf
-        proved_by_ms = connections.proved_by_ms(connection)
-        return proved_by_ms if proved_by_ms > now_ms else -math.inf
-
-    def _waits_for_report_ms(
-        self,
-        progress: DriverProgress,
-        connection: LookupConnection,
-        keys: Iterable[TopicPartition],
-        report_ms: float,
-    ) -> float:
-        """Return until when to wait for a report on the last batch, `report_ms` as a rule.
-
-        As long as no event is known that was after the end of an earlier process, there may be one:
-        what that process advertised in its last moments is not known here.
-        """
-        connections = self.connections
+        if self._why_not(progress, connection, now_ms, may_be_late=True) is not None:
+            is_settled = connections.is_driver(connection) or progress.is_unproved
+            proved_by_ms = connections.proved_by_ms(connection)
+            return -math.inf if is_settled or proved_by_ms <= now_ms else proved_by_ms
+        # As long as no event is known that was after the end of an earlier process, there may be
+        # one: what that process advertised in its last moments is not known here.
         if connections.event_ms - EVENT_JITTER_MS < connections.resumed_ms:
             is_alive = connections.resumed_alive_ms >= connections.resumed_ms
             if not is_alive and any(map(progress.planned, keys)):
@@ -304,49 +275,38 @@ class Clamp:
         if heard_ms is None and connections.is_resumed:
             heard_ms = connections.resumed_ms
         silent_ms = now_ms - heard_ms if heard_ms is not None else 0.0
-        is_first = progress.is_unproved
-        is_timed = query.trigger_kind is TriggerKind.PROCESSING_TIME
+        is_silent = silent_ms > settings.hold_ms and not may_be_late
+        is_first, trigger = progress.is_unproved, query.trigger_kind
+        # Under other triggers the first batch may read to the end, once.
+        is_bounded = settings.initial_rate is not None or trigger is TriggerKind.PROCESSING_TIME
+        is_other = not is_first and not connections.is_driver(connection)
         reasons = (
             (self.detached, "no adaptive rule applies"),
             (query.ended, "the run has ended"),
             (heard_ms is None, "no report came yet"),
-            (
-                silent_ms > settings.hold_ms and not may_be_late,
-                f"no report for {silent_ms / MS_PER_SECOND:,.0f} s",
-            ),
-            (query.trigger_kind in READS_ONCE, "the run reads to the end of the logs, once"),
-            (
-                # Under other triggers the first batch may read to the end, once.
-                is_first and settings.initial_rate is None and not is_timed,
-                "no batch of this run was reported yet",
-            ),
-            (
-                not is_first and not connections.is_driver(connection),
-                "the connection is newer than the latest report",
-            ),
+            (is_silent, f"no report for {silent_ms / MS_PER_SECOND:,.0f} s"),
+            (trigger in READS_ONCE, "the run reads to the end of the logs, once"),
+            (is_first and not is_bounded, "no batch of this run was reported yet"),
+            (is_other, "the connection is newer than the latest report"),
             (self.rate is None, "no rate is known yet"),
             (self._interval_ms(query) is None, "the trigger interval is not known yet"),
         )
         return next((why for applies, why in reasons if applies), None)
 
     def _log_ends(
-        self,
-        query: QueryProgress,
-        connection: LookupConnection,
-        log_ends: Mapping[TopicPartition, int],
-    ) -> Iterator[tuple[TopicPartition, int]]:
-        """Yield the real ends of all partitions: those looked up, the others as last seen."""
-        yield from log_ends.items()
-        oldest_ms = connection.oldest_answer_ms
-        for key, end in self.advertised.items():
-            if key not in log_ends and end.answered_ms >= oldest_ms:
-                yield key, end.log_end
+        self, query: QueryProgress, connection: LookupConnection, log_ends: PartitionOffsets
+    ) -> dict[TopicPartition, int]:
+        """Return the real ends of all partitions: those looked up, the others as last seen."""
+        oldest_ms = connection.answers_ms[0]
+        advertised = self.advertised.items()
+        found = {key: end.log_end for key, end in advertised if end.answered_ms >= oldest_ms}
         if query.run_batches == 0:
             # The first answers of a run: not all brokers have been asked.
             for key, partition in query.partitions.items():
                 log_end = partition.log.high_watermark
-                if log_end is not None and key not in log_ends and key not in self.advertised:
-                    yield key, log_end
+                if log_end is not None and key not in self.advertised:
+                    found[key] = log_end
+        return found | dict(log_ends)
 
     def _progress(self, query: QueryProgress) -> DriverProgress:
         connections = self.connections
@@ -354,3 +314,33 @@ class Clamp:
 
     def _interval_ms(self, query: QueryProgress) -> float | None:
         return self._interval.of(query, self.settings.batch_interval_ms)
+
+
+def apportion(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
+    """Share `total` out in proportion to lag, at least 1 to each partition that has any.
+
+    Both of Spark's own limiters do so: in proportion alone, a partition with little lag would get
+    nothing for as long as another has very much. The shares add up to `total` exactly, or to 1 for
+    each partition with lag if these are more; none is above its lag. All are 0 or more.
+
+    Those whose part is below 1 get 1; the others share the rest by largest remainders (Hamilton's
+    method); of equal remainders the first key in order gets one more.
+    """
+    whole = sum(lags.values())
+    if total >= whole:
+        return dict(lags)
+    made = {key: min(lag, 1) for key, lag in lags.items()}
+    lagging = sorted((lag, key) for key, lag in lags.items() if lag)
+    left = max(total, len(lagging))
+    small = 0
+    # Each of these leaves a smaller part of the rest to those after it.
+    while small < len(lagging) and left * lagging[small][0] < whole:
+        left -= 1
+        whole -= lagging[small][0]
+        small += 1
+    parts = {key: divmod(left * lag, whole) for lag, key in lagging[small:]}
+    made |= {key: part for key, (part, _) in parts.items()}
+    spare = left - sum(part for part, _ in parts.values())
+    for key in sorted(parts, key=lambda key: (-parts[key][1], key))[:spare]:
+        made[key] += 1
+    return made

@@ -6,6 +6,7 @@ the driver's: an executor, or the driver of another run, gets the real log ends.
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 
 RESUME_WAIT_MS = 6_000.0
 """How long after the start of this process an answer waits for a sign of life of a run that an
@@ -13,7 +14,7 @@ earlier process knew: an old listener tries again after 5 s at the latest."""
 
 LIFE_WAIT_MS = 3_000.0
 """The longest time between two signs of life of a run, with some room: listeners send a heartbeat
-every 2 s when there is nothing else to report."""
+every 2 s."""
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not look up in so many answers is read no more."""
@@ -21,18 +22,17 @@ MISSED_ANSWERS = 3
 MAX_INSTANCES = 8
 """Of one query: it has one for each of its sources."""
 
-MAX_STEP = 1000
-"""By how much correlation ids may have gone on meanwhile. While the broker is away and the proxy is
-there, a client sends a request on each connection that it makes, one in a second or so."""
-
-MAX_BACK = 8
-"""By how much one may be below the last: several brokers are asked at the same time."""
+MAX_STEP, MAX_BACK = 1000, 8
+"""By how much a correlation id may be above the last: while the broker is away and the proxy is
+there, a client sends a request on each connection that it makes, one in a second or so. And by how
+much below: several brokers are asked at the same time."""
 
 MIN_KNOWN = 16
 """Lower ones mean nothing: the first look-up of Spark's admin client is its request number 6, each
 further one 4 more."""
 
 
+@dataclass(slots=True)
 class ClientInstances:
     """The Kafka client instances with which a query's driver looks up offsets.
 
@@ -42,11 +42,8 @@ class ClientInstances:
     that connects again after an outage, not another one that was just started.
     """
 
-    __slots__ = ("latest",)
-
-    def __init__(self) -> None:
-        self.latest: list[int] = []
-        """The highest correlation id of each."""
+    latest: list[int] = field(default_factory=list)
+    """The highest correlation id of each."""
 
     def record(self, correlation_id: int) -> None:
         """Record the number of a request that is the driver's for certain."""
@@ -58,41 +55,33 @@ class ClientInstances:
 
     def has(self, correlation_id: int) -> bool:
         """Return whether a request with that number, on a new connection, is of one of them."""
-        return correlation_id >= MIN_KNOWN and any(
-            _is_near(latest, correlation_id) for latest in self.latest
-        )
+        is_near = (_is_near(latest, correlation_id) for latest in self.latest)
+        return correlation_id >= MIN_KNOWN and any(is_near)
 
 
 def _is_near(latest: int, correlation_id: int) -> bool:
     return -MAX_BACK <= correlation_id - latest <= MAX_STEP
 
 
+@dataclass(slots=True, eq=False)
 class LookupConnection:
-    """What is known of one connection of the client. `opened_ms` is monotonic."""
+    """What is known of one connection of the client."""
 
-    __slots__ = ("_answers_ms", "is_executor", "opened_ms", "wait_failed", "waits_since_ms")
-
-    def __init__(self, opened_ms: float) -> None:
-        self.opened_ms = opened_ms
-        self.is_executor = False
-        """Whether it fetches."""
-        self.waits_since_ms: float | None = None
-        """Since when an answer has waited for a report; None: none waits."""
-        self.wait_failed = False
-        """Whether one waited in vain, and no report came since."""
-        self._answers_ms: deque[float] = deque(maxlen=MISSED_ANSWERS)
-
-    @property
-    def oldest_answer_ms(self) -> float:
-        """When the first of the last MISSED_ANSWERS was given; long ago if there were fewer."""
-        is_full = len(self._answers_ms) == MISSED_ANSWERS
-        return self._answers_ms[0] if is_full else -math.inf
-
-    def record_answer(self, now_ms: float) -> None:
-        """Record that a look-up of log ends was answered."""
-        self._answers_ms.append(now_ms)
+    opened_ms: float
+    """Monotonic; so are all times here."""
+    is_executor: bool = False
+    """Whether it fetches."""
+    waits_since_ms: float | None = None
+    """Since when an answer has waited for a report; None: none waits."""
+    wait_failed: bool = False
+    """Whether one waited in vain, and no report came since."""
+    answers_ms: deque[float] = field(
+        default_factory=lambda: deque([-math.inf] * MISSED_ANSWERS, MISSED_ANSWERS)
+    )
+    """When the last look-ups of log ends were answered; long ago where there were fewer."""
 
 
+@dataclass(slots=True, eq=False)
 class DriverConnections:
     """The connections of one query's client, and which of them are its present driver's.
 
@@ -103,29 +92,24 @@ class DriverConnections:
     - its requests go on where those of such a one ended, see ClientInstances; or
     - the run was resumed from an earlier process and has given a sign of life since, as long as no
       connection is proved to be the driver's otherwise.
+
+    Where something never was, its time is long ago.
     """
 
-    __slots__ = (
-        *("_connections", "_trusts_all", "alive_ms", "event_ms"),
-        *("instances", "is_resumed", "resumed_alive_ms", "resumed_ms"),
-    )
-
-    def __init__(self) -> None:
-        self._connections: dict[LookupConnection, bool] = {}
-        """With whether each is the driver's whatever signs of life there are."""
-        self.instances = ClientInstances()
-        self._trusts_all = False
-        self.alive_ms = -math.inf
-        """When the run gave its latest sign of life: when the driver saw an event, or a heartbeat
-        came."""
-        self.event_ms = -math.inf
-        """When the driver saw the latest event of this run that was reported."""
-        self.resumed_ms = -math.inf
-        """When the run of an earlier process was resumed; long ago if there was none."""
-        self.is_resumed = False
-        """Whether the present run is the one that was resumed, as it or its driver has shown."""
-        self.resumed_alive_ms = -math.inf
-        """When the first sign of life came of the run that was resumed."""
+    _connections: dict[LookupConnection, bool] = field(default_factory=dict)
+    """With whether each is the driver's whatever signs of life there are."""
+    instances: ClientInstances = field(default_factory=ClientInstances)
+    _trusts_all: bool = False
+    alive_ms: float = -math.inf
+    """When the run gave its latest sign of life: the driver saw an event, or a heartbeat came."""
+    event_ms: float = -math.inf
+    """When the driver saw the latest event of this run that was reported."""
+    resumed_ms: float = -math.inf
+    """When the run of an earlier process was resumed."""
+    is_resumed: bool = False
+    """Whether the present run is the one that was resumed, as it or its driver has shown."""
+    resumed_alive_ms: float = -math.inf
+    """When the first sign of life came of the run that was resumed."""
 
     def __len__(self) -> int:
         """Return how many connections are open."""
@@ -173,9 +157,7 @@ class DriverConnections:
         self._connections.pop(connection, None)
 
     def record_lookup(self, connection: LookupConnection, correlation_id: int) -> None:
-        """Record a look-up of log ends on a connection, before it is answered."""
-        if connection.is_executor:
-            return
+        """Record a look-up of log ends on a connection that does not fetch, before its answer."""
         if not self.is_driver(connection) and self.instances.has(correlation_id):
             self._connections[connection] = True
             self.is_resumed |= self.awaits_run  # the driver of the run that was resumed is back
@@ -187,10 +169,7 @@ class DriverConnections:
         return not connection.is_executor and (self._trusts_all or self._is_proved(connection))
 
     def proved_by_ms(self, connection: LookupConnection) -> float:
-        """Return until when a connection may yet be found to be the driver's.
-
-        Long ago where no sign of life is to be expected.
-        """
+        """Return until when a connection may yet be found to be the driver's; long ago: never."""
         if self.awaits_run:
             return self.resumed_ms + RESUME_WAIT_MS
         if self.alive_ms > connection.opened_ms - LIFE_WAIT_MS:
@@ -198,6 +177,5 @@ class DriverConnections:
         return -math.inf
 
     def _is_proved(self, connection: LookupConnection) -> bool:
-        if connection.is_executor:
-            return False
-        return self._connections.get(connection, False) or connection.opened_ms < self.alive_ms
+        is_proved = self._connections.get(connection, False) or connection.opened_ms < self.alive_ms
+        return is_proved and not connection.is_executor

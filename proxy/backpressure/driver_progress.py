@@ -37,8 +37,7 @@ class DriverProgress:
     def base(self, key: TopicPartition) -> int | None:
         """Return the offset from which the next batch takes its part; None when not known.
 
-        It is what is completed; before the first report also the start of the log as the driver
-        was given it.
+        What is completed; before the first report also the log start that the driver was given.
         """
         base = self.completed(key)
         if base is None and self.query.run_batches == 0:
@@ -52,12 +51,9 @@ class DriverProgress:
 
     def completed(self, key: TopicPartition) -> int | None:
         """Return what this run has completed; before its first report the same query's before."""
-        query = self.query
-        partition = query.partitions.get(key)
-        if partition is not None and (
-            partition.run_id == query.run_id
-            or (query.run_batches == 0 and query.progress_id == query.query_id)
-        ):
+        query, partition = self.query, self.query.partitions.get(key)
+        is_same_query = query.run_batches == 0 and query.progress_id == query.query_id
+        if partition is not None and (partition.run_id == query.run_id or is_same_query):
             return partition.committed_to
         return None
 
@@ -66,20 +62,14 @@ class DriverProgress:
         end = self.advertised.get(key)
         return max(0, end.offset - (self.base(key) or 0)) if end is not None else 0
 
-    @property
-    def all_planned(self) -> int:
-        """The same of all partitions."""
-        return sum(map(self.planned, self.advertised))
-
     def is_unread(self, key: TopicPartition) -> bool:
         """Return whether nothing was read of the query since more was advertised of this.
 
         Then no batch was planned up to there, or one whose records were all read ahead.
         """
-        end = self.advertised.get(key)
+        end, partition = self.advertised.get(key), self.query.partitions.get(key)
         if end is None or not self.planned(key) or self._last_read_ms >= end.raised_ms:
             return False
-        partition = self.query.partitions.get(key)
         position = partition.position if partition is not None else None
         return position is None or position < end.offset
 
@@ -136,7 +126,7 @@ class DriverProgress:
     def has_planned_nothing(self) -> bool:
         """Whether the run has no batch yet, for certain: then it knows no end of any log.
 
-        A run that reads without a report may have begun with a batch of its checkpoint, or one that
+        One that reads without a report may have begun with a batch of its checkpoint, or one that
         it planned when it was not bounded: its end is not known here.
         """
         began_ms = self.query.run_began_ms

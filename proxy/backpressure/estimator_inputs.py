@@ -1,17 +1,19 @@
 """What an estimator needs to know of a batch, from what the proxy saw and the driver reported."""
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metrics.clock import MS_PER_SECOND
+from proxy.progress.query import QueryProgress
 from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_WAITING_INTERVALS = 1.0
-"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped,
-so that never more than one is late. A queue that grew with each long batch, as that of Spark
-Streaming, would keep the rate at its lowest long after."""
+"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped.
+A queue that grew with each long batch, as that of Spark Streaming, would keep the rate at its
+lowest long after."""
 
 HELD_SHARE = 0.1
 """A batch that was held for more than this part of its time was throttled."""
@@ -27,6 +29,10 @@ STEADY = 2.0
 
 DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
+
+MIN_GAPS, MAX_GAPS = 3, 8
+"""How many times between the beginnings of two batches have to be known before one is taken for the
+trigger interval, and how many are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,44 @@ class FinishedBatch:
     """Records per second that the rule's own bound carries; infinite when not known."""
 
 
+@dataclass(slots=True)
+class TriggerInterval:
+    """The interval of a query's processing-time trigger.
+
+    Batches begin at multiples of it; one that takes longer is followed by the next at once (Spark's
+    ProcessingTimeExecutor). So of the times between two beginnings, the one before done in time,
+    the shortest is the interval, or a multiple of it while there is little to read.
+    """
+
+    learnt_ms: float | None = None
+    """What was reported or learnt; None when nothing was."""
+    _began_ms: float | None = None
+    _execution_ms: float = 0.0
+    _gaps_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
+
+    def begin_run(self) -> None:
+        """Forget when batches began; the interval stays until another is learnt."""
+        self._began_ms = None
+        self._gaps_ms.clear()
+
+    def add(self, batch: BatchReport) -> None:
+        """Add a batch."""
+        if self._began_ms is not None:
+            gap_ms = batch.timestamp_ms - self._began_ms
+            if gap_ms > self._execution_ms:
+                self._gaps_ms.append(gap_ms)
+        self._began_ms, self._execution_ms = batch.timestamp_ms, float(batch.execution_ms or 0)
+        if len(self._gaps_ms) >= MIN_GAPS:
+            self.learnt_ms = min(self._gaps_ms)
+
+    def of(self, query: QueryProgress, configured_ms: float | None) -> float | None:
+        """Return the interval: what the rule says, else the listener, else what was learnt."""
+        if query.trigger_interval_ms:
+            self.learnt_ms = query.trigger_interval_ms
+        return configured_ms or self.learnt_ms
+
+
+@dataclass(slots=True)
 class SchedulingDelay:
     """How long the next batch would have waited, had the batches been queued.
 
@@ -56,11 +100,8 @@ class SchedulingDelay:
     MAX_WAITING_INTERVALS.
     """
 
-    __slots__ = ("ms",)
-
-    def __init__(self) -> None:
-        self.ms = 0.0
-        """0 at the start of a run, and again when the query is idle."""
+    ms: float = 0.0
+    """0 at the start of a run, and again when the query is idle."""
 
     def add(self, processing_delay_ms: float, batch_interval_ms: float) -> float:
         """Add a batch; return for how long itself would have waited."""
@@ -70,6 +111,7 @@ class SchedulingDelay:
         return waited_ms
 
 
+@dataclass(slots=True)
 class ThrottledRate:
     """How fast a query could read of late where a bound held it.
 
@@ -78,11 +120,8 @@ class ThrottledRate:
     lets the next one be larger.
     """
 
-    __slots__ = ("rate",)
-
-    def __init__(self) -> None:
-        self.rate: float | None = None
-        """Records per second; None: it was not held."""
+    rate: float | None = None
+    """Records per second; None: it was not held."""
 
     def add(self, records: int, execution_ms: float, held_ms: float) -> None:
         """Add a batch: how long it took in all, and for how much of that it was held."""
@@ -92,9 +131,9 @@ class ThrottledRate:
             self.rate *= REACH_GROWTH
 
     def limit(self, rate: float, min_rate: float) -> float:
-        """Return the rate to plan with, in place of this one; no more is known once it is reached.
+        """Return the rate to plan with, in place of this one; forget its own once that is reached.
 
-        It is never below the lowest rate: one long hold must not end in the smallest batches.
+        At least `min_rate`: one long hold must not end in the smallest batches.
         """
         if self.rate is None or self.rate >= rate:
             self.rate = None
@@ -102,15 +141,14 @@ class ThrottledRate:
         return max(self.rate, min_rate)
 
 
+@dataclass(slots=True)
 class InputRate:
     """How fast the logs grow that a query reads, of late: see ARRIVALS_INTERVALS."""
 
-    __slots__ = ("_elapsed_ms", "_ends", "_grown", "_seen_ms")
-
-    def __init__(self) -> None:
-        self._ends: Mapping[TopicPartition, int] = {}
-        self._seen_ms = -math.inf
-        self._grown = self._elapsed_ms = 0.0
+    _ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    _seen_ms: float = -math.inf
+    _grown: float = 0.0
+    _elapsed_ms: float = 0.0
 
     def add(
         self, ends: Mapping[TopicPartition, int], seen_ms: float, batch_interval_ms: float
@@ -136,6 +174,7 @@ RatioState = tuple[float, float, float]
 """Amount, records, and records since then without any of it."""
 
 
+@dataclass(slots=True)
 class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
@@ -144,11 +183,8 @@ class RecordRatio:
     low.
     """
 
-    __slots__ = ("_latest", "state")
-
-    def __init__(self) -> None:
-        self.state: RatioState = (0.0, 0.0, 0.0)
-        self._latest = 0.0
+    state: RatioState = (0.0, 0.0, 0.0)
+    _latest: float = 0.0
 
     def add(self, amount: float, records: float) -> None:
         """Add a batch."""
@@ -172,14 +208,13 @@ class RecordRatio:
 
     @property
     def steady(self) -> float | None:
-        """The same; None also while it is far from what the latest batches alone say.
+        """The same; None also while the latest batches alone say something else.
 
         As when a consumer has just read ahead what came at once.
         """
         value = self.value
-        if value is None or not value / STEADY <= self._latest <= value * STEADY:
-            return None
-        return value
+        is_steady = value is not None and value / STEADY <= self._latest <= value * STEADY
+        return value if is_steady else None
 
 
 def batch_input(batch: BatchReport) -> tuple[int, int | None]:
@@ -190,9 +225,5 @@ def batch_input(batch: BatchReport) -> tuple[int, int | None]:
     first batch, and where a partition is new.
     """
     records = sum(source.rows for source in batch.sources)
-    offsets = 0
-    for read in batch.ranges.values():
-        if read.start is None:
-            return records, None
-        offsets += read.end - read.start
-    return records, offsets
+    offsets = [read.end - read.start for read in batch.ranges.values() if read.start is not None]
+    return records, sum(offsets) if len(offsets) == len(batch.ranges) else None

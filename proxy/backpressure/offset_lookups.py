@@ -42,8 +42,7 @@ class OffsetLookups(LookupConnection):
             return
         if self._clamp is not None:
             self._clamp.connections.remove(self)
-        self._clamp = clamp
-        self.waits_since_ms = None
+        self._clamp, self.waits_since_ms = clamp, None
         if clamp is not None:
             clamp.connections.add(self)
 
@@ -78,24 +77,24 @@ class OffsetLookups(LookupConnection):
         `frame` is whole, length included. Partitions with an error or without an offset, and other
         timestamps than LATEST, stay as they are. Raises MalformedResponse.
         """
-        clamp = self._recorded(ask)
+        clamp, query = self._recorded(ask), self._query
         log_ends: dict[TopicPartition, int] = {}
         for key, answer in read_list_offsets_response(version, frame).items():
             if answer.error_code or answer.offset < 0:
                 continue
             timestamp = ask.timestamps.get(key)
             if timestamp == EARLIEST:
-                self._query.log_start(*key, answer.offset, now_ms)
+                query.log_start(*key, answer.offset, now_ms)
                 if clamp is not None:
-                    clamp.record_start(self._query, key, answer.offset, now_ms)
+                    clamp.record_start(query, key, answer.offset, now_ms)
             elif timestamp == LATEST:
                 log_ends[key] = answer.offset
                 if ask.isolation_level == READ_UNCOMMITTED:  # else it is the last stable offset
-                    self._query.log_end(*key, answer.offset, now_ms)
+                    query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not log_ends:
             return frame
-        advertised = clamp.advertise(self._query, self, log_ends, now_ms)
-        self.record_answer(now_ms)
+        advertised = clamp.advertise(query, self, log_ends, now_ms)
+        self.answers_ms.append(now_ms)
         return change_offsets(version, frame, advertised)
 
     def _recorded(self, ask: OffsetLookup) -> Clamp | None:

@@ -1,6 +1,7 @@
 """The estimator of Spark Streaming, for those who want it exactly."""
 
 import math
+from operator import attrgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -13,32 +14,33 @@ PidState = tuple[float, float, float]
 NEVER: PidState = (-1.0, -1.0, -1.0)
 """That before the first batch, as in Spark."""
 
+_parameters = attrgetter("batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
+
 
 class PidEstimator:
     """The estimator of Spark Streaming: org.apache.spark.streaming.scheduler.rate.PIDRateEstimator.
 
     The error is the latest rate less the rate at which the batch was processed; its integral is
     what waits to be processed, which is the scheduling delay times the processing rate. The first
-    batch only sets the latest rate.
-
-    A batch that is not later than the one before, or has no elements or no processing delay, is
-    passed over, and so is one whose figures are not finite or lead to a rate that is not.
+    batch only sets the latest rate. Passed over is a batch that is not later than the one before,
+    that has no elements or no processing delay, or whose figures or rate are not finite.
 
     A fixed cost per batch counts as slowness here, and smaller batches look slower still: see
     `cost.CostEstimator` for one that tells them apart.
     """
 
-    __slots__ = ("_latest", "_settings")
+    rate = None
+    """Each run begins anew."""
 
     def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
-        self._latest = NEVER
+        self._latest: PidState | None = None
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records per second, None for no new one."""
         settings, time_ms = self._settings, batch.time_ms
         interval_ms = settings.batch_interval_ms
-        latest_ms, latest_rate, latest_error = self._latest
+        latest_ms, latest_rate, latest_error = self._latest or NEVER
         is_new = time_ms > latest_ms
         if not (is_new and batch.records > 0 and batch.processing_ms > 0) or interval_ms is None:
             return None
@@ -58,21 +60,16 @@ class PidEstimator:
         )
         if not all(map(math.isfinite, (time_ms, processing_rate, rate))):
             return None
-        if self._latest is NEVER:
+        if self._latest is None:
             self._latest = time_ms, processing_rate, 0.0
             return None
         rate = max(settings.min_rate, rate)
         self._latest = time_ms, rate, error
         return rate
 
-    @property
-    def rate(self) -> float | None:
-        """None: each run begins anew."""
-        return None
-
     def begin_run(self) -> None:
         """Forget all."""
-        self._latest = NEVER
+        self._latest = None
 
     def update(self, settings: AdaptiveBound) -> None:
         """Estimate by other settings from now on; anew where they change the figures."""
@@ -82,13 +79,8 @@ class PidEstimator:
 
     def state(self) -> PidState | None:
         """Return what `resume` needs to go on in a later process; None before the first batch."""
-        return None if self._latest is NEVER else self._latest
+        return self._latest
 
     def resume(self, state: PidState) -> None:
         """Resume from the state of an earlier process."""
         self._latest = state
-
-
-def _parameters(settings: AdaptiveBound) -> tuple[float | None, ...]:
-    gains = (settings.proportional, settings.integral, settings.derivative)
-    return (settings.batch_interval_ms, settings.min_rate, *gains)

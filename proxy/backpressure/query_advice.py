@@ -1,6 +1,6 @@
 """What keeps a query's batches from being shaped as its rule says, in words and with the mend."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from metrics.clock import MS_PER_SECOND
 from proxy.progress.events import EventKind
@@ -13,7 +13,7 @@ READ_BATCHES = 2
 """A run that reported so many batches to this process planned the last one through it: the proxy
 may have been away during the first."""
 
-SHAPED_NOT = {
+UNSHAPED: dict[TriggerKind | None, str] = {
     TriggerKind.CONTINUOUS: "a continuous trigger has no batches",
     TriggerKind.AVAILABLE_NOW: "the trigger availableNow reads all there was at its start",
     TriggerKind.ONCE: "the trigger once reads all there is in one batch",
@@ -35,14 +35,13 @@ def advise(
     Args:
         query: whose advice it is.
         table: the rules in force.
-        identity: its client, when an adaptive rule applies to it; None when none does, or the
-            client has not connected.
+        identity: its client; None when no adaptive rule applies to it, or it has not connected.
         is_followed: whether the configuration names the query beside its rules.
         knows_client: returns whether a client id has connected lately.
         now_ms: the monotonic time.
 
     """
-    rules = list(_rules_of(table, query.client_id))
+    rules = _rules_of(table, query.client_id)
     match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None
     applying = rules if match is None else [match.rule]
     adaptive = next((rule.adaptive for rule in applying if rule.adaptive is not None), None)
@@ -52,17 +51,23 @@ def advise(
     query.advise(EventKind.NAMES, names, now_ms)
     interval = _interval(query, adaptive.batch_interval_ms) if adaptive is not None else None
     query.advise(EventKind.INTERVAL, interval, now_ms)
-    query.advise(EventKind.TRIGGER, _trigger(query) if adaptive is not None else None, now_ms)
+    trigger = UNSHAPED.get(query.trigger_kind) if adaptive is not None else None
+    if trigger is not None:
+        trigger += (
+            ", so the adaptive rule shapes nothing and its own bound holds; give the query a "
+            "processingTime trigger"
+        )
+    query.advise(EventKind.TRIGGER, trigger, now_ms)
 
 
-def _rules_of(table: RuleTable, client_id: str) -> Iterator[Rule]:
-    """Yield the rules that may bound a client, whoever its user is and wherever it comes in."""
-    for rule in table.rules:
-        prefix = rule.client_id_prefix
-        if rule.client_id in (client_id, DEFAULT) or (
-            prefix is not None and client_id.startswith(prefix)
-        ):
-            yield rule
+def _rules_of(table: RuleTable, client_id: str) -> list[Rule]:
+    """Return the rules that may bound a client, whoever its user is and wherever it comes in."""
+    return [
+        rule
+        for rule in table.rules
+        if rule.client_id in (client_id, DEFAULT)
+        or (rule.client_id_prefix is not None and client_id.startswith(rule.client_id_prefix))
+    ]
 
 
 def _names_client(rule: Rule) -> bool:
@@ -90,13 +95,12 @@ def _unread(query: QueryProgress, knows_client: Callable[[str], bool]) -> str | 
 def _unnamed(query: QueryProgress, table: RuleTable) -> str:
     client_id, name = query.client_id, query.reported_name
     text = f"no rule and no query of the configuration names client-id {client_id!r}: "
-    if name is not None and name != client_id:
-        found = next(filter(_names_client, _rules_of(table, name)), None)
-        if found is not None:
-            return text + (
-                f"{found.title} is for {name!r}, the query's name; let the rule, kafka.client.id "
-                "and QuotaListener(clients=...) say the same client id"
-            )
+    by_name = _rules_of(table, name) if name is not None and name != client_id else ()
+    if rule := next(filter(_names_client, by_name), None):
+        return text + (
+            f"{rule.title} is for {name!r}, the query's name; let the rule, kafka.client.id "
+            "and QuotaListener(clients=...) say the same client id"
+        )
     return text + (
         "add a rule for it, or let kafka.client.id and QuotaListener(clients=...) say the client "
         "id that a rule has"
@@ -112,14 +116,4 @@ def _interval(query: QueryProgress, interval_ms: float | None) -> str | None:
     return (
         f"batch_interval is {rule_s:g} s, but the query's trigger fires every {real_s:g} s: write "
         f"batch_interval: {real_s:g}s, or give the query processingTime='{rule_s:g} seconds'"
-    )
-
-
-def _trigger(query: QueryProgress) -> str | None:
-    if query.trigger_kind not in SHAPED_NOT:
-        return None
-    why = SHAPED_NOT[query.trigger_kind]
-    return (
-        f"{why}, so the adaptive rule shapes nothing and its own bound holds; give the query a "
-        "processingTime trigger"
     )

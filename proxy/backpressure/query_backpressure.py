@@ -1,7 +1,7 @@
 """One query: from the reports on its batches to the bound of its reading and the next batch."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from prometheus_client import Gauge
 
@@ -16,13 +16,42 @@ from proxy.quota.rules import AdaptiveBound, Match, Rule
 from proxy.state import Json, Record
 
 from .backpressure_record import FORMAT, BackpressureRecord, by_topic
-from .bound import Bound, BoundReturn
 from .clamp import Clamp
-from .estimator_inputs import batch_input
+from .estimator_inputs import TriggerInterval, batch_input
 from .measurements import BatchMeasurements
-from .trigger_interval import TriggerInterval
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
+
+RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
+"""By how much the bound rises with each step back, the time between two, and after how many the
+rule's own bound is in force, however far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Bytes per second in force, and why; None: the rule's own bound."""
+
+    bytes_per_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundReturn:
+    """The way from an adapted bound back to the rule's own."""
+
+    start: float
+    """Bytes per second."""
+    why: str
+    since_ms: float
+    """When the first step is taken."""
+
+    def bound(self, static: float, now_ms: float) -> Bound:
+        """Return the bound of this moment on the way to `static`; steps missed are caught up."""
+        step = int((now_ms - self.since_ms) // RETURN_STEP_MS) + 1
+        bytes_per_s = self.start * RETURN_FACTOR ** min(step, RETURN_STEPS)
+        if step > RETURN_STEPS or bytes_per_s >= static:
+            return Bound(None, f"{self.why}: the rule's own bound")
+        return Bound(bytes_per_s, f"{self.why}: step {step} back to the rule's own bound")
 
 
 class QueryBackpressure:
@@ -53,10 +82,10 @@ class QueryBackpressure:
         self._on_change = on_change
         self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
-        self._measurements = BatchMeasurements(self._settings)
-        self._measured_by = self._settings, self._settings.batch_interval_ms
+        self._measurements = measurements = BatchMeasurements(self._settings)
+        self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self.clamp = Clamp(
-            self._settings, self._interval, self._measurements.held.add, self._after_answer
+            self._settings, self._interval, measurements.held.add, self._after_answer
         )
         self._run_id: str | None = None
         self._has_ended = False
@@ -83,13 +112,12 @@ class QueryBackpressure:
     @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        if self._rate is None or self._settings.max_rate is None:
-            return self._rate
-        return min(self._rate, self._settings.max_rate)
+        rate, most = self._rate, self._settings.max_rate
+        return rate if rate is None or most is None else min(rate, most)
 
     @property
     def processing_rate(self) -> float | None:
-        """Records per second in its latest batch, the proxy's own holds left out."""
+        """See BatchMeasurements."""
         return self._measurements.processing_rate
 
     @property
@@ -107,14 +135,6 @@ class QueryBackpressure:
     def bytes_per_record(self) -> float | None:
         """What a record costs to read; None when not known."""
         return self._measurements.bytes_per_record.value
-
-    def record_bytes(self, count: int) -> None:
-        """Record a Fetch response of so many bytes."""
-        self._measurements.record_bytes(count)
-
-    def record_hold(self, start_ms: float, due_ms: float) -> None:
-        """Record from when to when a Fetch response to the query is held."""
-        self._measurements.record_hold(start_ms, due_ms)
 
     def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
         """Set how many records per second the query may have at most; None: what it can take.
@@ -147,8 +167,7 @@ class QueryBackpressure:
             self.clamp.connections.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
-        event_ms = now_ms - report.age_ms
-        self._report_ms = now_ms
+        event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         self.clamp.connections.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
@@ -193,6 +212,7 @@ class QueryBackpressure:
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return what there is to show. Rates are records/s, bounds bytes/s, None if not known."""
         reported_ms = self._report_ms
+        withheld = sum(end.log_end - end.offset for end in self.clamp.advertised.values())
         return {
             "entity": self.entity,
             "client_id": self.identity.client_id,
@@ -209,15 +229,13 @@ class QueryBackpressure:
             "waiting_ms": self._measurements.scheduling_delay.ms,
             "reason": self._bound.reason,
             "report_age_s": None if reported_ms is None else (now_ms - reported_ms) / MS_PER_SECOND,
-            "clamp": {**asdict(self.clamp.state), "withheld": self.clamp.advertised.withheld},
+            "clamp": {**asdict(self.clamp.state), "withheld": withheld},
         }
 
     def record(self) -> Record | None:
-        """Return what is to be kept of it; None when no run of its query is known.
-
-        It is made for all partitions that the query reads.
-        """
-        if self._run_id is None or self.clamp.detached:
+        """Return what is to be kept of it; None when no run of its query is known."""
+        clamp = self.clamp
+        if self._run_id is None or clamp.detached:
             return None
         # As BackpressureRecord has it, but made without it: there may be thousands of partitions.
         value: Json = {
@@ -231,11 +249,11 @@ class QueryBackpressure:
             "interval_ms": self._interval.learnt_ms,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            "instances": self.clamp.connections.instances.latest,
-            "least_offsets": self.clamp.least_offsets,
+            "instances": clamp.connections.instances.latest,
+            "least_offsets": clamp.least_offsets,
             **self._measurements.state(),
-            "told": by_topic(self.clamp.advertised.state()),
-            "starts": by_topic(self.clamp.advertised.starts),
+            "told": by_topic(clamp.advertised.state()),
+            "starts": by_topic(clamp.advertised.starts),
         }
         return Record.of(self.key, value, FORMAT.version)
 
@@ -255,9 +273,8 @@ class QueryBackpressure:
         self._enforce(now_ms)
 
     def _update_measurements(self, interval_ms: float | None) -> None:
-        """Measure by the rule's settings and this trigger interval, where they are others."""
-        if interval_ms is not None and self._measured_by != (self._settings, interval_ms):
-            self._measured_by = self._settings, interval_ms
+        """Measure by the rule's settings and this trigger interval, where it is known."""
+        if interval_ms is not None:
             self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
 
     def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
@@ -289,9 +306,8 @@ class QueryBackpressure:
         self.clamp.record_batch(offsets, age_ms)
         if self.batch_interval_ms is None:
             return
-        result = self._measurements.add(
-            batch, records, offsets, end_ms, self.clamp.advertised, self._static
-        )
+        advertised, static = self.clamp.advertised, self._static
+        result = self._measurements.add(batch, records, offsets, end_ms, advertised, static)
         if result is None:
             return
         rate, summary = result
@@ -337,10 +353,9 @@ class QueryBackpressure:
             self._gauges.of(self._label).set(self.bound)
 
     def _first_rate(self) -> float | None:
-        """Return the rate for the batches of a run before it has one; None: no bound is known.
+        """Return the rate for a run's batches before it has one; None when nothing is known.
 
-        The rule's `initial_rate`, else what is known of the runs before, else what the rule lets be
-        read.
+        The rule's, else that of the runs before, else what the rule lets be read.
         """
         settings = self._settings
         rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
@@ -360,9 +375,8 @@ class QueryBackpressure:
         if self._return is not None:
             bound = self._return.bound(self._static, now_ms)
         elif self.rate is not None and size is not None:
-            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes")
-            if self.rate != self._rate:
-                bound = replace(bound, reason=f"{bound.reason}, at most {self.rate:,.0f}")
+            most = f", at most {self.rate:,.0f}" if self.rate != self._rate else ""
+            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes{most}")
         elif self.rate is not None:
             bound = Bound(None, f"{self._why}; the size of a record is not known yet")
         if self.ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
@@ -379,6 +393,5 @@ class QueryBackpressure:
 
 
 def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:
-    if rule.adaptive is None:
-        raise ValueError(f"{rule.title} is not adaptive")
+    assert rule.adaptive is not None, "Backpressure picks such rules only"
     return rule.adaptive, rule.bounds[KIND]

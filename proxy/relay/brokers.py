@@ -1,11 +1,13 @@
 """The brokers behind the proxy: whether they answer, and each one's real address."""
 
 import asyncio
+from contextlib import closing
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.dial import limit_unsent
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
 from proxy.relay.channel import Channel
@@ -27,11 +29,11 @@ _log = get_logger(__name__)
 
 
 class Brokers:
-    """Connects clients to their brokers, and probes the cluster.
+    """Connects clients, which log in for themselves, to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,
-    or the cluster lets one ask without. Clients log in for themselves. `splice`: the kernel may
-    move bytes of plain connections.
+    or the cluster lets one ask without. `splice`: whether the kernel may move bytes of plain
+    connections.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
@@ -58,13 +60,13 @@ class Brokers:
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
-        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S seconds; an answer, or
-        its address from the cluster, ends the doubt. Raises UpstreamError.
+        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S. Raises UpstreamError.
         """
         if node_id is None or node_id not in self.addresses:
             connection = await self.bootstrap.connect(log_in=False)
         else:
             connection = await self._connect(node_id, self.addresses[node_id])
+        limit_unsent(connection.sock)
         return Channel(connection.sock, spliceable=self._splice)
 
     async def monitor(self) -> None:
@@ -89,16 +91,14 @@ class Brokers:
         ):
             _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
             self._may_ask_metadata = True  # what is there next may let us
-        self.reachable, self.refusal = error is None, refusal
-        self._probed = True
+        self.reachable, self.refusal, self._probed = error is None, refusal, True
 
     async def _connect(self, node_id: int, address: Address) -> BrokerConnection:
         limit_s = self.bootstrap.connect_timeout_s
         if node_id in self.unanswered:
             limit_s = min(limit_s, UNANSWERED_AFTER_S)
-        overdue = asyncio.get_running_loop().call_later(
-            UNANSWERED_AFTER_S, self._doubt, node_id, address
-        )
+        loop = asyncio.get_running_loop()
+        overdue = loop.call_later(UNANSWERED_AFTER_S, self._doubt, node_id, address)
         try:
             connection = await self.bootstrap.connect((address,), limit_s=limit_s, log_in=False)
         except UpstreamError as error:
@@ -116,16 +116,14 @@ class Brokers:
 
     async def _probe(self, limit_s: float) -> None:
         """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
-        connection = await self.bootstrap.connect()
-        try:
-            await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
-            if self._may_ask_metadata:
-                await self._ask_metadata(connection, limit_s)
-        except BaseException:  # also when it is out of time; it lets connect, and does not serve
-            self.bootstrap.failed(connection.broker)
-            raise
-        finally:
-            connection.close()
+        with closing(await self.bootstrap.connect()) as connection:
+            try:
+                await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
+                if self._may_ask_metadata:
+                    await self._ask_metadata(connection, limit_s)
+            except BaseException:  # also out of time: it lets connect, and does not serve
+                self.bootstrap.failed(connection.broker)
+                raise
 
     async def _ask_metadata(self, connection: BrokerConnection, limit_s: float) -> None:
         try:

@@ -31,11 +31,10 @@ _log = get_logger(__name__)
 
 
 class KafkaQuotas:
-    """Keeps the rules that come from the cluster, while it is followed.
+    """Hands all rules of the cluster to `use`, in the place of those before, while it is followed.
 
-    Where the quotas can't be read, the last ones stay in force; the log says so once, and every
-    failure is counted in `errors` by its reason. `use` gets all rules of the cluster, in the place
-    of those before.
+    Where the quotas can't be read, the last ones stay in force; the log says so once, and `errors`
+    counts every failure by reason.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class KafkaQuotas:
         self._errors = errors
         self._followed = asyncio.Event()
         self._answers: bool | None = None
-        """Whether the last question was answered; None before the first one."""
+        """Whether the last request was answered; None before the first one."""
         self._rules: tuple[Rule, ...] = ()
 
     def follow(self, on: bool) -> None:
@@ -106,8 +105,8 @@ def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
     entities that only have such. A name that is literally DEFAULT cannot be told from Kafka's
     nameless default entity, and is left out too.
     """
-    rules = (_rule(entry) for entry in entries)
-    return tuple(sorted(filter(None, rules), key=lambda rule: selector(rule.keys)))
+    rules = filter(None, map(_rule, entries))
+    return tuple(sorted(rules, key=lambda rule: selector(rule.keys)))
 
 
 def _rule(entry: Any) -> Rule | None:

@@ -10,7 +10,7 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, tune
+from proxy.cluster.dial import handshake, limit_unsent, tune
 from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_receive_buffer
@@ -142,6 +142,7 @@ class Relay:
             return
         try:
             tune(sock)
+            limit_unsent(sock)
         except OSError:  # gone already
             sock.close()
             return

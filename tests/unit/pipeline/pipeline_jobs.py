@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from wired_world import SECOND_MS, World
 
-from proxy.backpressure.apportion import apportion
+from proxy.backpressure.clamp import apportion
 
 CLOCK_MS = 100.0
 """The shortest interval of this world."""
