@@ -183,7 +183,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self.failures = 0
         """Tries since the proxy answered last."""
         self._url = url
-        self._channel = _Channel(url, token, timeout_s, ca_file)
+        self._channel = _AdminConnection(url, token, timeout_s, ca_file)
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
@@ -528,7 +528,7 @@ class _ReportAnswer(NamedTuple):
     """What is to be mended although the report was taken, each in a short line."""
 
 
-class _Channel:
+class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: str | None) -> None:
