@@ -42,7 +42,7 @@ _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or l
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ApiRoutes:
     """The handlers."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from aiohttp import web
@@ -25,30 +26,18 @@ SAMPLES_AT_ONCE = 50
 """Samples that are read and written in one step; it takes about half a millisecond."""
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A request that is refused, with what is wrong and how to mend it, for people.
+    """A request that is refused, with what is wrong and how to mend it, for people."""
 
-    Args:
-        status: the HTTP status, 400 or above.
-        headers: what the status asks for, such as `Allow`.
-        reason: a word for programs, where several causes have one status.
-
-    """
-
-    def __init__(
-        self,
-        status: int,
-        what: str,
-        fix: str,
-        headers: Mapping[str, str] | None = None,
-        reason: str | None = None,
-    ) -> None:
-        super().__init__(what)
-        self.status = status
-        self.what = what
-        self.fix = fix
-        self.headers = headers or {}
-        self.reason = reason
+    status: int
+    """Of HTTP, 400 or above."""
+    what: str
+    fix: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What the status asks for, such as `Allow`."""
+    reason: str | None = None
+    """A word for programs, where several causes have one status."""
 
     def response(self) -> web.Response:
         """Return the answer: `{"error": what, "fix": how}`, with `"reason"` if there is one."""

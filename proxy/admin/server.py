@@ -90,24 +90,9 @@ class AdminServer:
         self._slices = Slices()
         queries = QueryDocuments(reports, clock_ms)
         clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
-        status = Status(
-            relay=relay,
-            not_ready=not_ready,
-            clients=clients,
-            history=history,
-            queries=queries,
-            pipelines=Cached(reports.pipelines, clock_ms).get,
-            started_ms=clock_ms(),
-        )
-        self._api = ApiRoutes(
-            clients=clients,
-            rules=rules,
-            status=status,
-            reports=reports,
-            queries=queries,
-            clock_ms=clock_ms,
-            slices=self._slices,
-        )
+        pipelines = Cached(reports.pipelines, clock_ms).get
+        status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())
+        self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
         self._runner: web.AppRunner | None = None
 
     @property

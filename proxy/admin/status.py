@@ -63,7 +63,7 @@ class RelayStatus:
     """`delay` or `mute`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Status:
     """Builds the document."""
 

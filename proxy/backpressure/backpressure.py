@@ -1,6 +1,6 @@
 """All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from prometheus_client import Gauge
@@ -18,10 +18,6 @@ from .query_backpressure import KIND, QueryBackpressure
 
 MAX_QUERIES = 10_000
 """Further queries keep the bounds of their rules."""
-
-FORGET_MS = FORGET_AFTER_MS
-"""After its last report and the last connection of its client a query is kept as long as its
-progress."""
 
 
 class Backpressure:
@@ -43,6 +39,8 @@ class Backpressure:
         self._count = 0
         self._generation = quotas.generation
         self._journal = Journal(QueryBackpressure.record, attrgetter("key"))
+        self.changes, self.changes_failed = self._journal.take, self._journal.give_back
+        """See Journal. A query has a record from a run's first report until it is forgotten."""
         self._on_change = on_change
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
@@ -51,16 +49,14 @@ class Backpressure:
         match, client_id = self._match(identity), identity.client_id
         if match is None or client_id is None:
             return None
-        queries = self._by_client.get(client_id, {})
-        if match.entity not in queries:
-            if self._count >= MAX_QUERIES:
-                return None
-            self._by_client[client_id] = queries
-            self._count += 1
-            queries[match.entity] = QueryBackpressure(
+        query = self._by_client.get(client_id, {}).get(match.entity)
+        if query is None and self._count < MAX_QUERIES:
+            query = QueryBackpressure(
                 identity, match, self._quotas, self._gauges, now_ms, on_change=self._changed
             )
-        return queries[match.entity]
+            self._by_client.setdefault(client_id, {})[match.entity] = query
+            self._count += 1
+        return query
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
@@ -73,11 +69,11 @@ class Backpressure:
             query.record_report(accepted, now_ms)
 
     def tick(self, now_ms: float) -> None:
-        """Do what is due."""
+        """Do what is due; a query without reports and connections is kept as long as progress."""
         self._follow_rules(now_ms)
-        for query in list(self._all()):
+        for query in self._all():
             query.tick(now_ms)
-            if now_ms - query.used_ms > FORGET_MS:
+            if now_ms - query.used_ms > FORGET_AFTER_MS:
                 self._drop(query, now_ms)
 
     @property
@@ -85,22 +81,11 @@ class Backpressure:
         """Client ids of all that is adaptive."""
         return list(self._by_client)
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call.
-
-        A query has a record from the first report of a run until it is forgotten.
-        """
-        return self._journal.take()
-
-    def changes_failed(self) -> None:
-        """Return with the next `changes` what the last one did as well: it was not written."""
-        self._journal.give_back()
-
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Resume what an earlier process kept; return which records were not, and why.
 
-        Call it once, before anything else. Damaged ones stay in the state, untouched; those of
-        clients that no adaptive rule applies to any more are deleted.
+        Call it first. Damaged ones stay in the state, untouched; those of clients that no adaptive
+        rule applies to any more are deleted.
         """
         refused: list[str] = []
         for record in records:
@@ -130,16 +115,15 @@ class Backpressure:
         self._journal.mark_changed(query)
         self._on_change()
 
-    def _all(self) -> Iterator[QueryBackpressure]:
-        for queries in self._by_client.values():
-            yield from queries.values()
+    def _all(self) -> list[QueryBackpressure]:
+        return [query for queries in self._by_client.values() for query in queries.values()]
 
     def _follow_rules(self, now_ms: float) -> None:
         """Set the rules that apply after a change of them; drop the queries that none does."""
         if self._generation == self._quotas.generation:
             return
         self._generation = self._quotas.generation
-        for query in list(self._all()):
+        for query in self._all():
             match = self._match(query.identity)
             if match is None or match.entity != query.entity:
                 self._drop(query, now_ms)

@@ -12,7 +12,7 @@ from proxy.wire.topic_partition import TopicPartition
 from .batch_cost import LEAST_NOISE, MOST_NOISE
 
 MAX_CHARS = 65_536
-"""Of a client id, a user, a label; Kafka has no longer strings to speak of."""
+"""Of any text; Kafka has no longer strings to speak of."""
 
 MAX_NUMBER = 1e15
 """No rate, count or time in a record is larger."""
@@ -25,7 +25,7 @@ Amount = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
 Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
 
-def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
+def _checked(row: tuple[float, float, float]) -> tuple[float, float, float]:
     # What is counted is whole: nothing of it is 0, and a little of it at least 1.
     amount, records, _ = row
     if amount > 0 and (amount < 1 or records <= 0):
@@ -33,7 +33,7 @@ def _ratio(row: tuple[float, float, float]) -> tuple[float, float, float]:
     return row
 
 
-Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_ratio)]
+Ratio = Annotated[tuple[Amount, Amount, Amount], AfterValidator(_checked)]
 """See estimator_inputs.RatioState."""
 
 Correlation = Annotated[float, Field(ge=-1, le=1)]

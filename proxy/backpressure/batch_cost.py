@@ -4,12 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
-FIRST_NOISE = 0.05
-"""Standard deviation of a batch's time around what it costs, as a part of it, until it is known."""
-
-LEAST_NOISE = 0.02
-MOST_NOISE = 0.3
-"""The least and the most that it is taken to be later."""
+FIRST_NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.02, 0.3
+"""Standard deviation of a batch's time around what it costs, as a part of it: until it is known,
+and the least and the most that it is taken to be later."""
 
 NOISE_WEIGHT = 0.1
 """Of the latest batch in it."""
@@ -17,12 +14,10 @@ NOISE_WEIGHT = 0.1
 MIN_NOISE_MS = 1.0
 """Spark counts in whole milliseconds."""
 
-DRIFT = 0.05
-"""By how much of itself each cost may change from one batch to the next, as a standard deviation.
-As much as FIRST_NOISE: so a cost is about the mean of the last two batches."""
-
-MAX_DRIFT = 0.2
-"""How uncertain drift alone can make a cost, as a part of it."""
+DRIFT, MAX_DRIFT = 0.05, 0.2
+"""By how much of itself each cost may change from one batch to the next, as a standard deviation:
+as much as FIRST_NOISE, so a cost is about the mean of the last two batches. And how uncertain that
+alone can make it."""
 
 LEAST_SHARE = 0.1
 """Each cost drifts as if it were this part of a batch's time at least, that of a record by the
@@ -31,18 +26,14 @@ largest batch of late: one that was taken for 0 would stay 0 otherwise."""
 WIDEST_KEPT = 0.99
 """What is left of that batch's size after one more batch."""
 
-OUTLIER = 3.0
+OUTLIER, FAR_WIDER = 3.0, 2.0
 """A batch that is further from what was expected than so many standard deviations is believed only
-as far as that, unless the one before it was too, on the same side, or it is far larger than any."""
+as far as that, unless the one before it was too, on the same side, or it is so many times as large
+as any."""
 
-FAR_WIDER = 2.0
-"""How many times as large."""
-
-FIRST_DOUBT = 0.5
-"""How uncertain the fixed time is after one batch, as a part of it."""
-
-RESTART_DOUBT = 0.5
-"""How uncertain both costs are when a query was started again, as a part of them."""
+FIRST_DOUBT, RESTART_DOUBT = 0.5, 0.5
+"""How uncertain the fixed time is after one batch, and both costs when a query was started again:
+as a part of them."""
 
 MIN_CERTAINTY = 0.1
 """The cost of a record is as good as unknown when less than this part of its square is certain."""
@@ -70,11 +61,11 @@ class CostState(NamedTuple):
 class BatchCost:
     """`fixed_ms + each_ms * records`, both 0 or more, and how certain that is.
 
-    A Kalman filter whose state, the two costs, takes a random walk. That is recursive least squares
-    with forgetting (Ljung and Gunnarsson, "Adaptation and tracking in system identification", 1990)
-    in which a cost is forgotten in proportion to its size and no further than MAX_DRIFT, so that
-    what is known of a record's cost outlasts any number of batches without records to speak of
-    (Kulhavy's directional forgetting, 1987, has the same aim).
+    A Kalman filter whose state, the two costs, takes a random walk: recursive least squares with
+    forgetting (Ljung and Gunnarsson, "Adaptation and tracking in system identification", 1990) in
+    proportion to a cost's size and no further than MAX_DRIFT, so that what is known of a record's
+    cost outlasts any number of batches without records to speak of (Kulhavy's directional
+    forgetting, 1987, has the same aim).
     """
 
     fixed_ms: float
@@ -219,14 +210,8 @@ class BatchCost:
         elif fixed_ms < 0:
             each_ms -= covariance / fixed_variance * fixed_ms if fixed_variance > 0 else 0.0
             fixed_ms = 0.0
-        return replace(
-            self,
-            fixed_ms=max(0.0, fixed_ms),
-            each_ms=max(0.0, each_ms),
-            fixed_variance=fixed_variance,
-            each_variance=each_variance,
-            covariance=covariance,
-        )
+        costs = max(0.0, fixed_ms), max(0.0, each_ms), fixed_variance, each_variance, covariance
+        return type(self)(*costs, self.widest, self.noise, self.surprise)
 
 
 def _part(part: float, whole: float) -> float:

@@ -6,8 +6,8 @@ advertised lies between what the query already knows and the real end, always.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from metrics.clock import MS_PER_SECOND
@@ -26,11 +26,9 @@ from .estimator_inputs import TriggerInterval
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
-REPORT_WAIT_MS = 300.0
-"""How long an answer waits for the report on the batch before; the two race."""
-
-LATE_MS = 100.0
-"""Where a report came so long after its batch, or later, none is waited for at the next look-up."""
+REPORT_WAIT_MS, LATE_MS = 300.0, 100.0
+"""How long an answer waits for the report on the batch before; the two race. It does not where the
+latest came later than that after its batch."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
@@ -54,44 +52,33 @@ class ClampState:
     """For the next batch, over all partitions; None when it is not clamped."""
 
 
+@dataclass(eq=False)
 class Clamp:
-    """What is advertised to one query's drivers, over all their connections.
+    """What is advertised to one query's drivers, over all their connections."""
 
-    Args:
-        settings: of the rule.
-        interval: of the query's trigger.
-        on_wait: is called with when an answer began to wait for a report, and when it was given.
-        on_answered: is called when drivers were answered, with whether they got something new.
-
-    """
-
-    def __init__(
-        self,
-        settings: AdaptiveBound,
-        interval: TriggerInterval,
-        on_wait: Callable[[float, float], object],
-        on_answered: Callable[[QueryProgress, bool, float], None],
-    ) -> None:
-        self.settings = settings
-        self._interval = interval
-        self._on_wait = on_wait
-        self._on_answered = on_answered
-        self.rate: float | None = None
-        """Records per second for the next batch; None when not known, and 0 lets none begin."""
-        self.offsets_per_record = 1.0
-        """How far the offsets go on with a record: more where transactions or compaction leave
-        gaps, less where a query reads its source twice."""
-        self.detached = False
-        """Whether no adaptive rule is left for the query."""
-        self.state = ClampState(on=False, why="the driver has not asked yet", offsets=None)
-        self.advertised = AdvertisedEnds()
-        self.connections = DriverConnections()
-        self._is_late = False
-        """Whether the latest report came too late to wait for the next: Spark reports a batch late
-        where there is much to do."""
-        self.least_offsets = 0
-        """So many at least are advertised for a batch: the driver planned none of fewer, as it does
-        with the option minOffsetsPerTrigger. 0: none was refused in this run."""
+    settings: AdaptiveBound
+    """Of the rule."""
+    _interval: TriggerInterval
+    _on_wait: Callable[[float, float], object]
+    """Is called with when an answer began to wait for a report, and when it was given."""
+    _on_answered: Callable[[QueryProgress, bool, float], None]
+    """Is called when drivers were answered, with whether they got something new, and the time."""
+    rate: float | None = None
+    """Records per second for the next batch; None when not known, and 0 lets none begin."""
+    offsets_per_record: float = 1.0
+    """How far the offsets go on with a record: more where transactions or compaction leave gaps,
+    less where a query reads its source twice."""
+    detached: bool = False
+    """Whether no adaptive rule is left for the query."""
+    state: ClampState = ClampState(on=False, why="the driver has not asked yet", offsets=None)
+    advertised: AdvertisedEnds = field(default_factory=AdvertisedEnds)
+    connections: DriverConnections = field(default_factory=DriverConnections)
+    _is_late: bool = False
+    """Whether the latest report came too late to wait for the next: Spark reports a batch late
+    where there is much to do."""
+    least_offsets: int = 0
+    """So many at least are advertised for a batch: the driver planned none of fewer, as it does
+    with the option minOffsetsPerTrigger. 0: none was refused in this run."""
 
     def resume(self, record: BackpressureRecord, now_ms: float) -> None:
         """Resume a run from what an earlier process advertised to its driver."""
@@ -115,10 +102,7 @@ class Clamp:
         self.least_offsets = 0
 
     def record_batch(self, offsets: int | None, age_ms: float) -> None:
-        """Record that a batch of so many offsets was reported, so long after its end.
-
-        `offsets`: None when not known.
-        """
+        """Record that a batch of so many offsets, if known, was reported so long after its end."""
         self._is_late = age_ms > LATE_MS
         self.advertised.starts.clear()
         if offsets and offsets * REFUSED_GROWTH <= self.least_offsets:
@@ -260,26 +244,12 @@ class Clamp:
             reads_all = self.rate is None or query.trigger_kind in READS_ONCE
             return -math.inf if reads_all and self.settings.initial_rate is None else report_ms
         progress = self._progress(query)
-        if self._why_not(progress, connection, now_ms, may_be_late=True) is None:
-            return self._waits_for_report_ms(progress, connection, keys, report_ms)
-        if connections.is_driver(connection) or progress.is_unproved:
-            return -math.inf
-        proved_by_ms = connections.proved_by_ms(connection)
-        return proved_by_ms if proved_by_ms > now_ms else -math.inf
-
-    def _waits_for_report_ms(
-        self,
-        progress: DriverProgress,
-        connection: LookupConnection,
-        keys: Iterable[TopicPartition],
-        report_ms: float,
-    ) -> float:
-        """Return until when to wait for a report on the last batch, `report_ms` as a rule.
-
-        As long as no event is known that was after the end of an earlier process, there may be one:
-        what that process advertised in its last moments is not known here.
-        """
-        connections = self.connections
+        if self._why_not(progress, connection, now_ms, may_be_late=True) is not None:
+            is_settled = connections.is_driver(connection) or progress.is_unproved
+            proved_by_ms = connections.proved_by_ms(connection)
+            return -math.inf if is_settled or proved_by_ms <= now_ms else proved_by_ms
+        # As long as no event is known that was after the end of an earlier process, there may be
+        # one: what that process advertised in its last moments is not known here.
         if connections.event_ms - EVENT_JITTER_MS < connections.resumed_ms:
             is_alive = connections.resumed_alive_ms >= connections.resumed_ms
             if not is_alive and any(map(progress.planned, keys)):
@@ -351,11 +321,10 @@ def apportion(total: int, lags: Mapping[Key, int]) -> dict[Key, int]:
 
     Both of Spark's own limiters do so: in proportion alone, a partition with little lag would get
     nothing for as long as another has very much. The shares add up to `total` exactly, or to 1 for
-    each partition with lag if these are more than `total`. No share is above its lag: where `total`
-    covers them all, each is its lag.
+    each partition with lag if these are more; none is above its lag. All are 0 or more.
 
     Those whose part is below 1 get 1; the others share the rest by largest remainders (Hamilton's
-    method); of equal remainders the first key in order gets one more. All are 0 or more.
+    method); of equal remainders the first key in order gets one more.
     """
     whole = sum(lags.values())
     if total >= whole:

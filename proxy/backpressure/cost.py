@@ -13,8 +13,7 @@ LONGEST = 1.25
 with what batches differ by, they stay within 1.5."""
 
 WORTHWHILE = 11.0
-"""A batch of so many times its fixed time loses an eleventh of its time to it; a longer one gains
-little."""
+"""A batch of so many times its fixed time loses an eleventh to it; a longer one gains little."""
 
 USEFUL = 0.75
 """Part of a multiple of the interval that the fixed time may take where it is more than one."""
@@ -23,15 +22,14 @@ HEADROOM = 1.1
 """A query keeps up when it can take so many times what comes in."""
 
 WARM_UP = 5.0
-"""Batch intervals that a query's first batch may take before it says what batches cost, if it took
-all there was: in shorter ones most is what Spark does once, such as loading and compiling."""
+"""Batch intervals that a query's first batch must take to say what batches cost, if it took all
+there was: in shorter ones most is what Spark does once, such as loading and compiling."""
 
 FULL = 0.9
 """A batch of so much of what was allowed was bounded by it, if nobody knows what it left out."""
 
 SIGNIFICANT = 3.0
-"""The cost of a record that is not so many standard deviations above 0 is as good as unknown: it
-says nothing of batches that are far larger than any."""
+"""The cost of a record that is not so many standard deviations above 0 is as good as unknown."""
 
 GROWTH = 4.0
 """How many times as large as a bounded batch the next may be, if time alone does not allow more."""
@@ -70,8 +68,6 @@ class CostEstimator:
 
     The settings' batch interval has to be known before the first batch is added.
     """
-
-    __slots__ = ("_allowed", "_arrivals", "_behind", "_cost", "_most", "_patience", "_settings")
 
     def __init__(self, settings: AdaptiveBound) -> None:
         self._settings = settings
@@ -114,9 +110,8 @@ class CostEstimator:
             safe = SAFE * target_ms / took_ms * records
             self._allowed = max(self._allowed, min(safe, GROWTH * records))
             growth = max(GROWTH, target_ms / took_ms)
-            is_full = took_ms >= FULL * target_ms
-            needs_probe = self._needs_probe(cost, records, took_ms)
-            if is_full and needs_probe and PROBE * records >= self._least:
+            can_shrink = took_ms >= FULL * target_ms and PROBE * records >= self._least
+            if self._needs_probe(cost, records, took_ms) and can_shrink:
                 growth = PROBE
             self._allowed = min(self._allowed, max(growth * records, self._least))
         return self.rate
@@ -152,10 +147,8 @@ class CostEstimator:
 
     def _plan_anew(self) -> None:
         """Size the next batch by what is known without a batch before it."""
-        cost = self._cost
-        if cost is None or self._settings.batch_interval_ms is None:
-            self._allowed = 0.0
-        else:
+        cost, self._allowed = self._cost, 0.0
+        if cost is not None and self._settings.batch_interval_ms is not None:
             self._allowed = self._fitting(cost, self._target_ms(cost), doubt=0.0)
 
     @property
@@ -199,11 +192,9 @@ class CostEstimator:
         They do not when the query falls behind, or when those that drain a backlog take more than
         the interval although the fixed time is believed to be less.
         """
-        taken = records / max(took_ms, self._interval_ms) * MS_PER_SECOND
-        is_behind = self._arrivals is not None and taken < self._arrivals
-        is_draining = self._arrivals is not None and taken > DRAINING * self._arrivals
+        taken, arrivals = records / max(took_ms, self._interval_ms) * MS_PER_SECOND, self._arrivals
         is_long = took_ms > self._interval_ms > cost.fixed_ms
-        if not is_behind and not (is_draining and is_long):
+        if arrivals is None or not (taken < arrivals or (is_long and taken > DRAINING * arrivals)):
             self._behind, self._patience = 0, FIRST_PROBE
             return False
         self._behind += 1

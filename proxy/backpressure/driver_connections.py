@@ -14,7 +14,7 @@ earlier process knew: an old listener tries again after 5 s at the latest."""
 
 LIFE_WAIT_MS = 3_000.0
 """The longest time between two signs of life of a run, with some room: listeners send a heartbeat
-every 2 s when there is nothing else to report."""
+every 2 s."""
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not look up in so many answers is read no more."""
@@ -22,12 +22,10 @@ MISSED_ANSWERS = 3
 MAX_INSTANCES = 8
 """Of one query: it has one for each of its sources."""
 
-MAX_STEP = 1000
-"""By how much correlation ids may have gone on meanwhile. While the broker is away and the proxy is
-there, a client sends a request on each connection that it makes, one in a second or so."""
-
-MAX_BACK = 8
-"""By how much one may be below the last: several brokers are asked at the same time."""
+MAX_STEP, MAX_BACK = 1000, 8
+"""By how much a correlation id may be above the last: while the broker is away and the proxy is
+there, a client sends a request on each connection that it makes, one in a second or so. And by how
+much below: several brokers are asked at the same time."""
 
 MIN_KNOWN = 16
 """Lower ones mean nothing: the first look-up of Spark's admin client is its request number 6, each
@@ -103,8 +101,7 @@ class DriverConnections:
     instances: ClientInstances = field(default_factory=ClientInstances)
     _trusts_all: bool = False
     alive_ms: float = -math.inf
-    """When the run gave its latest sign of life: when the driver saw an event, or a heartbeat
-    came."""
+    """When the run gave its latest sign of life: the driver saw an event, or a heartbeat came."""
     event_ms: float = -math.inf
     """When the driver saw the latest event of this run that was reported."""
     resumed_ms: float = -math.inf

@@ -11,9 +11,9 @@ from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_WAITING_INTERVALS = 1.0
-"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped,
-so that never more than one is late. A queue that grew with each long batch, as that of Spark
-Streaming, would keep the rate at its lowest long after."""
+"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped.
+A queue that grew with each long batch, as that of Spark Streaming, would keep the rate at its
+lowest long after."""
 
 HELD_SHARE = 0.1
 """A batch that was held for more than this part of its time was throttled."""
@@ -30,11 +30,9 @@ STEADY = 2.0
 DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
 
-GAPS = 8
-"""How many times between the beginnings of two batches are kept."""
-
-MIN_GAPS = 3
-"""So many have to be known before one is taken for the trigger interval."""
+MIN_GAPS, MAX_GAPS = 3, 8
+"""How many times between the beginnings of two batches have to be known before one is taken for the
+trigger interval, and how many are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ class TriggerInterval:
     """What was reported or learnt; None when nothing was."""
     _began_ms: float | None = None
     _execution_ms: float = 0.0
-    _gaps_ms: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))
+    _gaps_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_GAPS))
 
     def begin_run(self) -> None:
         """Forget when batches began; the interval stays until another is learnt."""

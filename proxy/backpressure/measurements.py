@@ -34,8 +34,7 @@ class BatchMeasurements:
         self.bytes_per_record = RecordRatio()
         self.offsets_per_record = RecordRatio()
         self._bytes: float | None = None
-        """Read since the last batch. None before the first: its reading was not seen from the
-        beginning."""
+        """Read since the last batch. None before the first: its beginning was not seen."""
         self._resumed_ms = -math.inf
         """When it was resumed from an earlier process; long ago if it was not."""
         self.processing_rate: float | None = None
@@ -86,8 +85,10 @@ class BatchMeasurements:
         """Add a batch that was done at `end_ms`; `static` is the rule's own bound, in bytes/s.
 
         Return the rate for those to come, in records per second, None for no new one, and the
-        measurements in words; None when nothing was measured.
+        measurements in words; None when nothing was measured. The interval has to be known.
         """
+        interval_ms = self._settings.batch_interval_ms
+        assert interval_ms is not None
         execution_ms = float(batch.execution_ms or 0)
         start_ms = end_ms - execution_ms
         if start_ms < self._resumed_ms:
@@ -101,13 +102,10 @@ class BatchMeasurements:
         # Others are processed while one response is held, so this may say too little, and the rate
         # be too high for a batch. To leave it in would be worse: a rate that only ever falls.
         processing_ms = max(MIN_PROCESSING_MS, execution_ms - held_ms)
-        interval_ms = self._settings.batch_interval_ms
-        waited_ms = 0.0
-        if interval_ms is not None:
-            waited_ms = self.scheduling_delay.add(processing_ms, interval_ms)
-            log_ends = {key: end.log_end for key, end in advertised.items()}
-            seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
-            self._input_rate.add(log_ends, seen_ms, interval_ms)
+        waited_ms = self.scheduling_delay.add(processing_ms, interval_ms)
+        log_ends = {key: end.log_end for key, end in advertised.items()}
+        seen_ms = max((end.answered_ms for end in advertised.values()), default=-math.inf)
+        self._input_rate.add(log_ends, seen_ms, interval_ms)
         if records > 0:
             if self._bytes is not None:
                 self.bytes_per_record.add(self._bytes, records)
@@ -118,22 +116,20 @@ class BatchMeasurements:
             return None
         self.throttled_rate.add(records, execution_ms, reading_held_ms)
         self.processing_rate = records / processing_ms * MS_PER_SECOND
-        rate = None
-        if interval_ms is not None:
-            left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
-            size = self.bytes_per_record.steady
-            per_offset = 1 / (self.offsets_per_record.value or 1.0)
-            rate = self._estimator.compute(
-                FinishedBatch(
-                    time_ms=batch.timestamp_ms + execution_ms,
-                    records=records,
-                    processing_ms=processing_ms,
-                    waited_ms=waited_ms,
-                    left=None if left is None else left * per_offset,
-                    arrivals=None if arrivals is None else arrivals * per_offset,
-                    most=math.inf if size is None else static / size,
-                )
+        left, arrivals = advertised.left(batch.ranges), self._input_rate.rate
+        size = self.bytes_per_record.steady
+        per_offset = 1 / (self.offsets_per_record.value or 1.0)
+        rate = self._estimator.compute(
+            FinishedBatch(
+                time_ms=batch.timestamp_ms + execution_ms,
+                records=records,
+                processing_ms=processing_ms,
+                waited_ms=waited_ms,
+                left=None if left is None else left * per_offset,
+                arrivals=None if arrivals is None else arrivals * per_offset,
+                most=math.inf if size is None else static / size,
             )
+        )
         summary = f"batch {batch.batch_id}: {records:,} records in {execution_ms:,.0f} ms"
         if held_ms > 0:
             summary += f" (held {held_ms:,.0f} ms left out)"

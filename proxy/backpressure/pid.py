@@ -22,10 +22,8 @@ class PidEstimator:
 
     The error is the latest rate less the rate at which the batch was processed; its integral is
     what waits to be processed, which is the scheduling delay times the processing rate. The first
-    batch only sets the latest rate.
-
-    A batch that is not later than the one before, or has no elements or no processing delay, is
-    passed over, and so is one whose figures are not finite or lead to a rate that is not.
+    batch only sets the latest rate. Passed over is a batch that is not later than the one before,
+    that has no elements or no processing delay, or whose figures or rate are not finite.
 
     A fixed cost per batch counts as slowness here, and smaller batches look slower still: see
     `cost.CostEstimator` for one that tells them apart.

@@ -22,22 +22,16 @@ from .measurements import BatchMeasurements
 
 KIND = QuotaKind.CONSUMER_BYTE_RATE
 
-RETURN_FACTOR = 1.5
-"""By how much the bound rises with each step back."""
-
-RETURN_STEP_MS = 2000.0
-"""Time between two steps back."""
-
-RETURN_STEPS = 10
-"""After so many steps the rule's own bound is in force, however far it is."""
+RETURN_FACTOR, RETURN_STEP_MS, RETURN_STEPS = 1.5, 2000.0, 10
+"""By how much the bound rises with each step back, the time between two, and after how many the
+rule's own bound is in force, however far it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Bytes per second in force, and why."""
+    """Bytes per second in force, and why; None: the rule's own bound."""
 
     bytes_per_s: float | None
-    """None: the rule's own bound."""
     reason: str
 
 
@@ -46,9 +40,8 @@ class BoundReturn:
     """The way from an adapted bound back to the rule's own."""
 
     start: float
-    """Bytes per second at the beginning."""
+    """Bytes per second."""
     why: str
-    """For people."""
     since_ms: float
     """When the first step is taken."""
 
@@ -90,8 +83,7 @@ class QueryBackpressure:
         self._settings, self._static = _bounds(match.rule)
         self._interval = TriggerInterval()
         self._measurements = measurements = BatchMeasurements(self._settings)
-        self.record_bytes = measurements.record_bytes
-        self.record_hold = measurements.record_hold
+        self.record_bytes, self.record_hold = measurements.record_bytes, measurements.record_hold
         self.clamp = Clamp(
             self._settings, self._interval, measurements.held.add, self._after_answer
         )
@@ -120,13 +112,12 @@ class QueryBackpressure:
     @property
     def rate(self) -> float | None:
         """What its batches can take, in records per second; None when not known."""
-        if self._rate is None or self._settings.max_rate is None:
-            return self._rate
-        return min(self._rate, self._settings.max_rate)
+        rate, most = self._rate, self._settings.max_rate
+        return rate if rate is None or most is None else min(rate, most)
 
     @property
     def processing_rate(self) -> float | None:
-        """Records per second in its latest batch, the proxy's own holds left out."""
+        """See BatchMeasurements."""
         return self._measurements.processing_rate
 
     @property
@@ -176,8 +167,7 @@ class QueryBackpressure:
             self.clamp.connections.record_alive(now_ms, now_ms)
             self._enforce(now_ms)
             return
-        event_ms = now_ms - report.age_ms
-        self._report_ms = now_ms
+        event_ms, self._report_ms = now_ms - report.age_ms, now_ms
         self.clamp.connections.record_report(event_ms, now_ms)
         if self._rate is not None:
             self._return = None
@@ -243,11 +233,9 @@ class QueryBackpressure:
         }
 
     def record(self) -> Record | None:
-        """Return what is to be kept of it; None when no run of its query is known.
-
-        It is made for all partitions that the query reads.
-        """
-        if self._run_id is None or self.clamp.detached:
+        """Return what is to be kept of it; None when no run of its query is known."""
+        clamp = self.clamp
+        if self._run_id is None or clamp.detached:
             return None
         # As BackpressureRecord has it, but made without it: there may be thousands of partitions.
         value: Json = {
@@ -261,11 +249,11 @@ class QueryBackpressure:
             "interval_ms": self._interval.learnt_ms,
             "rate": self._rate,
             "last_rate": self._last_rate,
-            "instances": self.clamp.connections.instances.latest,
-            "least_offsets": self.clamp.least_offsets,
+            "instances": clamp.connections.instances.latest,
+            "least_offsets": clamp.least_offsets,
             **self._measurements.state(),
-            "told": by_topic(self.clamp.advertised.state()),
-            "starts": by_topic(self.clamp.advertised.starts),
+            "told": by_topic(clamp.advertised.state()),
+            "starts": by_topic(clamp.advertised.starts),
         }
         return Record.of(self.key, value, FORMAT.version)
 
@@ -318,9 +306,8 @@ class QueryBackpressure:
         self.clamp.record_batch(offsets, age_ms)
         if self.batch_interval_ms is None:
             return
-        result = self._measurements.add(
-            batch, records, offsets, end_ms, self.clamp.advertised, self._static
-        )
+        advertised, static = self.clamp.advertised, self._static
+        result = self._measurements.add(batch, records, offsets, end_ms, advertised, static)
         if result is None:
             return
         rate, summary = result
@@ -366,10 +353,9 @@ class QueryBackpressure:
             self._gauges.of(self._label).set(self.bound)
 
     def _first_rate(self) -> float | None:
-        """Return the rate for the batches of a run before it has one; None: no bound is known.
+        """Return the rate for a run's batches before it has one; None when nothing is known.
 
-        The rule's `initial_rate`, else what is known of the runs before, else what the rule lets be
-        read.
+        The rule's, else that of the runs before, else what the rule lets be read.
         """
         settings = self._settings
         rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
@@ -389,9 +375,8 @@ class QueryBackpressure:
         if self._return is not None:
             bound = self._return.bound(self._static, now_ms)
         elif self.rate is not None and size is not None:
-            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes")
-            if self.rate != self._rate:
-                bound = replace(bound, reason=f"{bound.reason}, at most {self.rate:,.0f}")
+            most = f", at most {self.rate:,.0f}" if self.rate != self._rate else ""
+            bound = Bound(self.rate * size, f"{self._why} of {size:,.0f} bytes{most}")
         elif self.rate is not None:
             bound = Bound(None, f"{self._why}; the size of a record is not known yet")
         if self.ceiling and size is not None:  # at 0 nothing is planned, so nothing is read
@@ -408,6 +393,5 @@ class QueryBackpressure:
 
 
 def _bounds(rule: Rule) -> tuple[AdaptiveBound, float]:
-    if rule.adaptive is None:
-        raise ValueError(f"{rule.title} is not adaptive")
+    assert rule.adaptive is not None, "Backpressure picks such rules only"
     return rule.adaptive, rule.bounds[KIND]

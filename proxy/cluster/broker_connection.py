@@ -32,10 +32,7 @@ _WANTS_LOGIN = (
 class BrokerConnection:
     """A connection on which one request after the other is asked.
 
-    Args:
-        sock: non-blocking, connected, with TLS done if there is any; nothing was said on it.
-        broker: the address that was dialled.
-
+    `sock` is non-blocking, connected to `broker`, with TLS done if there is any, and not used yet.
     """
 
     def __init__(self, sock: socket.socket, broker: Address) -> None:
@@ -99,11 +96,10 @@ class BrokerConnection:
         try:
             async with asyncio.timeout(limit_s):
                 yield
-        except TimeoutError:
+        except BaseException as error:
             self.close()
-            raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
             raise
 
     async def _ask(self, request: Any) -> Any:

@@ -95,11 +95,7 @@ async def handshake(
     Raises OSError, of which ssl.SSLError is one. The caller limits the time.
     """
     tls = context.wrap_socket(
-        sock,
-        server_side=server_side,
-        server_hostname=server_hostname,
-        do_handshake_on_connect=False,
-        suppress_ragged_eofs=True,
+        sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname
     )
     try:
         await when_ready(tls, tls.do_handshake, write=False)
@@ -110,7 +106,7 @@ async def handshake(
 
 
 async def when_ready(sock: socket.socket, operation: Callable[[], T], *, write: bool) -> T:
-    """Return what an operation on a non-blocking socket returns; wait as long as it would block.
+    """Return what an operation on a socket returns once it does not block.
 
     `write`: whether it waits for a plain socket to be writable, or else readable.
     """
@@ -159,10 +155,9 @@ async def first_of(
         while waiting or running:
             if waiting:
                 running.add(asyncio.create_task(waiting.popleft()()))
+            delay_s = ATTEMPT_DELAY_S if waiting else None
             done, _ = await asyncio.wait(
-                running,
-                timeout=ATTEMPT_DELAY_S if waiting else None,
-                return_when=asyncio.FIRST_COMPLETED,
+                running, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 running.discard(task)

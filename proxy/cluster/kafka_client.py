@@ -183,10 +183,7 @@ class KafkaClient:
         return await self.ask(request)
 
     async def leaders(self, partitions: Collection[Partition]) -> dict[Address, list[Partition]]:
-        """Return these partitions by their leader; those that have none or are gone are left out.
-
-        Asks only for those whose leader is not known.
-        """
+        """Return these partitions by their leader, without those that have none or are gone."""
         if unknown := set(partitions) - self._found.keys():
             response = await self.metadata(sorted({topic for topic, _ in unknown}))
             brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
@@ -247,9 +244,9 @@ class KafkaClient:
 
     @asynccontextmanager
     async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
-        """Bound the time of what is done inside, in seconds, with all its attempts.
+        """Bound the time of what is done inside, with all its attempts, for one task at a time.
 
-        Raises UpstreamError when it is over: the latest that was met. Not for two tasks at a time.
+        When it is over it raises the latest UpstreamError that was met.
         """
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
         self._failure = UpstreamError("timeout", f"{servers}: {failing} in {limit_s:g} s")

@@ -27,16 +27,12 @@ class GroupState:
 
 
 class Commits:
-    """What is due. A group is moved back only where the query itself went back.
-
-    `queries`: returns those that are followed.
-    """
+    """What is due of the followed queries. A group goes back only where the query itself did."""
 
     def __init__(self, queries: Callable[[], Iterable[QueryProgress]]) -> None:
         self._queries = queries
         self._due: dict[QueryProgress, dict[TopicPartition, PartitionProgress]] = {}
         self.states: defaultdict[str, GroupState] = defaultdict(GroupState)
-        """By group."""
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Add a partition whose completed offset may have changed to what is due."""

@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _RefusedCommit:
     """Kafka does not take an offset for a partition."""
 
     offset: int
@@ -45,14 +45,9 @@ class _Refusal:
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
-    A group has its own connection, opened when something is due for the first time, and nothing
-    that happens to one group holds up another. What could not be committed stays due.
-
-    Args:
-        commits: say what is due, and get what became of it.
-        new_client: makes a client of the cluster, for one group.
-        clock_ms: monotonic, for the commits.
-
+    A group has its own connection, a client of `new_client`, opened when something is due for the
+    first time, and nothing that happens to one group holds up another. What could not be committed
+    stays due. `clock_ms` is monotonic.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class _GroupCommitter:
         self._offsets = GroupOffsets(name, client)
         self._read: set[TopicPartition] = set()
         """It is known what the group had committed of these before our first commit."""
-        self._refused: dict[TopicPartition, _Refusal] = {}
+        self._refused: dict[TopicPartition, _RefusedCommit] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
         self._problem: str | None = None
@@ -194,7 +189,7 @@ class _GroupCommitter:
         for partition, reason in refused.items():
             before = self._refused.get(partition)
             pause_s = _longer(before.backoff_s if before else 0.0)
-            self._refused[partition] = _Refusal(
+            self._refused[partition] = _RefusedCommit(
                 tried[partition], reason, pause_s, again_s=_now_s() + pause_s
             )
 
@@ -221,11 +216,9 @@ class _GroupCommitter:
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
-        if problem == self._problem:
-            return
-        if problem is None:
+        if problem is None and self._problem is not None:
             _log.info("offsets committed again", group=self._name)
-        else:
+        elif problem != self._problem:
             _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
         self._problem = problem
 

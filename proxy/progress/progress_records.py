@@ -48,7 +48,6 @@ class ProgressRecord(BaseModel):
 
 
 JournalItem: TypeAlias = tuple[QueryProgress, TopicPartition]
-"""Which partition of which query."""
 
 FORMAT = RecordFormat("progress", 1, ProgressRecord)
 """Keys are `progress/LABEL/TOPIC/PARTITION`."""
@@ -58,9 +57,8 @@ def read_record(record: Record) -> ProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
     entry = FORMAT.read(record)
     if record.key != FORMAT.key(entry.label, entry.topic, entry.partition):
-        raise ValueError(
-            f"it is about {entry.label!r}, {entry.topic}-{entry.partition}, which is not its key"
-        )
+        what = f"{entry.label!r}, {entry.topic}-{entry.partition}"
+        raise ValueError(f"it is about {what}, which is not its key")
     if entry.delivered < entry.completed:
         raise ValueError(f"delivered {entry.delivered} is below completed {entry.completed}")
     return entry

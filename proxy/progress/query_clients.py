@@ -137,9 +137,8 @@ class QueryClients:
 
     def relabel(self, query: QueryProgress) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
-        wanted = query.reported_name or query.query_id or query.client_id
-        if query.settings is not None:
-            wanted = query.settings.name
+        known = query.reported_name or query.query_id or query.client_id
+        wanted = query.settings.name if query.settings is not None else known
         holder = self._labels.get(wanted)
         if holder is query:
             return

@@ -22,14 +22,7 @@ MAX_RECORDS_PER_WRITE = 1000
 
 
 class QueryRegistry(QueryClients):
-    """Who is followed, what they were given and have completed, and what is to be kept of it.
-
-    Args:
-        settings: the configured queries, and how many there may be.
-        knows_client: returns whether a client id has ever connected through the proxy.
-        on_event: is called with what somebody should know; each query keeps its latest events.
-
-    """
+    """Who is followed, what they were given and have completed, and what is to be kept of it."""
 
     def __init__(
         self, settings: ProgressSettings, knows_client: KnowsClient, on_event: OnEvent
@@ -115,9 +108,8 @@ class QueryRegistry(QueryClients):
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return records to write and keys to delete since the last call, until there are none.
 
-        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still. A
-        partition has a record once a batch has completed something of it. What is delivered alone
-        makes no record due: it is written with what is completed.
+        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still. What is
+        delivered makes no record due: it is written with what is completed.
         """
         return self.journal.take(MAX_RECORDS_PER_WRITE)
 

@@ -223,7 +223,7 @@ class Relay:
         if node_id is None:
             return await self.brokers.connect(None)
         failure = None
-        if self.brokers.knows(node_id):
+        if node_id in self.brokers.addresses:
             try:
                 return await self.brokers.connect(node_id)
             except UpstreamError as error:

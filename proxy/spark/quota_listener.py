@@ -23,9 +23,11 @@ import ssl
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partialmethod
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
@@ -41,8 +43,7 @@ BOOTSTRAP_VARIABLE = "KAFKA_QUOTA_PROXY_BOOTSTRAP_SERVERS"
 DEFAULT_BOOTSTRAP = "localhost:19092"
 REPORT_PATH = "/v1/spark/batches"
 
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 1.0
 """Pauses between tries double from the first to the longest while the proxy is away."""
 
 HEARTBEAT_S = 2.0
@@ -54,14 +55,12 @@ WATCH_S = 0.2
 LOOK_S = 0.5
 """How long Spark may take to answer what a run does; then it is not known."""
 
-LAST_EVENT_S = 1.0
-"""How long the end of the driver may wait for Spark's events on the end of its queries."""
-
-EXIT_S = 2.0
-"""How long it may wait then for the last reports to go out."""
+LAST_EVENT_S, EXIT_S = 1.0, 2.0
+"""How long the end of the driver may wait for Spark's events on the end of its queries, and then
+for the last reports to go out."""
 
 MAX_RUNS = 1000
-"""Runs of queries that are known at a time; the one known for longest is forgotten first."""
+"""Runs that are known at a time; the one known for longest is forgotten first."""
 
 LATEST_S = 60.0
 """How late Spark may report a batch."""
@@ -69,15 +68,10 @@ LATEST_S = 60.0
 MAX_REASONS = 50
 """Different faults that are logged, each once."""
 
-MAX_ERROR_CHARS = 1000
-MAX_SHOWN_CHARS = 400
-MAX_ANSWER_BYTES = 64 * 1024
+MAX_ERROR_CHARS, MAX_SHOWN_CHARS, MAX_ANSWER_BYTES = 1000, 400, 64 * 1024
 
 _LEFT_OUT = "\n...\n"
-_SENT_BELOW = 300
-_UNAUTHORIZED = 401
-_CONFLICT = 409
-_FAULT_FROM = 500
+_SENT_BELOW, _FAULT_FROM = 300, 500
 _AWAY = frozenset({502, 503, 504})
 """What something before the proxy answers while the proxy is away."""
 
@@ -95,11 +89,6 @@ _TRIGGER_KINDS = {
 _BETWEEN_BATCHES = ("Getting offsets from ", "Waiting for ")
 _IN_A_BATCH = ("Writing offsets to log", "Processing new data", "No new data but cleaning up state")
 """How Spark's messages begin on what a query does."""
-
-_NAMELESS = (
-    "a query without a name is not reported: give it a name with queryName(), or put its id into "
-    "clients"
-)
 
 _log = logging.getLogger("quota_listener")
 
@@ -124,8 +113,7 @@ def client_options(
             KAFKA_QUOTA_PROXY_BOOTSTRAP_SERVERS, else `localhost:19092`.
         by_group: use the prefix of the consumer group.
 
-    Raises:
-        ValueError: a name or an address is empty or has spaces, or a name has commas.
+    Raises ValueError when a name or an address is empty or has spaces, or a name has commas.
 
     """
     _check_name("name", name)
@@ -135,9 +123,8 @@ def client_options(
     for server in servers.split(","):
         host, _, port = server.rpartition(":")
         if not host or not port.isdecimal() or _SEPARATOR.search(host):
-            raise ValueError(
-                f"bootstrap servers are HOST:PORT,HOST:PORT without spaces: {servers!r}"
-            )
+            expected = "bootstrap servers are HOST:PORT,HOST:PORT without spaces"
+            raise ValueError(f"{expected}: {servers!r}")
     key = "groupIdPrefix" if by_group else "kafka.client.id"
     return {"kafka.bootstrap.servers": servers, key: name}
 
@@ -166,8 +153,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             is away only what a later report says again is dropped so.
         ca_file: who may sign the proxy's certificate; None takes the system's authorities.
 
-    Raises:
-        ValueError: an argument makes no sense; says which and why.
+    Raises ValueError when an argument makes no sense; says which and why.
 
     """
 
@@ -183,10 +169,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         ca_file: str | None = None,
     ) -> None:
         if queue_size < 1 or max_retries < 0 or not timeout_s > 0:
-            raise ValueError(
-                "queue_size is at least 1, max_retries at least 0, timeout_s above 0: "
-                f"{queue_size}, {max_retries}, {timeout_s}"
-            )
+            expected = "queue_size is at least 1, max_retries at least 0, timeout_s above 0"
+            raise ValueError(f"{expected}: {queue_size}, {max_retries}, {timeout_s}")
         self._clients = dict(clients or {})
         for query, client_id in self._clients.items():
             _check_name(f"the client id of {query!r}", client_id)
@@ -214,22 +198,6 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._thread = Thread(target=self._send_all, name="quota-listener", daemon=True)
         self._thread.start()
         atexit.register(self._end)
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802  # Spark's name
-        """Queue Spark's event: a run starts. Called within `start()`."""
-        self._put("started", event)
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """Queue Spark's event: a batch has ended."""
-        self._put("progress", event)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Queue Spark's event: there was nothing to read."""
-        self._put("idle", event)
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Queue Spark's event: a run was stopped or has failed."""
-        self._put("terminated", event)
 
     def close(self, timeout_s: float = EXIT_S) -> bool:
         """Accept no more events and send what waits; return whether all of it went out in time.
@@ -263,24 +231,35 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 if self._is_closing or not self._follows(kind, about, run_id):
                     return
                 run = self._runs.pop(run_id) if kind == "terminated" else self._runs[run_id]
-                is_known = self._is_known(run)
-                if is_known:
+                if run.is_known:
                     self._number += 1
                     if kind == "progress":
                         run.last_number = self._number
-                    self._make_room()
+                    if len(self._queue) == self._queue_size:
+                        self.dropped += 1
+                        # The end of a run matters more: the next batch says most of it again.
+                        oldest = (i for i, old in enumerate(self._queue) if old.is_said_again)
+                        del self._queue[next(oldest, 0)]
                     self._queue.append(_Event(self._number, kind, run, about, seen_s, time.time()))
                 self._changed.notify_all()
-            if not is_known:
-                self._log_once("nameless", _NAMELESS)
+            if not run.is_known:
+                text = "a query without a name is not reported: give it a name with queryName()"
+                self._log_once("nameless", text + ", or put its id into clients")
         except Exception:
             self._log_once("event", "an event of Spark is not reported", exc_info=True)
+
+    onQueryStarted = partialmethod(_put, "started")  # noqa: N815  # Spark's name
+    """Called within `start()`."""
+    onQueryProgress = partialmethod(_put, "progress")  # noqa: N815
+    onQueryIdle = partialmethod(_put, "idle")  # noqa: N815
+    onQueryTerminated = partialmethod(_put, "terminated")  # noqa: N815
 
     def _follows(self, kind: str, about: Any, run_id: str) -> bool:
         """Record runs, whose names not every event has; return whether this one is of use."""
         if kind == "started" or (kind == "progress" and _reads_kafka(about)):
             if run_id not in self._runs:
-                run = _Run(str(about.id), run_id, about.name)
+                query_id, name = str(about.id), about.name
+                run = _Run(query_id, run_id, name, self._clients.get(name or query_id))
                 for other in self._runs.values():
                     # Spark reports the end of a run after the start of the next.
                     other.is_over |= other.query_id == run.query_id
@@ -292,16 +271,6 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         elif kind == "progress":
             self._runs.pop(run_id, None)
         return run_id in self._runs
-
-    def _make_room(self) -> None:
-        if len(self._queue) == self._queue_size:
-            self.dropped += 1
-            # The end of a run matters more than a batch: the next batch says most of it again.
-            oldest = (i for i, waiting in enumerate(self._queue) if waiting.is_said_again)
-            del self._queue[next(oldest, 0)]
-
-    def _is_known(self, run: _Run) -> bool:
-        return run.name is not None or run.query_id in self._clients
 
     # In the thread that sends
 
@@ -356,25 +325,25 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
                 return
         self._sent(answer, run, is_alive=event.kind == "started")
         # A repeat of what the proxy took although its answer was lost.
-        taken_before = tries > 1 and (answer.status, answer.reason) == (_CONFLICT, "repeated")
+        repeated = HTTPStatus.CONFLICT, "repeated"
+        taken_before = tries > 1 and (answer.status, answer.reason) == repeated
         if answer.status < _SENT_BELOW or taken_before:
             self.sent += 1
             return
         text = "the quota proxy at %s refuses reports (HTTP %d%s): %s"
         about, reason = answer.text, answer.reason and f" {answer.reason}"
-        if answer.status == _UNAUTHORIZED:
+        if answer.status == HTTPStatus.UNAUTHORIZED:
             about += "; pass token= with the text of the proxy's admin.token_file"
         self._log_once(f"{answer.status}{reason}", text, self._url, answer.status, reason, about)
         self.refused += 1
 
     def _send_heartbeats(self) -> None:
         """Report that a run lives, where nothing else was sent of it for a while."""
-        self._watch()
+        self._breaks += self._channel.is_closed_by_proxy()
         with self._changed:
-            runs = [run for run in self._runs.values() if not run.is_over and self._is_known(run)]
+            runs = [run for run in self._runs.values() if not run.is_over and run.is_known]
         for run in runs:
-            is_new = run.alive_in != self._breaks
-            is_due = is_new or time.monotonic() - run.sent_s >= HEARTBEAT_S
+            is_due = time.monotonic() - run.sent_s >= HEARTBEAT_S or run.alive_in != self._breaks
             if not is_due or run.refused_in == self._breaks:
                 continue
             if not self._look_at(run):
@@ -393,20 +362,14 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
             self._sent(answer, run)
             if answer.status >= _SENT_BELOW:  # a proxy that knows no heartbeats, for one
                 run.refused_in = self._breaks
-                if self._is_new(f"heartbeat {answer.status} {answer.reason}"):
-                    text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
-                    _log.info(text, self._url, answer.status, answer.text)
+                kind, about = f"heartbeat {answer.status} {answer.reason}", answer.text
+                text = "the quota proxy at %s does not hear which queries run (HTTP %d): %s"
+                self._log_once(kind, text, self._url, answer.status, about, level=logging.INFO)
 
     def _report(self, kind: str, run: _Run) -> dict[str, Any]:
         """Return what all reports of a run have."""
-        return {
-            "sender": self._sender,
-            "event": kind,
-            "query_id": run.query_id,
-            "run_id": run.run_id,
-            "name": run.name,
-            "client_id": self._clients.get(run.name or run.query_id),
-        }
+        names = {"query_id": run.query_id, "run_id": run.run_id, "name": run.name}
+        return {"sender": self._sender, "event": kind, **names, "client_id": run.client_id}
 
     def _sent(self, answer: _ReportAnswer | None, run: _Run, *, is_alive: bool = True) -> None:
         """Record that something was sent of a run; log what the proxy advises, once."""
@@ -419,20 +382,16 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     def _look_at(self, run: _Run) -> bool:
         """Ask Spark what a run does, where it can be asked; return whether the run may be alive."""
-        look = self._aside.result(lambda: _look_at(run.query_id, run.run_id), LOOK_S)
-        run.under_way = look.under_way if look is not None else None
-        if look is not None and look.is_there:
+        look = self._aside.look_at(run)
+        run.under_way = look.under_way
+        if look.is_there:
             run.was_seen, run.trigger = True, look.trigger
         # Spark has no event on the end of its queries when only spark.stop() is called.
-        return look is None or bool(look.is_there) or not run.was_seen
-
-    def _watch(self) -> None:
-        if self._channel.is_closed_by_proxy():
-            self._breaks += 1
+        return look.is_hung or bool(look.is_there) or not run.was_seen
 
     def _post(self, report: Mapping[str, Any]) -> _ReportAnswer | None:
         """Send once; return the proxy's answer, None while it is away."""
-        self._watch()
+        self._breaks += self._channel.is_closed_by_proxy()
         try:
             answer = self._channel.post(json.dumps(report).encode())
         except (OSError, HTTPException) as error:
@@ -472,16 +431,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         with self._changed:
             self.dropped += reports
 
-    def _log_once(self, kind: str, text: str, *args: object, exc_info: bool = False) -> None:
-        if self._is_new(kind):
-            _log.warning(text, *args, exc_info=exc_info)
-
-    def _is_new(self, kind: str) -> bool:
-        """Return whether this is the first of its kind, while there is room to remember kinds."""
-        if kind in self._logged or len(self._logged) >= MAX_REASONS:
-            return False
-        self._logged.add(kind)
-        return True
+    def _log_once(
+        self, kind: str, text: str, *args: object, level: int = logging.WARNING, **how: Any
+    ) -> None:
+        """Log the first of its kind, while there is room to remember kinds."""
+        if kind not in self._logged and len(self._logged) < MAX_REASONS:
+            self._logged.add(kind)
+            _log.log(level, text, *args, **how)
 
 
 @dataclass(eq=False)
@@ -491,6 +447,8 @@ class _Run:
     query_id: str
     run_id: str
     name: str | None
+    client_id: str | None
+    """That it reads with, where that is not its name."""
     batch_id: int | None = None
     """Of the last batch that Spark reported."""
     last_number: int = 0
@@ -505,9 +463,13 @@ class _Run:
     sent_s: float = 0.0
     """When something was sent of it."""
     alive_in: int | None = None
-    """After which break of the connection the proxy was sent that it lives."""
     refused_in: int | None = None
-    """After which break the proxy refused that."""
+    """After which break of the connection the proxy was sent that it lives, and refused that."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be reported: by its name, or the client id of its query's id."""
+        return self.name is not None or self.client_id is not None
 
 
 class _Event(NamedTuple):
@@ -586,15 +548,15 @@ class _Channel:
             self._headers["Authorization"] = f"Bearer {token}"
         if parts.scheme == "http" and ca_file is not None:
             raise ValueError(f"a ca_file needs an https address: {url!r}")
-        self._connection = HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        host, port = parts.hostname, parts.port
+        self._connection = HTTPConnection(host, port, timeout=timeout_s)
         if parts.scheme == "https":
             try:
                 context = ssl.create_default_context(cafile=ca_file)
             except OSError as error:
                 raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
-            self._connection = HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout_s, context=context
-            )
+            self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
+        self.close = self._connection.close
 
     def post(self, body: bytes) -> _ReportAnswer:
         try:
@@ -607,9 +569,6 @@ class _Channel:
         except BaseException:
             self._connection.close()
             raise
-
-    def close(self) -> None:
-        self._connection.close()
 
     def is_closed_by_proxy(self) -> bool:
         """Return whether the idle connection has something to read, which can only be its end.
@@ -634,35 +593,37 @@ class _Look(NamedTuple):
     trigger: dict[str, Any] | None = None
     under_way: bool | None = None
     """Whether a batch is planned and not yet done; None when that is not known."""
+    is_hung: bool = False
+    """Whether Spark took too long to answer."""
 
 
 class _Aside:
-    """Runs what may hang in a daemon thread of its own, made when it is wanted."""
+    """Asks Spark, which may hang, in a daemon thread of its own, made when it is wanted."""
 
     def __init__(self) -> None:
-        self._works: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[_Run, SimpleQueue[_Look]]] = SimpleQueue()
         self._thread: Thread | None = None
         self._is_busy = False
 
-    def result(self, work: Callable[[], _Look], patience_s: float) -> _Look | None:
-        """Return what `work`, which may not raise, gives; None when it takes too long."""
+    def look_at(self, run: _Run) -> _Look:
+        """Return what Spark knows of a run; waits LOOK_S at most."""
         if self._is_busy:  # still, with what took too long before
-            return None
+            return _Look(is_hung=True)
         if self._thread is None:
             self._thread = Thread(target=self._run, name="quota-listener-look", daemon=True)
             self._thread.start()
-        results: SimpleQueue[_Look] = SimpleQueue()
+        answer: SimpleQueue[_Look] = SimpleQueue()
         self._is_busy = True
-        self._works.put(lambda: results.put(work()))
+        self._asked.put((run, answer))
         try:
-            return results.get(timeout=patience_s)
+            return answer.get(timeout=LOOK_S)
         except Empty:
-            return None
+            return _Look(is_hung=True)
 
     def _run(self) -> None:
         while True:
-            work = self._works.get()
-            work()
+            run, answer = self._asked.get()
+            answer.put(_look_at(run.query_id, run.run_id))
             self._is_busy = False
 
 
@@ -696,9 +657,8 @@ def is_under_way(is_trigger_active: bool, message: str) -> bool | None:
 
     None when Spark's message says nothing of it.
     """
-    if message.startswith(_BETWEEN_BATCHES):
-        return False
-    if not is_trigger_active and message.startswith(_IN_A_BATCH):
+    is_done = not is_trigger_active and message.startswith(_IN_A_BATCH)
+    if is_done or message.startswith(_BETWEEN_BATCHES):
         return False
     return True if message in _IN_A_BATCH else None
 
@@ -707,8 +667,8 @@ def _read_answer(status: int, content: bytes) -> _ReportAnswer:
     """Read the proxy's JSON; anything else that answers there is shown as it is."""
     try:
         said = json.loads(content)
-        parts = [said[key] for key in ("error", "fix") if key in said]
-        reason, text = said.get("reason", ""), "; ".join(map(str, parts))
+        text = "; ".join(str(said[key]) for key in ("error", "fix") if key in said)
+        reason = said.get("reason", "")
         advice = tuple(_short(str(each)) for each in said.get("advice", ()))
     except (ValueError, TypeError, AttributeError, RecursionError):
         reason, text, advice = "", content.decode("utf-8", "replace"), ()
@@ -721,10 +681,8 @@ def _short(text: str) -> str:
 
 def _ends_of(text: str) -> str:
     """Leave out the middle of a long error: what went wrong in Python code stands at its end."""
-    if len(text) <= MAX_ERROR_CHARS:
-        return text
     kept = (MAX_ERROR_CHARS - len(_LEFT_OUT)) // 2
-    return text[:kept] + _LEFT_OUT + text[-kept:]
+    return text if len(text) <= MAX_ERROR_CHARS else text[:kept] + _LEFT_OUT + text[-kept:]
 
 
 def _batch(progress: Any) -> dict[str, Any]:
@@ -767,12 +725,13 @@ def _read_offsets(value: Any) -> dict[str, dict[str, int]] | None:
         }
     except AttributeError:
         return None
-    for topic, offsets in read.items():
-        if not isinstance(topic, str) or not all(map(str.isdecimal, offsets)):
-            return None
-        if any(type(offset) is not int for offset in offsets.values()):
-            return None
-    return read
+    is_sound = all(
+        isinstance(topic, str)
+        and all(map(str.isdecimal, offsets))
+        and all(type(offset) is int for offset in offsets.values())
+        for topic, offsets in read.items()
+    )
+    return read if is_sound else None
 
 
 def _read_text(text: str) -> Any:

@@ -51,11 +51,9 @@ class Handling(Enum):
     PASS = "pass"
     """Nothing: it carries no broker's address."""
     REWRITE = "rewrite"
-    """Take the whole response and put it through `rewrite_response`."""
+    """Take the whole response and put it through `rewrite_response`: broker addresses, versions."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
-    API_VERSIONS = "api_versions"
-    """Take the whole response and cap it with `rewrite_response`."""
     REFUSE = "refuse"
     """It may carry addresses that could not be found, so the request must not reach a broker."""
     UNKNOWN = "unknown"
@@ -202,8 +200,7 @@ APIS = {key: api for key, api in KNOWN_APIS.items() if api.request is not None}
 
 def is_known(api_key: int, version: int) -> bool:
     """Return whether there is a schema for this API and version."""
-    api = APIS.get(api_key)
-    return api is not None and 0 <= version <= api.max_version
+    return api_key in APIS and 0 <= version <= APIS[api_key].max_version
 
 
 def api_of(api_key: int) -> Api:
@@ -231,7 +228,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
     api = api_of(api_key)
     has_schema = is_known(api_key, version)
     if api_key == API_VERSIONS:
-        handling = Handling.API_VERSIONS
+        handling = Handling.REWRITE
     elif api is _UNKNOWN:
         handling = Handling.UNKNOWN
     elif not 0 <= version <= api.max_version:
@@ -242,16 +239,15 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
         handling = Handling.WALK if api_key == FETCH else Handling.REWRITE
     # ApiVersions has no tag section, so that a client can read the answer to a version that the
     # broker does not know (KIP-511).
-    is_flexible = (
-        has_schema and api_key != API_VERSIONS and bool(api.response.flexible_version_q(version))
-    )
+    has_tags = has_schema and api_key != API_VERSIONS
+    is_flexible = has_tags and bool(api.response.flexible_version_q(version))
     body_offset = RESPONSE_HEADER_BYTES + is_flexible
     fields = api.response._struct.untagged_fields(version) if has_schema else ()
     starts_with_throttle = any(field.name == "throttle_time_ms" for field in fields[:1])
     return ApiPlan(
         api=api,
         handling=handling,
-        takes_whole=api.is_login or handling in (Handling.REWRITE, Handling.API_VERSIONS),
+        takes_whole=api.is_login or handling is Handling.REWRITE,
         costs_time=not (api.is_login or api.is_membership),
         request_is_flexible=has_schema and bool(api.request.flexible_version_q(version)),
         is_flexible=is_flexible,

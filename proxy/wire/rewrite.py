@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 from proxy.wire.apis import API_VERSIONS, LENGTH_BYTES, api_of, is_known, max_safe_version
-from proxy.wire.frames import whole_response_body
+from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     UNREADABLE,
     RecordLayout,
@@ -125,7 +125,7 @@ def _reading() -> Iterator[None]:
 
 def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
     """Return the layout of a whole frame's body, and where it begins."""
-    start = whole_response_body(api_key, version, frame)
+    start = response_body(api_key, version, frame)
     error_code = int.from_bytes(frame[start : start + _ERROR_CODE_BYTES], "big")
     if api_key == API_VERSIONS and error_code == UNSUPPORTED_VERSION:
         version = 0  # so that any client can read it (KIP-511)
@@ -184,16 +184,14 @@ def _edit_endpoints(
     array = tagged_response_layout(api_key, version, "node_endpoints")
     start = layout.seek(None, frame, pos)
     tags, end = read_tags(frame, start)
-    fields: list[tuple[int, bytes]] = []
-    changed = False
+    fields = []
     for tag in tags:
         value = frame[tag.start : tag.end]
         if tag.number == number:
-            edits = _edit_elements(array, "node_endpoints", value, 0, edit)
-            value = _splice(value, edits)
-            changed |= bool(edits)
+            value = _splice(value, _edit_elements(array, "node_endpoints", value, 0, edit))
         fields.append((tag.number, value))
-    return [(start, end, write_tags(fields))] if changed else []
+    section = write_tags(fields)
+    return [] if section == frame[start:end] else [(start, end, section)]
 
 
 def _cap_version(api: _Element, passes_unknown: bool) -> list[_Edit] | None:

@@ -17,8 +17,8 @@ from backpressure_parts import (
     told,
 )
 
-from proxy.backpressure.backpressure import FORGET_MS
 from proxy.backpressure.query_backpressure import RETURN_FACTOR, RETURN_STEP_MS
+from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.quota.entities import DEFAULT, ClientIdentity
 from proxy.quota.rules import Rule
 
@@ -388,11 +388,11 @@ def test_a_run_that_was_known_before_the_client_connected_counts():
 def test_it_is_forgotten_an_hour_after_the_client_is_gone():
     world = steady()
     driver = world.lookups()
-    world.pass_ms(2 * FORGET_MS)
+    world.pass_ms(2 * FORGET_AFTER_MS)
     world.tick()
     assert len(world.backpressure.of_client(CLIENT)) == 1
     driver.closed()
-    world.pass_ms(FORGET_MS)
+    world.pass_ms(FORGET_AFTER_MS)
     world.tick()
     assert len(world.backpressure.of_client(CLIENT)) == 1
     world.pass_ms(1)

@@ -17,10 +17,10 @@ from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.backpressure.backpressure import FORGET_MS
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.driver_connections import LIFE_WAIT_MS, RESUME_WAIT_MS
 from proxy.backpressure.query_backpressure import RETURN_FACTOR
+from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.quota.rules import Rule
 from proxy.wire.list_offsets import EARLIEST
 
@@ -303,7 +303,7 @@ def test_settings_that_changed_meanwhile_apply():
 def test_a_client_that_does_not_come_back_is_forgotten():
     world = bounded()
     world.crash()
-    world.pass_ms(FORGET_MS + 1)
+    world.pass_ms(FORGET_AFTER_MS + 1)
     world.tick()
     assert records(world) == 0
 

@@ -11,7 +11,7 @@ from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
 from proxy.progress.query import LIVE_MS, MAX_PARTITIONS, ProgressSettings, QuerySettings
 from proxy.progress.report import ReportRefused
-from proxy.progress.senders import MAX_SENDERS, Senders
+from proxy.progress.report_handler import MAX_SENDERS, Senders
 
 # --- what is accepted
 
