@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := proxy metrics tests bench examples
-# Of the tests: they wait more than they work, so there is one more than there are cores.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# Of the tests: they wait about as much as they work, so there is one more than there are cores.
+WORKERS ?= $(shell expr $(CORES) + 1)
 
 # Compiled once, not in each of the many processes of the tests, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +39,7 @@ test: setup  ## Run all tests, against a real broker and a real Spark (below 10 
 		-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: setup  ## Run the tests that need nothing but Python and few seconds each (a minute)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" \
+	$(BIN)/python -m pytest -n $(CORES) --dist worksteal -m "not slow" \
 		tests/unit tests/wire tests/relay $(ARGS)
 
 coverage: setup  ## Run all tests, and show which lines they do not reach

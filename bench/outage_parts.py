@@ -58,7 +58,7 @@ class LastingProxy:
     def start(self) -> None:
         """Return when it serves; raise BenchError when it does not within READY_TIMEOUT_S."""
         before = self._log.stat().st_size if self._log.exists() else 0
-        self._server.start(python("proxy", "run", "-c", str(self._config)))
+        self._server.spawn(python("proxy", "run", "-c", str(self._config)))
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while READY_LINE not in self._log.read_bytes()[before:]:
             if self._server.wait(POLL_S) or time.monotonic() > deadline_s:

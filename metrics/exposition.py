@@ -10,32 +10,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from .registry import Registry
-from .sensor import Sensor
+from .sensor import Metric, Sensor
 
 PREFIX = "kafka_quota_proxy_"
 BOUND_METRIC = "bound_bytes"
 BOUND_HELP = "Bound that the quota sets for the measured value, in the same unit."
 
 Labels = tuple[tuple[str, str], ...]
-
-
-class _ReadLate:
-    """Samples that are made one by one, when they are read."""
-
-    def __init__(self, make: Callable[[], Iterator[Sample]]) -> None:
-        self._make = make
-
-    def __iter__(self) -> Iterator[Sample]:
-        return self._make()
-
-
-def read_late(family: Family, make: Callable[[], Iterator[Sample]]) -> Family:
-    """Set the samples of an empty family: what `make` yields whenever they are read.
-
-    So who reads thousands of them can do other work between two.
-    """
-    family.samples = cast(list[Sample], _ReadLate(make))
-    return family
 
 
 class SensorCollector(Collector):
@@ -56,7 +37,8 @@ class SensorCollector(Collector):
     def collect(self) -> Iterable[Family]:
         """Return the families; none while there are no sensors.
 
-        A sensor is measured when its sample is read, and left out if it has gone by then.
+        A sensor is measured when its sample is read, which can be done once, and left out if it
+        has gone by then. So who reads thousands of them can do other work between two.
         """
         sensors = tuple(self._registry)
         helps: dict[str, str] = {}
@@ -65,28 +47,23 @@ class SensorCollector(Collector):
                 helps.setdefault(metric.name.name, metric.name.description)
                 if metric.config.quota is not None:
                     helps.setdefault(BOUND_METRIC, BOUND_HELP)
-        return [self._family(name, text, sensors) for name, text in helps.items()]
+        for name, text in helps.items():
+            family = Family(PREFIX + name, text, "gauge")
+            family.samples = cast(list[Sample], self._samples(name, sensors))
+            yield family
 
-    def _family(self, name: str, description: str, sensors: tuple[Sensor, ...]) -> Family:
-        family = Family(PREFIX + name, description, "gauge")
-        values = self._bounds if name == BOUND_METRIC else self._measured
+    def _samples(self, name: str, sensors: tuple[Sensor, ...]) -> Iterator[Sample]:
+        shown: set[Labels] = set()
+        for sensor in sensors:
+            for metric in () if sensor.retired else sensor.metrics:
+                labels = metric.name.labels
+                value = None if labels in shown else self._value(metric, name)
+                if value is not None:
+                    shown.add(labels)
+                    yield Sample(PREFIX + name, dict(labels), value)
 
-        def samples() -> Iterator[Sample]:
-            shown: set[Labels] = set()
-            for sensor in sensors:
-                for labels, value in () if sensor.retired else values(sensor, name):
-                    if labels not in shown:
-                        shown.add(labels)
-                        yield Sample(family.name, dict(labels), value)
-
-        return read_late(family, samples)
-
-    def _measured(self, sensor: Sensor, name: str) -> Iterator[tuple[Labels, float]]:
-        for metric in sensor.metrics:
-            if metric.name.name == name:
-                yield metric.name.labels, metric.measure(self._clock_ms())
-
-    def _bounds(self, sensor: Sensor, _: str) -> Iterator[tuple[Labels, float]]:
-        for metric in sensor.metrics:
-            if metric.config.quota is not None:
-                yield metric.name.labels, metric.config.quota.bound
+    def _value(self, metric: Metric, name: str) -> float | None:
+        quota = metric.config.quota
+        if name == BOUND_METRIC:
+            return quota.bound if quota is not None else None
+        return metric.measure(self._clock_ms()) if metric.name.name == name else None

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .exposition import PREFIX, read_late
+from .exposition import PREFIX
 
 OTHER = "other"
 """Value of an open label once there are too many sets."""
@@ -71,10 +66,8 @@ class BoundedLabels(Collector, Generic[M]):
             self.last_values.setdefault(values[:-1], {})[values[-1]] = None
             self._others.pop(values, None)
             return child
-        values = tuple(
-            OTHER if is_open else value
-            for is_open, value in zip(self._is_open, values, strict=True)
-        )
+        pairs = zip(self._is_open, values, strict=True)
+        values = tuple(OTHER if is_open else value for is_open, value in pairs)
         child = self._metric.labels(*values)
         if values not in self.children:
             self._others[values] = child
@@ -107,8 +100,10 @@ class BoundedLabels(Collector, Generic[M]):
         return self._metric.describe()
 
     def collect(self) -> Iterable[Family]:
-        """Return the family, whose samples are those of the moment at which each is read."""
-        return [read_late(family, self._samples) for family in self.describe()]
+        """Yield the family; each sample is made when it is read, which can be done once."""
+        for family in self.describe():
+            family.samples = cast(list[Sample], self._samples())
+            yield family
 
     def _samples(self) -> Iterator[Sample]:
         for sets in (self.children, self._others):
@@ -127,7 +122,7 @@ class InstrumentRow(NamedTuple):
     name: str
     """With its prefix."""
     type: str
-    labels: tuple[str, ...]
+    labels: LabelValues
     meaning: str
 
 
@@ -147,72 +142,58 @@ class Instruments:
         self.rows: list[InstrumentRow] = []
         """All of them, for documents."""
         bounded, plain = self._bounded, self._plain
-
+        # Name and labels; a star: clients choose the label's values.
         self.bytes_total = bounded(
             Counter,
-            "bytes_total",
+            "bytes_total[listener,user*,client_id*,api]",
             "Bytes relayed to and from clients.",
-            ("listener", "user", "client_id", "api"),
-            ("user", "client_id"),
         )
         self.requests_total = bounded(
-            Counter, "requests_total", "Requests received from clients.", ("api", "version")
+            Counter, "requests_total[api*,version*]", "Requests received from clients."
         )
         self.violations_total = bounded(
-            Counter,
-            "violations_total",
-            "Measurements that exceeded a quota.",
-            ("quota_entity", "quota"),
-            ("quota_entity",),
+            Counter, "violations_total[quota_entity*,quota]", "Measurements that exceeded a quota."
         )
         self.throttled_responses_total = bounded(
             Counter,
-            "throttled_responses_total",
+            "throttled_responses_total[quota_entity*,quota]",
             "Responses held back, and requests kept waiting, to keep a quota.",
-            ("quota_entity", "quota"),
-            ("quota_entity",),
         )
         self.pid_bound_bytes = bounded(
-            Gauge, "pid_bound_bytes", "Adaptive bound of a query, in bytes per second.", ("query",)
+            Gauge, "pid_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
         )
         self.stage_state = bounded(
             Gauge,
-            "stage_state",
+            "stage_state[pipeline*,stage*]",
             "1 while a node of a pipeline is held to a lower rate.",
-            ("pipeline", "stage"),
         )
         self.stage_rate = bounded(
             Gauge,
-            "stage_rate",
+            "stage_rate[pipeline*,stage*]",
             "Rate in force of a node of a pipeline, in records per second.",
-            ("pipeline", "stage"),
         )
         self.ledger_pending = bounded(
-            Gauge, "ledger_pending", "Source batches that are not finished.", ("pipeline",)
+            Gauge, "ledger_pending[pipeline*]", "Source batches that are not finished."
         )
         self.ledger_completion_seconds = bounded(
             Histogram,
-            "ledger_completion_seconds",
+            "ledger_completion_seconds[pipeline*]",
             "Time from the start of a source batch until all that came of it is done.",
-            ("pipeline",),
             buckets=COMPLETION_BUCKETS_S,
         )
         self.ledger_failed_total = bounded(
             Counter,
-            "ledger_failed_total",
+            "ledger_failed_total[pipeline*,reason]",
             "Source batches that were not finished, by reason.",
-            ("pipeline", "reason"),
-            ("pipeline",),
         )
         self.throttle_seconds = plain(
             Histogram,
-            "throttle_seconds",
+            "throttle_seconds[quota]",
             "Time for which a response was held back or a request kept waiting.",
-            ("quota",),
             buckets=THROTTLE_BUCKETS_S,
         )
         self.delay_queue_size = plain(
-            Gauge, "delay_queue_size", "Responses that wait in the delay queue.", ("api",)
+            Gauge, "delay_queue_size[api]", "Responses that wait in the delay queue."
         )
         self.delay_queue_lag_seconds = plain(
             Histogram,
@@ -220,51 +201,38 @@ class Instruments:
             "Time by which a held response was released later than due.",
             buckets=LAG_BUCKETS_S,
         )
-        self.connections = plain(Gauge, "connections", "Open client connections.", ("listener",))
+        self.connections = plain(Gauge, "connections[listener]", "Open client connections.")
         self.unbounded_clients = plain(
             Gauge, "unbounded_clients", "Connected clients that no rule bounds."
         )
         self.connections_rejected_total = plain(
             Counter,
-            "connections_rejected_total",
+            "connections_rejected_total[reason]",
             "Client connections refused, or closed for what they sent.",
-            ("reason",),
         )
         self.upstream_errors_total = plain(
             Counter,
-            "upstream_errors_total",
+            "upstream_errors_total[reason]",
             "Failures to reach a broker or to talk to one.",
-            ("reason",),
         )
         self.config_reloads_total = plain(
-            Counter, "config_reloads_total", "Attempts to reload the configuration.", ("result",)
+            Counter, "config_reloads_total[result]", "Attempts to reload the configuration."
         )
 
     def _plain(
-        self,
-        kind: type[M],
-        name: str,
-        meaning: str,
-        labels: LabelValues = (),
-        registered: bool = True,
-        **options: Any,
+        self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
     ) -> M:
-        self.rows.append(InstrumentRow(PREFIX + name, kind.__name__.lower(), labels, meaning))
-        registry = self._registry if registered else None
-        return kind(PREFIX + name, meaning, labels, registry=registry, **options)
+        name, *labels = re.findall(r"\w+", series)
+        row = InstrumentRow(PREFIX + name, kind.__name__.lower(), tuple(labels), meaning)
+        self.rows.append(row)
+        registry = None if bounded else self._registry
+        return kind(row.name, meaning, labels, registry=registry, **options)
 
     def _bounded(
-        self,
-        kind: type[M],
-        name: str,
-        meaning: str,
-        labels: LabelValues,
-        open_labels: LabelValues | None = None,
-        **options: Any,
+        self, kind: type[M], series: str, meaning: str, **options: Any
     ) -> BoundedLabels[M]:
-        """Register a metric whose `open_labels`, or else all, have values that clients choose."""
-        metric = self._plain(kind, name, meaning, labels, registered=False, **options)
-        opened = labels if open_labels is None else open_labels
-        made = BoundedLabels(metric, labels, opened, self._max_label_sets)
+        metric = self._plain(kind, series, meaning, bounded=True, **options)
+        open_labels = re.findall(r"(\w+)\*", series)
+        made = BoundedLabels(metric, self.rows[-1].labels, open_labels, self._max_label_sets)
         self._registry.register(made)
         return made

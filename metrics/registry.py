@@ -15,13 +15,6 @@ COMPACT_AT_ENTRIES = 64
 class RegistryFull(Exception):  # noqa: N818 - says what the registry is
     """There are as many live sensors as the registry may hold."""
 
-    def __init__(self, max_sensors: int) -> None:
-        super().__init__(max_sensors)
-        self.max_sensors = max_sensors
-
-    def __str__(self) -> str:
-        return f"all {self.max_sensors} sensors are in use"
-
 
 class Registry:
     """Sensors by name, at most `max_sensors`; one idle for `expiry_ms` makes room.
@@ -50,8 +43,8 @@ class Registry:
     def get_or_create(self, name: str, factory: Callable[[], Sensor], now_ms: float) -> Sensor:
         """Return the sensor of that name; if there is none, keep the one that `factory` makes.
 
-        Raises RegistryFull when there is no room after idle sensors have gone, and ValueError
-        when the factory's sensor has another name.
+        Raises RegistryFull when all sensors are in use, and ValueError when the factory's sensor
+        has another name.
         """
         sensor = self._sensors.get(name)
         if sensor is not None:
@@ -59,7 +52,7 @@ class Registry:
         if len(self._sensors) >= self.max_sensors:
             self.expire(now_ms)
             if len(self._sensors) >= self.max_sensors:
-                raise RegistryFull(self.max_sensors)
+                raise RegistryFull(f"all {self.max_sensors} sensors are in use")
         sensor = factory()
         if sensor.name != name:
             raise ValueError(f"asked for sensor {name!r}, the factory made {sensor.name!r}")
@@ -87,8 +80,7 @@ class Registry:
     def expiring(self, now_ms: float) -> Iterator[str | None]:
         """Remove idle sensors; yield for each that is examined its name, None when it stays.
 
-        Looks only at those that can have expired, which for each sensor is so at most once in
-        `expiry_ms`. It may be left at any step and other calls may come between two.
+        It may be left at any step and other calls may come between two.
         """
         while self._due and self._due[0][0] <= now_ms:
             _, number, sensor = self._due[0]

@@ -12,12 +12,11 @@ DEFAULT_EXPIRY_MS = 3_600_000.0
 
 @dataclass(frozen=True, slots=True)
 class MetricName:
-    """What a metric is called, and the labels that tell it from others of that name."""
+    """A metric's name and labels."""
 
     name: str
     """In Prometheus' spelling, without the product's prefix: `rate_bytes`."""
     description: str
-    """One sentence for people; it becomes the help text."""
     labels: tuple[tuple[str, str], ...] = ()
     """Pairs of label and value; the same labels in the same order for all of one name."""
 
@@ -29,7 +28,6 @@ class QuotaViolation(Exception):  # noqa: N818 - Kafka's word; it is an outcome,
         super().__init__(metric_name, value, bound)
         self.metric_name = metric_name
         self.value = value
-        """The measured value, in the metric's unit."""
         self.bound = bound
 
     def __str__(self) -> str:
@@ -57,11 +55,11 @@ class Metric:
 class Sensor:
     """Metrics fed by the same values.
 
-    `name` tells it from others in a registry. It expires `expiry_ms` after its last value, or
-    after `created_ms` when it never had one; a registry sets both when it takes the sensor in.
+    It expires `expiry_ms` after its last value, or after `created_ms` when it never had one; a
+    registry sets both when it takes the sensor in.
     """
 
-    __slots__ = ("_metrics", "expiry_ms", "last_record_ms", "name", "retired")
+    __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired")
 
     def __init__(
         self, name: str, *, created_ms: float = 0.0, expiry_ms: float = DEFAULT_EXPIRY_MS
@@ -69,15 +67,10 @@ class Sensor:
         self.name = name
         self.expiry_ms = expiry_ms
         self.last_record_ms = created_ms
-        """When the last value came, or when the sensor was made."""
         self.retired = False
         """True once a registry has let it go: who holds it must ask for a new one."""
-        self._metrics: tuple[Metric, ...] = ()
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The metrics in the order of their adding."""
-        return self._metrics
+        self.metrics: tuple[Metric, ...] = ()
+        """In the order of their adding."""
 
     def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
         """Feed `stat` from now on; return it as a metric. Earlier values are not replayed.
@@ -85,10 +78,10 @@ class Sensor:
         Raises ValueError when the sensor already has a metric of this name and these labels.
         """
         key = (metric_name.name, metric_name.labels)
-        if any((metric.name.name, metric.name.labels) == key for metric in self._metrics):
+        if any((metric.name.name, metric.name.labels) == key for metric in self.metrics):
             raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
         metric = Metric(metric_name, stat, config)
-        self._metrics = (*self._metrics, metric)
+        self.metrics = (*self.metrics, metric)
         return metric
 
     def record(self, value: float, now_ms: float) -> None:
@@ -98,7 +91,7 @@ class Sensor:
         all stats have the value by then.
         """
         self.last_record_ms = now_ms
-        metrics = self._metrics
+        metrics = self.metrics
         for metric in metrics:
             metric.stat.record(metric.config, value, now_ms)
         for metric in metrics:

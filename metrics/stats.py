@@ -31,9 +31,8 @@ class Quota:
     """
 
     bound: float
-    """The largest value allowed, or the smallest for a lower bound."""
     is_upper: bool = True
-    """True for an upper bound, False for a lower one."""
+    """Whether the bound is the largest value allowed; else it is the smallest."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.bound):
@@ -63,13 +62,11 @@ class MetricConfig:
     """
 
     samples: int = 11
-    """How many windows a measurement looks back on, 1 or more."""
+    """How many windows a measurement looks back on."""
     window_ms: float = 1000.0
-    """Length of one window."""
     event_window: int | None = None
     """A window also ends after this many events; None for no such limit."""
     quota: Quota | None = None
-    """The bound on the measured value; None for no bound."""
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -83,13 +80,12 @@ class MetricConfig:
 
 
 class Stat(Protocol):
-    """What a sensor needs of a stat: take a value, and say what came of it."""
+    """What a sensor needs of a stat; measured values are finite when the recorded ones are."""
 
-    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
-        """Record one value."""
+    def record(self, config: MetricConfig, value: float, now_ms: float) -> None:  # noqa: D102
+        ...
 
-    def measure(self, config: MetricConfig, now_ms: float) -> float:
-        """Return the present value; always finite when the recorded values are."""
+    def measure(self, config: MetricConfig, now_ms: float) -> float:  # noqa: D102
         ...
 
 
@@ -204,7 +200,7 @@ class Count(SampledStat):
     __slots__ = ()
 
     def _update(self, sample: Sample, value: float) -> None:
-        """Do nothing: the sample itself counts its events."""
+        pass  # the sample itself counts its events
 
     def _combine(self, samples: list[Sample]) -> float:
         return float(sum(sample.events for sample in samples))

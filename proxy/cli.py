@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
@@ -37,9 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
     except PORT_ERRORS as error:
-        return _complain(
-            f"{error}\n    fix: choose another address, or stop what has it", EXIT_FAILED
-        )
+        fix = "choose another address, or stop what has it"
+        return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except (DevkitError, StateError) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
@@ -55,24 +55,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"quota-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="run the proxy")
-    _add_config(run)
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument("-c", "--config", type=Path, required=True, help="the YAML file")
+    run = commands.add_parser("run", parents=[config], help="run the proxy")
     run.add_argument("--log-format", choices=("console", "json"), default="json")
-    run.add_argument(
-        "--no-splice", action="store_true", help="copy record data through user space always"
-    )
-    run.add_argument(
-        "--take-over",
-        type=_process,
-        metavar="PID",
-        help="replace this running proxy: share its ports, then tell it to stop",
-    )
+    copy_help = "copy record data through user space always"
+    run.add_argument("--no-splice", action="store_true", help=copy_help)
+    heir_help = "replace this running proxy: share its ports, then tell it to stop"
+    run.add_argument("--take-over", type=_process, metavar="PID", help=heir_help)
     run.set_defaults(command=_run)
 
-    check = commands.add_parser(
-        "check", help="validate a configuration; say which rule a client gets"
-    )
-    _add_config(check)
+    check_help = "validate a configuration; say which rule a client gets"
+    check = commands.add_parser("check", parents=[config], help=check_help)
     check.add_argument("--user", help="authenticated user of the client")
     check.add_argument("--client-id", help="client id of the client")
     check.add_argument("--listener", help="name of the listener that the client comes in by")
@@ -84,36 +78,29 @@ def _parser() -> argparse.ArgumentParser:
     top.set_defaults(command=_top)
 
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
-    demo.add_argument(
-        "show",
-        nargs="?",
-        choices=("quotas", "backpressure", "pipeline"),
-        default="quotas",
-        help="what to see (default: quotas)",
-    )
-    demo.add_argument(
-        "--megabytes",
-        type=_megabytes,
-        help="MiB of records for the query to read (default: 100, about 50 s)",
-    )
+    shows, show_help = ("quotas", "backpressure", "pipeline"), "what to see (default: quotas)"
+    demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
+    size = _number("a number of MiB, 1 or more", 1, math.inf)
+    size_help = "MiB of records for the query to read (default: 100, about 50 s)"
+    demo.add_argument("--megabytes", type=size, help=size_help)
     demo.add_argument("--brief", action="store_true", help="not of quotas: a shorter run")
     demo.set_defaults(command=_demo)
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
-    broker.add_argument("--port", type=_port, required=True, help="port to serve; 0: any free one")
+    port = _number(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
+    broker.add_argument("--port", type=port, required=True, help="port to serve; 0: any free one")
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
     broker.set_defaults(command=_broker)
     return parser
 
 
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-c", "--config", type=Path, required=True, help="the YAML file")
+def _number(what: str, low: int, high: float) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
 
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to {MAX_PORT}")
-    return int(text)
+    return parse
 
 
 def _process(text: str) -> int:
@@ -126,12 +113,6 @@ def _process(text: str) -> int:
         raise argparse.ArgumentTypeError(f"no process {text!r} to replace: {error}") from None
     if b"run" not in command:
         raise argparse.ArgumentTypeError(f"process {text} is not `quota-proxy run`")
-    return int(text)
-
-
-def _megabytes(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of MiB, 1 or more")
     return int(text)
 
 
@@ -164,23 +145,18 @@ async def _serve(config: Config, options: argparse.Namespace) -> None:
 
 def configure_logging(log_format: str) -> None:
     """Write log lines to standard error, as JSON or for people."""
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(),
-            # The default shows local variables too, and among them may be a password.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-    )
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if log_format == "json":
-        processors.append(structlog.processors.format_exc_info)
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        # The default shows local variables too, and among them may be a password.
+        plain, colors = structlog.dev.plain_traceback, sys.stderr.isatty()
+        processors += [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -191,23 +167,19 @@ def _check(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     names = [listener.name for listener in config.listeners]
     if options.listener is not None and options.listener not in names:
-        return _complain(
-            f"--listener: {options.listener!r} is not in {options.config}\n"
-            f"    fix: use one of {', '.join(names)}",
-            EXIT_BAD_INPUT,
-        )
+        message = f"--listener: {options.listener!r} is not in {options.config}"
+        return _complain(f"{message}\n    fix: use one of {', '.join(names)}", EXIT_BAD_INPUT)
     _say(
-        f"{options.config}: valid, rules: {len(config.quotas.rules)}, "
-        f"listeners: {len(names)}, queries: {len(config.queries)}, "
-        f"pipelines: {len(config.pipelines)}"
+        f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}, "
+        f"queries: {len(config.queries)}, pipelines: {len(config.pipelines)}"
     )
     table = RuleTable(config.quota_settings.rules)
-    for line in find_hints(config, table):
-        _say(line)
+    lines = [*find_hints(config, table)]
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
-        for line in explain(config, table, identity):
-            _say(line)
+        lines += explain(config, table, identity)
+    for line in lines:
+        _say(line)
     return EXIT_DONE
 
 
@@ -226,11 +198,9 @@ def _broker(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     checkout = Path(__file__).parents[1]
     if not (checkout / "examples" / "demo").is_dir():
-        return _complain(
-            f"demo: {checkout}/examples/demo is not there, for only a checkout of the project has "
-            "the demo; fix: run `make demo` in one",
-            EXIT_BAD_INPUT,
-        )
+        reason = "is not there, for only a checkout of the project has the demo"
+        message = f"demo: {checkout}/examples/demo {reason}; fix: run `make demo` in one"
+        return _complain(message, EXIT_BAD_INPUT)
     sys.path.insert(0, str(checkout))
     from examples.demo import run_demo  # noqa: PLC0415 - not installed with the proxy
 

@@ -41,6 +41,5 @@ def run_demo(scenario: str, megabytes: int | None = None, brief: bool = False) -
     paths = (str(CHECKOUT), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     shown = importlib.import_module(f"examples.demo.{scenario}")  # needs what was just looked for
-    options = importlib.import_module("examples.demo.frame").Options(megabytes, brief)
-    code: int = shown.SCENARIO.run(options)
+    code: int = shown.SCENARIO.run(megabytes, brief)
     return code

@@ -40,7 +40,7 @@ PANEL_HEIGHTS = (3, 2, 2)
 
 def _look(admin_url: str, now_s: float) -> trial.Sample:
     """Ask the proxy how far the queries are; none holds back another. Raises DemoError."""
-    return trial.Sample(now_s, trial.lag_of(trial.progress(admin_url)), is_held=False)
+    return trial.Sample(now_s, trial.lag_of(admin_url), is_held=False, text="")
 
 
 def conclude(console: Console, seen: trial.Seen[trial.Sample]) -> int:

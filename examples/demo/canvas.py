@@ -39,11 +39,7 @@ _STYLE = {
 def picture(path: Path, title: str, heights: Sequence[int]) -> Iterator[Any]:
     """Give the axes of panels one below the other; then write them as PNG, 1600 x 900 pixels.
 
-    Args:
-        path: of the file.
-        title: above all panels.
-        heights: of the panels, in proportion.
-
+    `heights` are those of the panels, in proportion.
     """
     with mpl.rc_context(_STYLE):
         # Not by way of pyplot: no window system, and nothing that is shared.

@@ -31,7 +31,7 @@ class Child:
         """What it prints: errors, and figures as JSON objects, one a line."""
         self.log.unlink(missing_ok=True)
         self._process = ServerProcess(self.log)
-        self._process.start([sys.executable, "-m", module, *arguments])
+        self._process.spawn([sys.executable, "-m", module, *arguments])
 
     def __enter__(self) -> Self:
         return self

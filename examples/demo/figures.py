@@ -16,6 +16,7 @@ UNLIMITED = "unlimited"
 
 QUOTA = "consumer_byte_rate"
 SCRAPE_TIMEOUT_S = 10.0
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,9 @@ class Second:
 
 
 def scrape(url: str, at_s: float) -> Sample:
-    """Read `/metrics` at `url`; raises OSError when the proxy does not answer."""
+    """Read `/metrics` at `url`; what is not there is 0. Raises OSError without an answer."""
     with urllib.request.urlopen(url, timeout=SCRAPE_TIMEOUT_S) as response:
-        return parse(response.read().decode(), at_s)
-
-
-def parse(text: str, at_s: float) -> Sample:
-    """Find the sample in Prometheus' text format; what is not there is 0."""
+        text = response.read().decode()
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for line in family.samples:
@@ -82,6 +79,11 @@ def parse(text: str, at_s: float) -> Sample:
         held_s=value("throttle_seconds_sum", QUOTA),
         queued=int(value("delay_queue_size", "fetch")),
     )
+
+
+def rate_text(bytes_per_second: float) -> str:
+    """Write a rate for people."""
+    return f"{bytes_per_second / MIB:.2f} MiB/s"
 
 
 def seconds(samples: Sequence[Sample]) -> list[Second]:
@@ -107,15 +109,9 @@ def average_while_held(samples: Sequence[Sample]) -> tuple[float, float] | None:
     its bound in hand, as with Kafka's own quotas.
     """
     first = next((sample for sample in samples if sample.holds), None)
-    last = next(
-        (
-            after
-            for before, after in reversed(list(pairwise(samples)))
-            if after.holds > before.holds
-        ),
-        None,
-    )
-    if first is None or last is None or last.at_s <= first.at_s:
+    held = [after for before, after in pairwise(samples) if after.holds > before.holds]
+    if first is None or not held or held[-1].at_s <= first.at_s:
         return None
+    last = held[-1]
     duration_s = last.at_s - first.at_s
     return (last.limited_bytes - first.limited_bytes) / duration_s, duration_s

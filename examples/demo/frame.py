@@ -32,14 +32,6 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the user asked for; as of `examples.demo.run_demo`."""
-
-    megabytes: int | None
-    brief: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Frame:
     """Where a scenario takes place."""
 
@@ -49,9 +41,10 @@ class Frame:
     out_dir: Path
     """For the picture, the proxy's configuration and the logs."""
 
-    def start(self, title: str, module: str, **options: object) -> Child:
+    def start(self, title: str, module: str, *words: str, **options: object) -> Child:
         """Start a module of the demo, which gets its options as one JSON object."""
-        return Child(title, f"examples.demo.{module}", [json.dumps(options)], self.out_dir)
+        arguments = [*words, json.dumps(options)]
+        return Child(title, f"examples.demo.{module}", arguments, self.out_dir)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +54,17 @@ class Scenario(Generic[R]):
     out_dir: Path
     picture: str
     """File name."""
-    measure: Callable[[Frame, Options], R]
-    """Runs it; raises one of the kinds of `DevkitError`."""
+    measure: Callable[[Frame, int | None, bool], R]
+    """Runs it, with the other arguments of `run_demo`; raises one of the kinds of `DevkitError`."""
     draw: Callable[[R, Path], None]
     conclude: Callable[[Console, R], int]
     """Says what was seen; returns the exit code."""
 
-    def run(self, options: Options) -> int:
+    def run(self, megabytes: int | None, brief: bool) -> int:
         """Run it from the first step to the last line; as `examples.demo.run_demo`."""
         started_s, out_dir = time.monotonic(), self.out_dir.resolve()
         with stop_signals_interrupt(), framed(out_dir) as frame:
-            outcome = self.measure(frame, options)
+            outcome = self.measure(frame, megabytes, brief)
             self.draw(outcome, out_dir / self.picture)
             code = self.conclude(frame.screen.console, outcome)
         frame.screen.step(f"Plot: {out_dir / self.picture}")
@@ -95,10 +88,7 @@ class Servers:
 class Pace:
     """Waits between looks, which are a second apart however long a look takes.
 
-    Args:
-        clock_s: a monotonic time, in seconds.
-        sleep: waits for so many seconds, 0 or more.
-
+    `clock_s` gives a monotonic time, `sleep` waits for 0 or more; both in seconds.
     """
 
     def __init__(

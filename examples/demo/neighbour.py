@@ -38,7 +38,7 @@ def main(bootstrap: str, client_id: str, topic: str, bytes_per_second: float) ->
     consumer.assign(list(ends))
     for partition in ends:
         consumer.seek(partition, 0)
-    waits, waited_s, longest_wait_s = 0, 0.0, 0.0
+    waits_s: list[float] = []
     waiting_since_s = due_s = report_s = time.monotonic()
     is_first = True
     while True:
@@ -46,14 +46,12 @@ def main(bootstrap: str, client_id: str, topic: str, bytes_per_second: float) ->
         now_s = time.monotonic()
         # The first wait has the connecting in it.
         if not is_first:
-            waits += 1
-            waited_s += now_s - waiting_since_s
-            longest_wait_s = max(longest_wait_s, now_s - waiting_since_s)
+            waits_s.append(now_s - waiting_since_s)
         if now_s >= report_s:
             report_s = now_s + REPORT_INTERVAL_S
             line = {
-                "mean_wait_ms": round(waited_s / max(waits, 1) * MS_PER_SECOND, 1),
-                "longest_wait_ms": round(longest_wait_s * MS_PER_SECOND, 1),
+                "mean_wait_ms": round(sum(waits_s) / max(len(waits_s), 1) * MS_PER_SECOND, 1),
+                "longest_wait_ms": round(max(waits_s, default=0.0) * MS_PER_SECOND, 1),
             }
             sys.stdout.write(f"{json.dumps(line)}\n")
             sys.stdout.flush()

@@ -31,7 +31,7 @@ TRIAL = trial.Trial(
     "'free-first' and 'free-second' are not",
     slow_text=f"{SECOND.name!r} slows down, and so does the one beside it",
     fast_text="They are fast again",
-    warm_up=trial.WarmUp(rate=100.0, seconds=12.0),
+    warm_up=(100.0, 12.0),
 )
 
 PANEL_HEIGHTS = (3, 3, 2)
@@ -75,12 +75,6 @@ class Sample(trial.Sample):
     """Rate in force of `first`, in records per second; when it is not held, its normal one."""
     ledger: Ledger
 
-    @property
-    def text(self) -> str:
-        """Says when control begins or ends."""
-        now = f"is held at {self.rate:,.0f} records/s" if self.is_held else "is free again"
-        return f"{FIRST.name!r} {now}"
-
 
 def sample_of(text: str, lag: Mapping[str, int], at_s: float) -> Sample:
     """Find the sample in Prometheus' text format; what is not there is 0."""
@@ -89,11 +83,15 @@ def sample_of(text: str, lag: Mapping[str, int], at_s: float) -> Sample:
     }
     duration = dict(_values(families, "ledger_completion_seconds", "le", "_bucket"))
     buckets = sorted((float(bound), count) for bound, count in duration.items())
+    is_held = dict(_values(families, "stage_state", "stage")).get(FIRST.name, 0.0) > 0
+    rate = dict(_values(families, "stage_rate", "stage")).get(FIRST.name, 0.0)
+    now = f"is held at {rate:,.0f} records/s" if is_held else "is free again"
     return Sample(
         at_s=at_s,
         lag=lag,
-        is_held=dict(_values(families, "stage_state", "stage")).get(FIRST.name, 0.0) > 0,
-        rate=dict(_values(families, "stage_rate", "stage")).get(FIRST.name, 0.0),
+        is_held=is_held,
+        text=f"{FIRST.name!r} {now}",
+        rate=rate,
         ledger=Ledger(
             completed=int(max(duration.values(), default=0.0)),
             failed=int(sum(dict(_values(families, "ledger_failed", "reason", "_total")).values())),
@@ -110,9 +108,7 @@ def rates(batches: Sequence[trial.Batch], at_s: Sequence[float]) -> list[float]:
 
 def _look(admin_url: str, now_s: float) -> Sample:
     """Ask the proxy how far the queries are. Raises DemoError."""
-    return sample_of(
-        trial.read_text(f"{admin_url}/metrics"), trial.lag_of(trial.progress(admin_url)), now_s
-    )
+    return sample_of(trial.read_text(f"{admin_url}/metrics"), trial.lag_of(admin_url), now_s)
 
 
 def conclude(console: Console, seen: trial.Seen[Sample]) -> int:

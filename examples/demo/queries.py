@@ -1,8 +1,9 @@
-"""The queries of the demos that are about time, in one Spark session: an example to copy from.
+"""The demo's Structured Streaming queries: examples to copy from.
 
-The code of all is the same. Which has an adaptive bound, and which are stages of a pipeline, is
-said in the proxy's configuration alone: it knows them by their client ids, and how they fare by the
-listener. They print each batch, and at last what they wrote, as one JSON object a line.
+Nothing in them knows of quotas or pipelines: they have client ids, by which the proxy finds what
+its configuration says of them, and the proxy's address where the broker's would be. Those whose
+rate is to be followed have the listener too. They print how far they are, and at last what they
+wrote, as one JSON object a line.
 """
 
 import json
@@ -10,17 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import Column, SparkSession
-from pyspark.sql.functions import col, concat_ws, count, countDistinct, udf
+from pyspark.sql.functions import col, concat_ws, count, countDistinct, length, udf
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from examples.demo.jobs import PLANS, TRIGGER_S, Job
 from metrics.clock import MS_PER_SECOND
 from proxy.spark import QuotaListener, client_options
 
+RECORDS_PER_BATCH = 6000
+FETCH_BYTES = 256 * 1024
+REPORT_INTERVAL_S = 1
 POLL_S = 0.5
 """Between two looks at what the queries have done: short against a trigger interval."""
 DRAIN_TIMEOUT_S = 120
@@ -29,43 +34,65 @@ ROWS_PER_LOOK = 20
 """Rows between two looks whether processing is slow now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The program's argument, as a JSON object."""
+def read_once(bootstrap: str, client_id: str, topic: str, jars: str, work_dir: str) -> None:
+    """Read all that is in the topic now, in some batches, and write a row for each record.
 
-    plan: str
-    """Name in `jobs`."""
-    bootstrap: str
-    """`HOST:PORT` of the proxy."""
-    proxy: str
-    """Its admin address, http://HOST:PORT."""
-    jars: str
-    """The Kafka connector's, by commas."""
-    work_dir: str
-    """Empty, for the checkpoints. Processing is slow while it has the file `slow`; the file `stop`
-    says after how many rows to stop, once it is there."""
+    `bootstrap` is the proxy's `HOST:PORT`; `jars` are the Kafka connector's, by commas.
+    """
+    with _session("quota-proxy demo", "local[3]", jars) as spark:  # a task for each partition
+        records = (
+            spark.readStream.format("kafka")
+            # The proxy, in place of the broker.
+            .option("kafka.bootstrap.servers", bootstrap)
+            # Without it Spark makes up a new client id for each run.
+            .option("kafka.client.id", client_id)
+            # Smaller answers than the default of 1 MiB: held for less time each, so evener.
+            .option("kafka.max.partition.fetch.bytes", FETCH_BYTES)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH)
+            .load()
+        )
+        query = (
+            records.select("partition", "offset", length(col("value")).alias("size"))
+            .writeStream.format("parquet")
+            .option("path", f"{work_dir}/rows")
+            .option("checkpointLocation", f"{work_dir}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        _watch_once(query)
+        written = spark.read.parquet(f"{work_dir}/rows").agg(
+            count("*").alias("rows"), countDistinct("partition", "offset").alias("distinct")
+        )
+        (totals,) = written.collect()
+        _say(rows_out=totals["rows"], distinct_rows_out=totals["distinct"])
 
 
-def main() -> None:
-    """Run the queries until they have read what the stop file says."""
-    options = Options(**json.loads(sys.argv[1]))
-    plan = PLANS[options.plan]
+def run_plan(plan: str, bootstrap: str, proxy: str, jars: str, work_dir: str) -> None:
+    """Run the queries of a plan until they have read what the file `stop` in `work_dir` says.
+
+    `proxy` is its admin address, http://HOST:PORT; the other arguments are as of `read_once`.
+    Processing is slow while `work_dir` has the file `slow`.
+    """
+    topic, jobs = PLANS[plan].topic, PLANS[plan].jobs
     # Tasks that sleep need threads, not cores.
-    with session(f"quota-proxy demo {options.plan}", "local[8]", options.jars) as spark:
-        listener = QuotaListener(options.proxy)
+    with _session(f"quota-proxy demo {plan}", "local[8]", jars) as spark:
+        listener = QuotaListener(proxy)
         spark.streams.addListener(listener)
         try:
-            queries = [_start(spark, job, job.consumes == plan.topic, options) for job in plan.jobs]
-            _watch(queries, Path(options.work_dir, "stop"))
-            for job in plan.last_jobs:
-                _say_written(spark, job, options.bootstrap)
+            start = partial(_start, spark, topic, bootstrap, work_dir)
+            queries = [start(job) for job in jobs]
+            _watch(queries, Path(work_dir, "stop"))
+            for job in PLANS[plan].last_jobs:
+                _say_written(spark, job, bootstrap)
         finally:
             spark.streams.removeListener(listener)
             listener.close(CLOSE_TIMEOUT_S)
 
 
 @contextmanager
-def session(title: str, master: str, jars: str) -> Iterator[SparkSession]:
+def _session(title: str, master: str, jars: str) -> Iterator[SparkSession]:
     """Give a Spark session, and end it."""
     options = {
         "spark.jars": jars,
@@ -82,32 +109,38 @@ def session(title: str, master: str, jars: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def say(**figures: int | str) -> None:
+def _say(**figures: int | str) -> None:
     """Print the figures as a JSON object."""
     sys.stdout.write(f"{json.dumps(figures)}\n")
     sys.stdout.flush()
 
 
-def _start(spark: SparkSession, job: Job, is_first: bool, options: Options) -> StreamingQuery:
+def _start(
+    spark: SparkSession, topic: str, bootstrap: str, work_dir: str, job: Job
+) -> StreamingQuery:
     records = (
         spark.readStream.format("kafka")
         # The proxy in place of the broker, and a client id of the query's own.
-        .options(**client_options(job.name, options.bootstrap))
+        .options(**client_options(job.name, bootstrap))
         .option("subscribe", job.consumes)
         .option("startingOffsets", "earliest")
         .load()
     )
     # The first query names each record by its place in the source, the second keeps that name.
-    name = concat_ws("-", "partition", "offset") if is_first else col("value").cast("string")
-    process = _work(Path(options.work_dir, "slow"), job)
+    name = (
+        concat_ws("-", "partition", "offset")
+        if job.consumes == topic
+        else col("value").cast("string")
+    )
+    process = _work(Path(work_dir, "slow"), job)
     return (
         # A batch to all partitions, or the producer would fill one of them after the other.
         records.select(process(name).alias("value"), "partition")
         .writeStream.queryName(job.name)
         .format("kafka")
-        .options(**client_options(job.name, options.bootstrap))
+        .options(**client_options(job.name, bootstrap))
         .option("topic", job.produces)
-        .option("checkpointLocation", f"{options.work_dir}/{job.name}")
+        .option("checkpointLocation", f"{work_dir}/{job.name}")
         .trigger(processingTime=f"{TRIGGER_S:g} seconds")
         .start()
     )
@@ -129,13 +162,31 @@ def _work(slow_file: Path, job: Job) -> Callable[[Column], Column]:
     return wrapped
 
 
+def _watch_once(query: StreamingQuery) -> None:
+    """Say after each batch how many rows there are so far; raise when the query fails."""
+    rows, ended, last = 0, False, {query.name: -1}
+    while not ended:
+        ended = bool(query.awaitTermination(REPORT_INTERVAL_S))
+        for progress in _new_batches(query, last):
+            rows += progress["numInputRows"]
+            _say(batches=progress["batchId"] + 1, rows=rows)
+
+
+def _new_batches(query: StreamingQuery, last: dict[str, int]) -> Iterator[StreamingQueryProgress]:
+    """Yield what is known of the batches with rows since the `last` one, by query."""
+    for progress in query.recentProgress:
+        if progress["batchId"] > last[query.name] and progress["numInputRows"] > 0:
+            last[query.name] = progress["batchId"]
+            yield progress
+
+
 def _watch(queries: Sequence[StreamingQuery], stop_file: Path) -> None:
     """Print each batch; stop when each query has read as many rows as the stop file says.
 
     Until there is that file it waits: who makes the file decides how long, and ends this process
     with itself. Raises TimeoutError when they don't get there, and the error of a query that fails.
     """
-    say(ready=len(queries))
+    _say(ready=len(queries))
     last = dict.fromkeys((query.name for query in queries), -1)
     rows = dict.fromkeys(last, 0)
     deadline_s: float | None = None
@@ -144,17 +195,15 @@ def _watch(queries: Sequence[StreamingQuery], stop_file: Path) -> None:
             failure = query.exception()
             if failure is not None:
                 raise failure
-            for progress in query.recentProgress:
-                if progress["batchId"] > last[query.name] and progress["numInputRows"] > 0:
-                    last[query.name] = progress["batchId"]
-                    rows[query.name] += progress["numInputRows"]
-                    say(
-                        query=query.name,
-                        batch=progress["batchId"],
-                        started=progress["timestamp"],
-                        rows=progress["numInputRows"],
-                        duration_ms=progress["durationMs"]["triggerExecution"],
-                    )
+            for progress in _new_batches(query, last):
+                rows[query.name] += progress["numInputRows"]
+                _say(
+                    query=query.name,
+                    batch=progress["batchId"],
+                    started=progress["timestamp"],
+                    rows=progress["numInputRows"],
+                    duration_ms=progress["durationMs"]["triggerExecution"],
+                )
         if stop_file.exists():
             deadline_s = deadline_s or time.monotonic() + DRAIN_TIMEOUT_S
             wanted = int(stop_file.read_text())
@@ -174,8 +223,9 @@ def _say_written(spark: SparkSession, job: Job, bootstrap: str) -> None:
     (totals,) = written.agg(
         count("*").alias("rows"), countDistinct("value").alias("distinct")
     ).collect()
-    say(query=job.name, rows_out=totals["rows"], distinct_rows_out=totals["distinct"])
+    _say(query=job.name, rows_out=totals["rows"], distinct_rows_out=totals["distinct"])
 
 
 if __name__ == "__main__":
-    main()
+    RUNS: dict[str, Callable[..., None]] = {"once": read_once, "plan": run_plan}
+    RUNS[sys.argv[1]](**json.loads(sys.argv[2]))

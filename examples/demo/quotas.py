@@ -1,15 +1,14 @@
 """The demo of quotas: a query is held to its own, and a client beside it has none.
 
-The query is `query`, the client without quota `neighbour`.
+The query is in `queries`, the client without quota `neighbour`.
 """
 
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -21,26 +20,28 @@ from examples.demo.canvas import BOUND_COLOUR, BOUND_LINE, MAIN_COLOUR, OTHER_CO
 from examples.demo.children import Child
 from examples.demo.figures import (
     LIMITED,
+    MIB,
     UNLIMITED,
     Sample,
     average_while_held,
+    rate_text,
     scrape,
     seconds,
 )
 from examples.demo.frame import (
     LOOK_INTERVAL_S,
     Frame,
-    Options,
     Pace,
     Scenario,
+    Servers,
     make_topics,
     servers,
 )
+from examples.demo.panel import panel
 from examples.demo.screen import Screen
 from metrics.clock import MS_PER_SECOND
 from proxy.devkit.jars import connector_jars
 
-MIB = 1024 * 1024
 MEGABYTES = 100
 """How much the query reads: at the example's bound of 2 MiB/s it takes about 50 s."""
 TOPIC = "orders"
@@ -58,6 +59,8 @@ FLUSH_TIMEOUT_S = 60.0
 REPORT_RECORDS = 500
 SEED = 20
 
+Figures = Mapping[str, float]
+
 PANEL_HEIGHTS = (3, 1)
 HEADROOM = 1.15
 BEFORE_S = 5.0
@@ -69,24 +72,13 @@ _EXCEPTION = re.compile(r"^(?:Caused by: )?((?:\w+\.)+\w*(?:Exception|Error): .*
 
 
 @dataclass(frozen=True, slots=True)
-class Parties:
-    """The processes that are watched."""
-
-    proxy: Child
-    query: Child
-    neighbour: Child
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """What the run gave."""
 
-    rows_in: int
-    rows_out: int
-    distinct_rows_out: int
-    mean_wait_ms: float
-    """Of the client without quota, for records."""
-    longest_wait_ms: float
+    rows: int
+    """In, and out once each."""
+    waits: Figures
+    """What the client without quota has said last."""
     samples: Sequence[Sample]
 
     @property
@@ -98,9 +90,9 @@ class Outcome:
         return (last.unlimited_bytes - first.unlimited_bytes) / duration_s
 
 
-def measure(frame: Frame, options: Options) -> Outcome:
+def measure(frame: Frame, megabytes: int | None, _brief: bool) -> Outcome:
     """Start all parts, watch them until the query is done, and stop them."""
-    rows = (options.megabytes or MEGABYTES) * MIB // RECORD_BYTES
+    rows = (megabytes or MEGABYTES) * MIB // RECORD_BYTES
     screen = frame.screen
 
     def prepare(broker: str) -> None:
@@ -115,12 +107,17 @@ def measure(frame: Frame, options: Options) -> Outcome:
         own = {"jars": ",".join(map(str, connector_jars())), "work_dir": str(frame.work_dir)}
         pace = {"bytes_per_second": UNLIMITED_BYTES_PER_S}
         with (
-            frame.start("query", "query", client_id=LIMITED, **where, **own) as query,
+            frame.start("query", "queries", "once", client_id=LIMITED, **where, **own) as query,
             frame.start("neighbour", "neighbour", client_id=UNLIMITED, **where, **pace) as other,
         ):
-            parties = Parties(running.proxy, query, other)
-            samples = _watch(screen, f"{running.admin_url}/metrics", rows, parties)
-            return _outcome(rows, parties, samples)
+            samples = _watch(screen, running, rows, query, other)
+            figures = query.said()
+            if not rows == figures["rows_out"] == figures["distinct_rows_out"]:
+                raise query.failure(
+                    f"{rows:,} rows went in, {figures['rows_out']:,} came out, "
+                    f"{figures['distinct_rows_out']:,} of them distinct."
+                )
+            return Outcome(rows, other.said(), samples)
 
 
 def fill(bootstrap: str, records: int, report: Callable[[int], None]) -> None:
@@ -164,72 +161,52 @@ def _failure(reason: str) -> DemoError:
     )
 
 
-def _watch(screen: Screen, url: str, rows: int, parties: Parties) -> list[Sample]:
+def _watch(
+    screen: Screen, running: Servers, rows: int, query: Child, neighbour: Child
+) -> list[Sample]:
     """Show and collect samples until the query has ended; raises `DemoError` when a part fails."""
     samples: list[Sample] = []
     pace, moved_s = Pace(), time.monotonic()
     with screen.live() as show:
-        while parties.query.exit_code is None:
-            parties.proxy.require_running()
-            parties.neighbour.require_running()
+        while query.exit_code is None:
+            running.proxy.require_running()
+            neighbour.require_running()
             try:
-                sample = scrape(url, time.monotonic())
+                sample = scrape(f"{running.admin_url}/metrics", time.monotonic())
             except OSError as error:
-                raise parties.proxy.failure(
+                raise running.proxy.failure(
                     f"The proxy does not tell its metrics: {error}."
                 ) from error
             if samples and sample.limited_bytes > samples[-1].limited_bytes:
                 moved_s = sample.at_s
             if sample.at_s - moved_s > STALL_TIMEOUT_S:
-                raise parties.query.failure(
-                    f"The query has fetched nothing for {STALL_TIMEOUT_S:g} s."
-                )
+                raise query.failure(f"The query has fetched nothing for {STALL_TIMEOUT_S:g} s.")
             samples.append(sample)
-            show(_line(samples, rows, parties))
+            state = samples, rows, query.said(), neighbour.said()
+            show(_line(*state), panel(*state))
             pace.wait()
-    if parties.query.exit_code:
-        reason = next(filter(None, map(_EXCEPTION.match, parties.query.lines())), None)
+    if query.exit_code:
+        reason = next(filter(None, map(_EXCEPTION.match, query.lines())), None)
         what = f": {reason[1]}" if reason else ""
-        raise parties.query.failure(f"The Spark query failed{what}.")
+        raise query.failure(f"The Spark query failed{what}.")
     return samples
 
 
-def _line(samples: Sequence[Sample], rows: int, parties: Parties) -> str:
+def _line(samples: Sequence[Sample], rows: int, query: Figures, neighbour: Figures) -> str:
     """Say how it is now."""
-    latest, query = samples[-1], parties.query.said()
+    latest = samples[-1]
     last = seconds(samples[-2:])
-    bound = f"{_rate(latest.bound_bytes)} bound" if latest.bound_bytes else "bound not in use yet"
+    bound = (
+        f"{rate_text(latest.bound_bytes)} bound" if latest.bound_bytes else "bound not in use yet"
+    )
     return (
         f"  {latest.at_s - samples[0].at_s:5.0f} s  "
-        f"{LIMITED} {_rate(latest.rate_bytes)} ({bound}), "
+        f"{LIMITED} {rate_text(latest.rate_bytes)} ({bound}), "
         f"throttle {last[0].throttle_s * MS_PER_SECOND if last else 0:.0f} ms, "
         f"delay queue {latest.queued}, rows {query.get('rows', 0):,} of {rows:,} | "
-        f"{UNLIMITED} {_rate(last[0].unlimited_rate if last else 0)}, waits at most "
-        f"{parties.neighbour.said().get('longest_wait_ms', 0):.0f} ms"
+        f"{UNLIMITED} {rate_text(last[0].unlimited_rate if last else 0)}, waits at most "
+        f"{neighbour.get('longest_wait_ms', 0):.0f} ms"
     )
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / MIB:.2f} MiB/s"
-
-
-def _outcome(rows: int, parties: Parties, samples: list[Sample]) -> Outcome:
-    """Gather what was found; raises `DemoError` when rows were lost or came twice."""
-    figures, waits = parties.query.said(), parties.neighbour.said()
-    outcome = Outcome(
-        rows_in=rows,
-        rows_out=int(figures["rows_out"]),
-        distinct_rows_out=int(figures["distinct_rows_out"]),
-        mean_wait_ms=waits.get("mean_wait_ms", 0.0),
-        longest_wait_ms=waits.get("longest_wait_ms", 0.0),
-        samples=samples,
-    )
-    if not outcome.rows_in == outcome.rows_out == outcome.distinct_rows_out:
-        raise parties.query.failure(
-            f"{outcome.rows_in:,} rows went in, {outcome.rows_out:,} came out, "
-            f"{outcome.distinct_rows_out:,} of them distinct."
-        )
-    return outcome
 
 
 def conclude(console: Console, outcome: Outcome) -> int:
@@ -241,18 +218,18 @@ def conclude(console: Console, outcome: Outcome) -> int:
     else:
         rate_bytes, duration_s = average
         rate = (
-            f"{_rate(rate_bytes)} against a bound of "
-            f"{_rate(latest.bound_bytes)} ({rate_bytes / latest.bound_bytes:.1%}), "
+            f"{rate_text(rate_bytes)} against a bound of "
+            f"{rate_text(latest.bound_bytes)} ({rate_bytes / latest.bound_bytes:.1%}), "
             f"over the {duration_s:.0f} s in which it was held"
         )
     lines = {
-        "rows": f"{outcome.rows_in:,} in = {outcome.rows_out:,} out, none twice",
+        "rows": f"{outcome.rows:,} in = {outcome.rows:,} out, none twice",
         "average rate": rate,
         "holds": f"{latest.holds} responses, {latest.held_s:.1f} s in total over its connections",
         f"{UNLIMITED!r} beside it": (
-            f"{_rate(outcome.unlimited_rate_bytes)}, "
-            f"waited {outcome.mean_wait_ms:.0f} ms for records on average, "
-            f"{outcome.longest_wait_ms:.0f} ms at most"
+            f"{rate_text(outcome.unlimited_rate_bytes)}, "
+            f"waited {outcome.waits.get('mean_wait_ms', 0):.0f} ms for records on average, "
+            f"{outcome.waits.get('longest_wait_ms', 0):.0f} ms at most"
         ),
     }
     width = max(map(len, lines))
@@ -273,8 +250,16 @@ def draw(outcome: Outcome, path: Path) -> None:
     with canvas.picture(path, title, PANEL_HEIGHTS) as (rates, holds):
         unlimited = [second.unlimited_rate / MIB for second in each]
         limited = [second.limited_rate / MIB for second in each]
-        _draw_unlimited(rates, at_s, unlimited)
-        _draw_limited(rates, at_s, limited, shown)
+        rates.plot(at_s, unlimited, color=OTHER_COLOUR, linewidth=1.6)
+        mean = sum(unlimited) / len(unlimited)
+        canvas.label(rates, mean, f"{UNLIMITED}\nno quota", OTHER_COLOUR, "data")
+        rates.bar(at_s, limited, 1.0, color=MAIN_COLOUR, alpha=0.2, linewidth=0)
+        measured = [sample.rate_bytes / MIB for sample in shown]
+        shown_s = [sample.at_s for sample in shown]
+        line = {"color": MAIN_COLOUR, "linewidth": 2.4, "solid_capstyle": "round"}
+        rates.plot(shown_s, measured, **line)
+        text = f"{LIMITED}\nline: the proxy's measure\nbars: each second"
+        canvas.label(rates, bound / 2, text, MAIN_COLOUR, "data")
         rates.axhline(bound, **BOUND_LINE)
         canvas.label(rates, bound, f"bound, {bound:g} MiB/s", BOUND_COLOUR, "data")
         rates.set(ylim=(0, HEADROOM * max(bound, *unlimited, *limited)), ylabel="MiB/s")
@@ -296,25 +281,6 @@ def _while_reading(samples: Sequence[Sample]) -> list[Sample]:
         for sample in samples
         if start_s - BEFORE_S <= sample.at_s <= last_s
     ]
-
-
-def _draw_unlimited(axes: Any, at_s: list[float], rates: list[float]) -> None:
-    axes.plot(at_s, rates, color=OTHER_COLOUR, linewidth=1.6)
-    canvas.label(axes, sum(rates) / len(rates), f"{UNLIMITED}\nno quota", OTHER_COLOUR, "data")
-
-
-def _draw_limited(axes: Any, at_s: list[float], rates: list[float], samples: list[Sample]) -> None:
-    axes.bar(at_s, rates, 1.0, color=MAIN_COLOUR, alpha=0.2, linewidth=0)
-    axes.plot(
-        [sample.at_s for sample in samples],
-        [sample.rate_bytes / MIB for sample in samples],
-        color=MAIN_COLOUR,
-        linewidth=2.4,
-        solid_capstyle="round",
-    )
-    bound = max(sample.bound_bytes for sample in samples) / MIB
-    text = f"{LIMITED}\nline: the proxy's measure\nbars: each second"
-    canvas.label(axes, bound / 2, text, MAIN_COLOUR, "data")
 
 
 SCENARIO = Scenario(Path("build/demo"), "rates.png", measure, draw, conclude)

@@ -1,10 +1,10 @@
-"""Shows the demo in the terminal: a line that changes where there is one, else some lines."""
+"""Shows the demo in the terminal: a picture that changes where there is one, else some lines."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
@@ -27,7 +27,7 @@ class Screen:
     @contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """Give a function to call with what is done and what there is to do in all."""
-        plain = _Rarely(self.console)
+        plain = _rarely(self.console)
         bar = Progress(
             TextColumn("  {task.description}"),
             BarColumn(BAR_WIDTH),
@@ -41,29 +41,30 @@ class Screen:
 
             def report(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total, visible=True)
-                plain.print(f"  {title}: {done:,} of {total:,}")
+                plain(f"  {title}: {done:,} of {total:,}")
 
             yield report
 
     @contextmanager
-    def live(self) -> Iterator[Callable[[str], None]]:
-        """Give a function to call with each new state, in a line."""
+    def live(self) -> Iterator[Callable[[str, RenderableType], None]]:
+        """Give a function to call with each new state: a line, and a picture for a terminal."""
         if not self.console.is_terminal:
-            yield _Rarely(self.console).print
+            plain = _rarely(self.console)
+            yield lambda line, _picture: plain(line)
             return
         with Live(console=self.console, transient=True, auto_refresh=False) as live:
-            yield lambda line: live.update(Text(line), refresh=True)
+            yield lambda _line, picture: live.update(picture, refresh=True)
 
 
-class _Rarely:
-    """Prints a line only where no terminal shows a live picture, and not too often."""
+def _rarely(console: Console) -> Callable[[str], None]:
+    """Return what prints a line where no terminal shows a picture, and not too often."""
+    next_s = 0.0
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._next_s = 0.0
-
-    def print(self, line: str) -> None:
+    def say(line: str) -> None:
+        nonlocal next_s
         now_s = time.monotonic()
-        if not self._console.is_terminal and now_s >= self._next_s:
-            self._next_s = now_s + PLAIN_INTERVAL_S
-            self._console.print(line, highlight=False, soft_wrap=True)
+        if not console.is_terminal and now_s >= next_s:
+            next_s = now_s + PLAIN_INTERVAL_S
+            console.print(line, highlight=False, soft_wrap=True)
+
+    return say

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from examples.demo import DemoError
 from examples.demo.children import Child
-from examples.demo.frame import Frame, Options, Pace, Servers, make_topics, servers
+from examples.demo.frame import Frame, Pace, Servers, make_topics, servers
 from examples.demo.jobs import PLANS
 from metrics.clock import MS_PER_SECOND
 from proxy.devkit.jars import connector_jars
@@ -48,15 +48,6 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
-    """What is written at first, while each query has its first batch, which takes Spark long."""
-
-    rate: float
-    """Records per second."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class Trial:
     """What is run."""
 
@@ -70,7 +61,9 @@ class Trial:
     """Said when processing slows down."""
     fast_text: str
     """Said when it is fast again."""
-    warm_up: WarmUp | None = None
+    warm_up: tuple[float, float] | None = None
+    """Records per second, and for how many seconds: what is written at first, while each query has
+    its first batch, which takes Spark long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +98,8 @@ class Sample:
     is_held: bool
     """Whether a query is held back for another one."""
 
-    @property
-    def text(self) -> str:
-        """Says that it is held now, or no more."""
-        return "held" if self.is_held else "free"
+    text: str
+    """Says, when that changes, how it is now."""
 
 
 S = TypeVar("S", bound=Sample)
@@ -137,21 +128,19 @@ class Claim:
 
 
 def measure(
-    trial: Trial, look: Callable[[str, float], S], frame: Frame, options: Options
+    trial: Trial,
+    look: Callable[[str, float], S],
+    frame: Frame,
+    _megabytes: int | None,
+    brief: bool,
 ) -> Seen[S]:
     """Run a trial from the broker's start to the end of its queries.
 
-    Args:
-        trial: what is run.
-        look: asks the proxy at its admin address; gets the time in seconds since the epoch. As
-            long as its sample says that a query is held, the queries go on when all is written,
-            but not for longer than RELEASE_TIMEOUT_S.
-        frame: where.
-        options: whether it is brief.
-
-    Raises one of the kinds of `DevkitError`.
+    `look` asks the proxy at its admin address; it gets the time in seconds since the epoch. As long
+    as its sample says that a query is held, the queries go on when all is written, but not for
+    longer than RELEASE_TIMEOUT_S. Raises one of the kinds of `DevkitError`.
     """
-    plan, timing = PLANS[trial.plan], trial.brief if options.brief else trial.full
+    plan, timing = PLANS[trial.plan], trial.brief if brief else trial.full
     topics = (plan.topic, *(job.produces for job in plan.jobs))
     example = f"demo-{trial.plan}.yaml"
     with servers(frame, example, lambda to: make_topics(to, topics, plan.partitions)) as running:
@@ -159,6 +148,7 @@ def measure(
         with frame.start(
             "queries",
             "queries",
+            "plan",
             plan=trial.plan,
             bootstrap=running.bootstrap,
             proxy=running.admin_url,
@@ -186,16 +176,17 @@ def _feed(
 
 def _warm_up(trial: Trial, frame: Frame, running: Servers, queries: Child) -> Sequence[Child]:
     """Return what has fed the queries, if anything has; they have begun then."""
-    warm_up, names = trial.warm_up, {job.name for job in PLANS[trial.plan].jobs}
-    if warm_up is None:
+    names = {job.name for job in PLANS[trial.plan].jobs}
+    if trial.warm_up is None:
         return ()
+    rate, seconds = trial.warm_up
 
     def have_begun() -> bool | None:
         return {line.get("query") for line in queries.objects()} >= names or None
 
-    with _feed("warm-up", trial, frame, running, warm_up.rate, warm_up.seconds) as feed:
+    with _feed("warm-up", trial, frame, running, rate, seconds) as feed:
         queries.wait_for(have_begun, "had their first batches", START_TIMEOUT_S)
-        feed.await_end(warm_up.seconds + FEED_TIMEOUT_S)
+        feed.await_end(seconds + FEED_TIMEOUT_S)
         return (feed,)
 
 
@@ -309,17 +300,11 @@ def read_text(url: str) -> str:
         ) from error
 
 
-def progress(admin_url: str) -> list[dict[str, Any]]:
-    """Return what the proxy knows of each query; docs/api.md has the form. Raises DemoError."""
-    queries: list[dict[str, Any]] = json.loads(read_text(f"{admin_url}/v1/progress"))["queries"]
-    return queries
-
-
-def lag_of(queries: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return by query how many records it has not completed, from `progress`."""
+def lag_of(admin_url: str) -> dict[str, int]:
+    """Return by query how many records it has not completed. Raises DemoError."""
     return {
         query["name"]: sum(part["lag_records"] or 0 for part in query["partitions"])
-        for query in queries
+        for query in json.loads(read_text(f"{admin_url}/v1/progress"))["queries"]
     }
 
 

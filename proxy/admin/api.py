@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -10,16 +11,8 @@ from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.overrides import parse_override
-from proxy.admin.pipeline_documents import PipelineDocuments
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, limited, written
-from proxy.admin.replies import (
-    HEADERS,
-    ApiError,
-    answer,
-    answer_in_slices,
-    json_body,
-    whole_number,
-)
+from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.progress.query import MAX_PARTITIONS
@@ -49,32 +42,21 @@ _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or l
 _log = get_logger(__name__)
 
 
-class Api:
-    """The handlers; `clock_ms` is the monotonic time."""
+@dataclass(frozen=True, slots=True)
+class ApiRoutes:
+    """The handlers."""
 
-    def __init__(
-        self,
-        clients: ClientDocuments,
-        rules: RuleRegistry,
-        status: Status,
-        reports: Reports,
-        queries: QueryDocuments,
-        pipelines: PipelineDocuments,
-        *,
-        clock_ms: Callable[[], float],
-        slices: Slices,
-    ) -> None:
-        self._clients = clients
-        self._rules = rules
-        self._status = status
-        self._reports = reports
-        self._queries = queries
-        self._pipelines = pipelines
-        self._clock_ms = clock_ms
-        self._slices = slices
+    clients: ClientDocuments
+    rules: RuleRegistry
+    status: Status
+    reports: Reports
+    queries: QueryDocuments
+    clock_ms: Callable[[], float]
+    """The monotonic time."""
+    slices: Slices
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
+        """Return the handlers by method and path."""
         return [
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
@@ -89,99 +71,87 @@ class Api:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         text, limit = _filter_and_limit(request)
-        document = await self._status.document(text, limit, self._clock_ms(), time.time())
-        return await answer_in_slices(document, self._slices)
+        document = await self.status.document(text, limit, self.clock_ms(), time.time())
+        return await answer_in_slices(document, self.slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = _filter_and_limit(request)
-        found = await self._clients.closest_to_bound(text, limit)
-        described = await self._clients.describe(found.rows, self._clock_ms())
-        unbounded = await self._clients.unbounded(text, limit)
+        found = await self.clients.closest_to_bound(text, limit)
+        described = await self.clients.describe(found.rows, self.clock_ms())
+        unbounded = await self.clients.unbounded(text, limit)
         document = {"total": found.total, "clients": described, **unbounded}
-        return await answer_in_slices(document, self._slices)
+        return await answer_in_slices(document, self.slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
         entity = _tail(request, CLIENTS_PATH)
-        rows = await self._clients.of_entity(entity)
+        rows = await self.clients.of_entity(entity)
         if not rows:
-            raise ApiError(
-                404,
-                f"no client is measured as {entity!r}",
-                "see GET /v1/clients; one that sent nothing for an hour is forgotten",
-            )
-        described = await self._clients.describe(rows, self._clock_ms())
+            fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
+            raise ApiError(404, f"no client is measured as {entity!r}", fix)
+        described = await self.clients.describe(rows, self.clock_ms())
         quotas = [
-            {**document, "connected": self._clients.explain(row)}
+            {**document, "connected": self.clients.explain(row)}
             for row, document in zip(rows, described, strict=True)
         ]
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        entries = await self._slices.collect(map(rule_entry, self._rules.entries()))
-        return await answer_in_slices({"quotas": entries}, self._slices)
+        entries = await self.slices.collect(map(rule_entry, self.rules.entries()))
+        return await answer_in_slices({"quotas": entries}, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        body = await json_body(request, MAX_OVERRIDE_BYTES)
-        override = parse_override(body)
+        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
         try:
-            entry = self._rules.put(keys, override.bounds, override.scope, override.by, time.time())
+            entry = self.rules.put(keys, override.bounds, override.scope, override.by, time.time())
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        _log.info(
-            "quota overridden", selector=selector(keys), by=override.by, remote=request.remote
-        )
+        name = selector(keys)
+        _log.info("quota overridden", selector=name, by=override.by, remote=request.remote)
         return answer(rule_entry(entry))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         name = selector(keys)
         try:
-            deleted = self._rules.delete(keys)
+            deleted = self.rules.delete(keys)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
         if not deleted:
-            raise ApiError(
-                404,
-                f"no override is in force for {name}",
-                "see GET /v1/quotas; rules of the file are changed in the file",
-            )
+            fix = "see GET /v1/quotas; rules of the file are changed in the file"
+            raise ApiError(404, f"no override is in force for {name}", fix)
         _log.info("quota override deleted", selector=name, remote=request.remote)
         return answer({"deleted": name})
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
         try:
-            return answer(await self._reports.accept(raw))
+            return answer(await self.reports.accept(raw))
         except ReportRefused as error:
-            raise ApiError(
-                error.status, error.message, error.fix, reason=str(error.reason)
-            ) from None
+            reason = str(error.reason)
+            raise ApiError(error.status, error.message, error.fix, reason=reason) from None
 
     async def _get_progress(self, request: web.Request) -> web.Response:
         limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
-        name = request.query.get("query")
         documents = _named(
-            name,
-            self._queries.documents(),
-            f"no query {name!r} is followed",
+            request.query.get("query"),
+            self.queries.documents(),
+            "no query {!r} is followed",
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        shown = [limited(document, limit) for document in documents]
-        body = await asyncio.to_thread(written, shown)
+        body = await asyncio.to_thread(written, [limited(each, limit) for each in documents])
         return web.Response(
             body=body, content_type="application/json", charset="utf-8", headers=HEADERS
         )
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
-        name = request.query.get("pipeline")
         documents = _named(
-            name,
-            self._pipelines.documents(),
-            f"there is no pipeline {name!r}",
+            request.query.get("pipeline"),
+            self.status.pipelines(),
+            "there is no pipeline {!r}",
             "see GET /v1/pipelines for those that there are; name it under pipelines in the "
             "configuration",
         )
@@ -219,13 +189,8 @@ def _tail(request: web.Request, path: str) -> str:
 def _named(
     name: str | None, documents: Sequence[Document], unknown: str, fix: str
 ) -> Sequence[Document]:
-    """Return the documents of this name, or all when None.
-
-    Raises ApiError with status 404, `unknown` and `fix` when there is none.
-    """
-    if name is None:
-        return documents
-    found = [document for document in documents if document["name"] == name]
-    if not found:
-        raise ApiError(404, unknown, fix)
+    """Return the documents of this name, or all when None; ApiError with 404 when there is none."""
+    found = [each for each in documents if name in (None, each["name"])]
+    if name is not None and not found:
+        raise ApiError(404, unknown.format(name), fix)
     return found

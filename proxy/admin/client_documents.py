@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
@@ -34,60 +34,43 @@ class FoundRows:
     """Sensors of which a response waits."""
 
 
+@dataclass(slots=True)
 class ClientDocuments:
-    """Bounded clients as documents for JSON.
+    """Bounded clients as documents for JSON."""
 
-    Args:
-        quotas: whose sensors are shown.
-        rules: says where their rules come from.
-        queries: says what is behind an adaptive bound.
-        slices: in which all of them are walked over.
-        clock_ms: the monotonic time that `quotas` is fed with.
-
-    """
-
-    def __init__(
-        self,
-        quotas: QuotaManager,
-        rules: RuleRegistry,
-        queries: QueryDocuments,
-        slices: Slices,
-        clock_ms: Callable[[], float],
-    ) -> None:
-        self._quotas = quotas
-        self._rules = rules
-        self._queries = queries
-        self._slices = slices
-        self._clock_ms = clock_ms
-        self._measuring = asyncio.Lock()
-        # By text and limit, with the time from which on it is not shown any more.
-        self._found: dict[tuple[str, int], tuple[float, FoundRows]] = {}
+    quotas: QuotaManager
+    rules: RuleRegistry
+    queries: QueryDocuments
+    """Says what is behind an adaptive bound."""
+    slices: Slices
+    """In which all of them are walked over."""
+    clock_ms: Callable[[], float]
+    """The monotonic time that `quotas` is fed with."""
+    _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _found: dict[tuple[str, int], tuple[float, FoundRows]] = field(default_factory=dict, init=False)
+    """By text and limit, with the time from which on it is not shown any more."""
 
     async def closest_to_bound(self, text: str, limit: int) -> FoundRows:
         """Return the rows of the throttled clients, then of those closest to their bound.
 
-        They come from a walk over all sensors that ended at most `FRESH_MS` ago.
-
-        Args:
-            text: lower case; only rows that have it in their entity, or in the user or client id of
-                a connected client. Empty: every row.
-            limit: at most so many; 0 or more.
-
+        They come from a walk over all sensors that ended at most `FRESH_MS` ago: at most `limit`,
+        0 or more, that have `text`, in lower case, in their entity, or in the user or client id of
+        a connected client.
         """
         async with self._measuring:
-            now_ms = self._clock_ms()
+            now_ms = self.clock_ms()
             self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
             known = self._found.get((text, limit))
             if known is None:
                 found = await self._walk(text, limit)
-                known = self._found[text, limit] = self._clock_ms() + FRESH_MS, found
+                known = self._found[text, limit] = self.clock_ms() + FRESH_MS, found
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
         """Return a row for each sensor of an entity."""
-        rows = self._quotas.rows(self._clock_ms)
+        rows = self.quotas.rows(self.clock_ms)
         found = (row if row is not None and row.entity == entity else None for row in rows)
-        return [row for row in await self._slices.collect(found) if row is not None]
+        return [row for row in await self.slices.collect(found) if row is not None]
 
     async def _walk(self, text: str, limit: int) -> FoundRows:
         # The other rows are not kept: that many at once would bring on Python's full collections.
@@ -96,86 +79,76 @@ class ClientDocuments:
 
         def count() -> Iterator[None]:
             nonlocal total, throttled, held
-            for row in self._quotas.rows(self._clock_ms):
+            for row in self.quotas.rows(self.clock_ms):
                 if row is not None:
                     total += 1
                     throttled += row.throttled
                     held += row.hold_until_ms is not None
-                    if _mentions(row, text):
+                    if text in row.entity.lower() or any(
+                        _names(each, text) for each in row.clients
+                    ):
                         found.add((row.throttled, share(row)), row)
                 yield
 
-        await self._slices.collect(count())
+        await self.slices.collect(count())
         return FoundRows(found.descending(), total, throttled, held)
 
     async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
         in_force = self._in_force()
-        return await self._slices.collect(
-            {**_row(row, in_force, now_ms), **self._adaptive(row)} for row in rows
+        return await self.slices.collect(
+            {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)} for row in rows
         )
 
     def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
         in_force = self._in_force()
-        return [
-            {**_client(client), "quotas": self._considered(client, in_force)}
-            for client in row.clients
-        ]
+        documents = []
+        for client in row.clients:
+            rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
+            for each in self.quotas.explain(client):
+                rules[each.kind].append(
+                    {
+                        **_rule(each.rule, in_force),
+                        "bound": each.rule.bounds[each.kind],
+                        "chosen": each.chosen,
+                        "reason": each.reason,
+                    }
+                )
+            quotas = [{"quota": str(kind), "rules": found} for kind, found in rules.items()]
+            documents.append({**_client(client), "quotas": quotas})
+        return documents
 
     async def unbounded(self, text: str, limit: int) -> Document:
         """Return how many connected clients no rule bounds, and which; arguments as above."""
-        clients = self._quotas.unbounded()
-        found: list[ClientIdentity] = []
+        clients = self.quotas.unbounded()
+        found: list[Document] = []
 
         def choose() -> Iterator[None]:
             for client in clients:
                 if len(found) == limit:
                     return
                 if _names(client, text):
-                    found.append(client)
+                    found.append(_client(client))
                 yield
 
-        await self._slices.collect(choose())
-        return {"unbounded": len(clients), "unbounded_clients": _clients(found)}
+        await self.slices.collect(choose())
+        return {"unbounded": len(clients), "unbounded_clients": found}
 
-    def _considered(self, client: ClientIdentity, in_force: dict[str, RuleEntry]) -> list[Document]:
-        considered = self._quotas.explain(client)
-        return [
-            {
-                "quota": str(kind),
-                "rules": [
-                    {
-                        **_rule(each.rule, in_force),
-                        "bound": each.rule.bounds[kind],
-                        "chosen": each.chosen,
-                        "reason": each.reason,
-                    }
-                    for each in considered
-                    if each.kind is kind
-                ],
-            }
-            for kind in QuotaKind
-        ]
-
-    def _adaptive(self, row: QuotaRow) -> Document:
+    def _adaptive(self, row: QuotaRow) -> Document | None:
         if row.static_bound is None:
-            return {"static_bound": None, "adaptive": None}
-        known = self._queries.adaptive().get(row.entity, {})
+            return None
+        known = self.queries.adaptive().get(row.entity, {})
         return {
-            "static_bound": row.static_bound,
-            "adaptive": {
-                "rate_records": known.get("rate"),
-                "bound": row.bound,
-                "reason": row.reason,
-                "bound_age_s": known.get("bound_age_s"),
-            },
+            "rate_records": known.get("rate"),
+            "bound": row.bound,
+            "reason": row.reason,
+            "bound_age_s": known.get("bound_age_s"),
         }
 
     def _in_force(self) -> dict[str, RuleEntry]:
-        return {
-            selector(entry.rule.keys): entry for entry in self._rules.entries() if entry.in_force
-        }
+        entries = self.rules.entries()
+        return {selector(entry.rule.keys): entry for entry in entries if entry.in_force}
 
 
 def iso(at_s: float | None) -> str | None:
@@ -201,7 +174,7 @@ def rule_entry(entry: RuleEntry) -> Document:
 
 
 def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Document:
-    ends_ms = row.hold_until_ms if row.hold_until_ms is not None else now_ms
+    left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
     return {
         "entity": row.entity,
         "quota": str(row.kind),
@@ -212,18 +185,13 @@ def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Docume
         "throttled": row.throttled,
         "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
-        "hold_ends_in_s": (
-            round((ends_ms - now_ms) / MS_PER_SECOND, 3) if _is_held(row, now_ms) else None
-        ),
+        "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
         "waiting": row.waiting,
         "rule": _rule(row.rule, in_force),
         "client_count": row.client_count,
-        "clients": _clients(row.clients),
+        "clients": list(map(_client, row.clients)),
+        "static_bound": row.static_bound,
     }
-
-
-def _clients(clients: Sequence[ClientIdentity]) -> list[Document]:
-    return [_client(client) for client in clients]
 
 
 def _client(client: ClientIdentity) -> Document:
@@ -242,15 +210,6 @@ def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
         "by": entry.by if entry else None,
         "at": iso(entry.at_s) if entry else None,
     }
-
-
-def _is_held(row: QuotaRow, now_ms: float) -> bool:
-    """Return whether a response of this sensor waits now."""
-    return row.hold_until_ms is not None and row.hold_until_ms > now_ms
-
-
-def _mentions(row: QuotaRow, text: str) -> bool:
-    return text in row.entity.lower() or any(_names(client, text) for client in row.clients)
 
 
 def _names(client: ClientIdentity, text: str) -> bool:

@@ -2,10 +2,10 @@
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from structlog import get_logger
 
 from proxy.admin.replies import ApiError
@@ -15,54 +15,27 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _SCHEME = "Bearer "
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 _log = get_logger(__name__)
 
 
-class Guard:
-    """What a request must show.
+def guard(token: str | None) -> Middleware:
+    """Return the middleware that answers only requests that show what they must.
 
     With a token: the token, to change anything. Without one the server is on loopback, where the
     danger is a web page in a browser on the same machine. It may send requests here, and by DNS
     rebinding (its own name made to point at 127.0.0.1) read the answers. So then the `Host` must
     be an address or `localhost`, which no attacker's name is, and an `Origin`, which browsers add
     to what changes something, must be this server's.
-
-    Args:
-        token: the bearer token; None asks for none.
-
     """
 
-    def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else token.encode()
-
-    def check(self, request: web.Request) -> None:
-        """Raise ApiError for a request that must not pass."""
-        if self._token is None:
-            _refuse_foreign_host(request)
-            _refuse_foreign_origin(request)
-        elif request.method not in SAFE_METHODS:
-            self._require_token(request, self._token)
-
-    def _require_token(self, request: web.Request, token: bytes) -> None:
-        given = request.headers.get("Authorization", "")
-        # Undecodable header bytes arrive as surrogates; they must not make the comparison fail.
-        shown = given.removeprefix(_SCHEME).strip().encode("utf-8", "surrogateescape")
-        if given.startswith(_SCHEME) and hmac.compare_digest(shown, token):
-            return
-        raise ApiError(
-            401,
-            "the token is wrong" if given else "a token is needed to change something",
-            "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file",
-            {"WWW-Authenticate": 'Bearer realm="quota-proxy"'},
-        )
-
     @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the request, then answer it; failures become JSON."""
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            self.check(request)
+            if token is None:
+                _refuse_foreign_host(request)
+                _refuse_foreign_origin(request)
+            elif request.method not in SAFE_METHODS:
+                _require_token(request, token)
             return await handler(request)
         except ApiError as error:
             return error.response()
@@ -75,16 +48,28 @@ class Guard:
             fix = "look at the proxy's log; the request may be sent again"
             return ApiError(500, "the proxy failed to answer this request", fix).response()
 
+    return answer
+
+
+def _require_token(request: web.Request, token: str) -> None:
+    given = request.headers.get("Authorization", "")
+    # Undecodable header bytes arrive as surrogates; they must not make the comparison fail.
+    shown = given.removeprefix(_SCHEME).strip().encode("utf-8", "surrogateescape")
+    if given.startswith(_SCHEME) and hmac.compare_digest(shown, token.encode()):
+        return
+    raise ApiError(
+        401,
+        "the token is wrong" if given else "a token is needed to change something",
+        "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file",
+        {"WWW-Authenticate": 'Bearer realm="quota-proxy"'},
+    )
+
 
 def _refuse_foreign_host(request: web.Request) -> None:
     host = request.headers.get("Host")
-    if host is None or _is_own_name(host):  # every browser sends one
-        return
-    raise ApiError(
-        421,
-        f"the Host {host!r} is not this server's",
-        "ask for localhost or 127.0.0.1, or set admin.token_file",
-    )
+    if host is not None and not _is_own_name(host):  # every browser sends one
+        fix = "ask for localhost or 127.0.0.1, or set admin.token_file"
+        raise ApiError(421, f"the Host {host!r} is not this server's", fix)
 
 
 def _is_own_name(host: str) -> bool:
@@ -97,14 +82,10 @@ def _is_own_name(host: str) -> bool:
 
 def _refuse_foreign_origin(request: web.Request) -> None:
     origin = request.headers.get("Origin")
-    if request.method in SAFE_METHODS or origin is None:
-        return
-    if origin != f"http://{request.headers.get('Host')}":
-        raise ApiError(
-            403,
-            f"the request comes from a page of {origin!r}",
-            "send it from a program on this machine, or set admin.token_file",
-        )
+    own = f"http://{request.headers.get('Host')}"
+    if request.method not in SAFE_METHODS and origin not in (None, own):
+        fix = "send it from a program on this machine, or set admin.token_file"
+        raise ApiError(403, f"the request comes from a page of {origin!r}", fix)
 
 
 def _known(error: web.HTTPException) -> ApiError:

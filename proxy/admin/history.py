@@ -4,10 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush, heapreplace
 from itertools import groupby
-from typing import Any, Generic, Protocol, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
+from proxy.quota.manager import MeasuredRate
+from proxy.quota.meter import QuotaRow
 
 INTERVAL_MS = 5_000.0
 """Between two samples."""
@@ -18,7 +21,7 @@ SAMPLES = 120
 MAX_SERIES = 200
 """How many series are kept; about 5 kB each."""
 
-
+Measured: TypeAlias = MeasuredRate | QuotaRow
 Key = tuple[str, QuotaKind]
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -46,26 +49,6 @@ class Largest(Generic[T]):
         return [thing for _, _, thing in sorted(self._heap, reverse=True)]
 
 
-class Measured(Protocol):
-    """What one sensor measured."""
-
-    @property
-    def entity(self) -> str:
-        """Whose traffic it is."""
-
-    @property
-    def kind(self) -> QuotaKind:
-        """Which quota it is held to."""
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second, or percent."""
-
-    @property
-    def bound(self) -> float:
-        """In the same unit."""
-
-
 class _Series:
     """Samples of one sensor, the oldest first; the last is of the latest tick."""
 
@@ -81,7 +64,7 @@ class _Series:
 
     def peak(self) -> float:
         """Return the highest share of the bound."""
-        return max(map(_share, self.rates, self.bounds))
+        return max(rate / bound for rate, bound in zip(self.rates, self.bounds, strict=True))
 
 
 class History:
@@ -94,8 +77,6 @@ class History:
     Args:
         readings: measures each sensor when it is asked for the next, `QuotaManager.measured_rates`.
         interval_ms: between two samples; above 0.
-        samples: how many are kept of each series.
-        max_series: how many series are kept.
 
     """
 
@@ -115,7 +96,6 @@ class History:
         self._next_ms: float | None = None
 
     def __len__(self) -> int:
-        """How many series are kept."""
         return len(self._series)
 
     def due(self, now_ms: float) -> bool:
@@ -128,12 +108,7 @@ class History:
         return True
 
     def sample(self, clock_ms: Clock) -> Iterator[None]:
-        """Take a sample in small steps, between which `document` may be called.
-
-        Args:
-            clock_ms: the monotonic time.
-
-        """
+        """Take a sample in small steps, between which `document` may be called."""
         known: dict[Key, Measured] = {}
         new: Largest[Measured] = Largest(self._max_series)
         for measured in self._readings(clock_ms):
@@ -165,22 +140,14 @@ class History:
         series = self._series.get((row.entity, row.kind))
         if series is None:
             return None
+        runs = groupby(enumerate(series.bounds), key=itemgetter(1))
         return {
             "interval_s": self._interval_ms / MS_PER_SECOND,
             "rates": [round(rate, 1) for rate in series.rates],
-            "bounds": list(_changes(series.bounds)),
+            "bounds": [next(run) for _, run in runs],
         }
 
 
 def share(measured: Measured) -> float:
     """Return a rate as a share of its bound; above 1 is over it."""
-    return _share(measured.rate, measured.bound)
-
-
-def _share(rate: float, bound: float) -> float:
-    return rate / bound
-
-
-def _changes(bounds: Iterable[float]) -> Iterable[tuple[int, float]]:
-    for bound, run in groupby(enumerate(bounds), key=lambda pair: pair[1]):
-        yield next(run)[0], bound
+    return measured.rate / measured.bound

@@ -11,6 +11,7 @@ from proxy.quota.validation import find_bound_problems, parse_scope
 from proxy.quota.values import BadValueError
 
 MAX_BY_CHARS = 200
+MAX_SHOWN_CHARS = 60
 
 Value = TypeVar("Value")
 
@@ -20,13 +21,12 @@ _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A quota to put in force."""
+    """A quota to put in force, and who sets it."""
 
     bounds: Mapping[QuotaKind, float]
     """Bytes per second, or percent; at least one."""
     scope: str
     by: str | None
-    """Who sets it."""
 
 
 def parse_override(body: bytes) -> Override:
@@ -38,11 +38,8 @@ def parse_override(body: bytes) -> Override:
     unknown = sorted(set(document) - set(_KEYS))
     if unknown:
         raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_KEYS)}")
-    bounds = {
-        kind: _parsed(kind, kind.unit.parse, document[kind])
-        for kind in QuotaKind
-        if kind in document
-    }
+    given = [kind for kind in QuotaKind if kind in document]
+    bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems((), bounds):
         raise _bad(f"the body {problem.message}", problem.fix)
@@ -70,20 +67,17 @@ def _parsed(key: str, parse: Callable[[object], Value], value: object) -> Value:
 
 def _by(value: object) -> str | None:
     # What is not printable could not be stored (lone surrogates), or would spoil a log or terminal.
-    if value is None or (
-        isinstance(value, str) and len(value) <= MAX_BY_CHARS and value.isprintable()
-    ):
-        return value or None
-    raise _bad(
-        f"by: {_shown(value)} is not a name", f"write up to {MAX_BY_CHARS} printable characters"
-    )
+    is_name = isinstance(value, str) and len(value) <= MAX_BY_CHARS and value.isprintable()
+    if value is None or is_name:
+        return str(value) if value else None
+    fix = f"write up to {MAX_BY_CHARS} printable characters"
+    raise _bad(f"by: {_shown(value)} is not a name", fix)
 
 
 def _shown(value: object) -> str:
     """Quote a value in a message, cut where it is long."""
-    most = 60
     text = json.dumps(value) if not isinstance(value, dict | list) else "a collection"
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _bad(what: str, fix: str) -> ApiError:

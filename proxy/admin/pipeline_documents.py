@@ -1,10 +1,10 @@
 """Describes pipelines: in full for `/v1/pipelines`, briefly for the status."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import nlargest
+from operator import itemgetter
 
-from proxy.admin.cached import Cached
-from proxy.admin.query_documents import Document, Reports, cut
+from proxy.admin.query_documents import Document, chosen, cut
 
 MAX_SUMMARIES = 50
 """Pipelines in the status document."""
@@ -16,23 +16,12 @@ REDUCED = "reduced"
 """State of a node that is held to a rate."""
 
 
-class PipelineDocuments:
-    """All pipelines as documents, made again as rarely as their size demands."""
+def summaries(documents: Sequence[Document]) -> list[Document]:
+    """Return the pipelines briefly: the full first, then those with most that is held.
 
-    def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
-        self._documents = Cached(reports.pipelines, clock_ms)
-
-    def documents(self) -> Sequence[Document]:
-        """Return all that there is to show of each pipeline."""
-        return self._documents.get()
-
-    def summaries(self) -> list[Document]:
-        """Return the pipelines briefly: the full first, then those with most that is held.
-
-        At most MAX_SUMMARIES, with at most MAX_NODES stages and as many sources each.
-        """
-        documents = nlargest(MAX_SUMMARIES, self.documents(), key=_urgency)
-        return [_summary(document) for document in documents]
+    At most MAX_SUMMARIES, with at most MAX_NODES stages and as many sources each.
+    """
+    return [_summary(document) for document in nlargest(MAX_SUMMARIES, documents, key=_urgency)]
 
 
 def _urgency(document: Document) -> tuple[bool, int]:
@@ -48,34 +37,29 @@ def is_held(node: Document) -> bool:
 def _summary(document: Document) -> Document:
     completion = document["completion"]
     pending = completion["pending"]
+    oldest = min(pending["first"], key=itemgetter("started_s"), default=None)
     return {
         "name": document["name"],
-        "sources": [_node(node) for node in _chosen(document["sources"])],
+        "sources": [_node(node) for node in _shown(document["sources"])],
         "stages": [
             {
                 **_node(stage),
-                "upstream": stage["upstream"],
-                "alive": stage["alive"],
-                "received_rate": stage["received_rate"],
-                "processing_rate": stage["processing_rate"],
-                "lag": stage["lag"],
+                **chosen(stage, "upstream", "alive", "received_rate", "processing_rate", "lag"),
                 "waits": stage.get("waits"),
             }
-            for stage in _chosen(document["stages"])
+            for stage in _shown(document["stages"])
         ],
         "stages_total": len(document["stages"]),
         "pending": {key: value for key, value in pending.items() if key != "first"},
         "completed": completion["completed"],
         "failed": sum(completion["failed"].values()),
         "timed_out": completion["timed_out"],
-        "oldest": _oldest(pending["first"]),
+        "oldest": oldest and chosen(oldest, "stage", "batch", "waits_at", "started_s", "age_s"),
     }
 
 
-def _chosen(nodes: Sequence[Document]) -> Sequence[Document]:
+def _shown(nodes: Sequence[Document]) -> Sequence[Document]:
     """Return at most MAX_NODES, in their order; held ones are left off last."""
-    if len(nodes) <= MAX_NODES:
-        return nodes
     numbers = nlargest(MAX_NODES, range(len(nodes)), key=lambda number: is_held(nodes[number]))
     return [nodes[number] for number in sorted(numbers)]
 
@@ -83,20 +67,7 @@ def _chosen(nodes: Sequence[Document]) -> Sequence[Document]:
 def _node(node: Document) -> Document:
     change = node["last_change"]
     return {
-        "name": node["name"],
-        "state": node["state"],
-        "rate": node["rate"],
-        "normal_rate": node["normal_rate"],
-        "measured_rate": node["measured_rate"],
-        "held_by": node["held_by"],
+        **chosen(node, "name", "state", "rate", "normal_rate", "measured_rate", "held_by"),
         "reason": change and cut(change["reason"]),
         "since_s": change and change["at_s"],
-    }
-
-
-def _oldest(first: Sequence[Document]) -> Document | None:
-    """Return the pending source batch that began first, of those that are shown."""
-    oldest = min(first, key=lambda root: root["started_s"], default=None)
-    return oldest and {
-        key: oldest[key] for key in ("stage", "batch", "waits_at", "started_s", "age_s")
     }

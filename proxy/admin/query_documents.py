@@ -1,11 +1,16 @@
 """Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeVar
 
-from proxy.admin.cached import Cached
+COST_FACTOR = 20.0
+"""So many times as long as it took to make a thing is it shown again: many may be looking, and no
+client's traffic moves in that time."""
 
 MAX_SUMMARIES = 100
 """Queries in the status document."""
@@ -15,6 +20,8 @@ MAX_TEXT_CHARS = 300
 
 Document = Mapping[str, Any]
 """A JSON object."""
+
+T = TypeVar("T")
 
 
 class Reports(Protocol):
@@ -32,9 +39,31 @@ class Reports(Protocol):
     def pipelines(self) -> Sequence[Document]:
         """Return what there is to show of each pipeline, each of bounded size.
 
-        As proxy.pipeline.flow.PipelineFlow.document, and as `completion` what
+        As proxy.pipeline.flow_control.PipelineFlow.document, and as `completion` what
         proxy.pipeline.completion.Completion.document gives.
         """
+
+
+class Cached(Generic[T]):
+    """A thing that `make` makes again when COST_FACTOR times as long has passed as that took.
+
+    `clock_ms` is the monotonic time.
+    """
+
+    def __init__(self, make: Callable[[], T], clock_ms: Callable[[], float]) -> None:
+        self._make = make
+        self._clock_ms = clock_ms
+        self._made: T | None = None
+        self._stale_ms = -math.inf
+
+    def get(self) -> T:
+        """Return it as it was made last, or made now."""
+        started_ms = self._clock_ms()
+        if self._made is None or started_ms >= self._stale_ms:
+            self._made = self._make()
+            now_ms = self._clock_ms()
+            self._stale_ms = now_ms + COST_FACTOR * (now_ms - started_ms)
+        return self._made
 
 
 class QueryDocuments:
@@ -44,17 +73,10 @@ class QueryDocuments:
     """
 
     def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
-        self._reports = reports
-        self._documents = Cached(self._make_documents, clock_ms)
-        self._pressure = Cached(self._make_pressure, clock_ms)
-
-    def documents(self) -> Sequence[Document]:
-        """Return each query with its partitions, what backpressure does to it, and totals."""
-        return self._documents.get()
-
-    def adaptive(self) -> Mapping[str, Document]:
-        """Return what backpressure does, by the entity whose reading is bounded."""
-        return self._pressure.get()
+        self.documents = Cached(partial(_documents, reports), clock_ms).get
+        """Returns each query with its partitions, what backpressure does to it, and totals."""
+        self.adaptive = Cached(partial(_adaptive, reports), clock_ms).get
+        """Returns what backpressure does, by the entity whose reading is bounded."""
 
     def summaries(self, now_s: float) -> list[Document]:
         """Return the queries briefly: those that need somebody first, then those with most lag.
@@ -64,19 +86,17 @@ class QueryDocuments:
         documents = nlargest(MAX_SUMMARIES, self.documents(), key=_urgency)
         return [_summary(document, now_s) for document in documents]
 
-    def _make_documents(self) -> Sequence[Document]:
-        pressure = self._reports.pressure()
-        return [
-            {
-                **document,
-                "adaptive": pressure.get(document["name"]),
-                "totals": _totals(document["partitions"]),
-            }
-            for document in self._reports.progress()
-        ]
 
-    def _make_pressure(self) -> Mapping[str, Document]:
-        return {document["entity"]: document for document in self._reports.pressure().values()}
+def _documents(reports: Reports) -> Sequence[Document]:
+    adaptive = reports.pressure()
+    return [
+        {**each, "adaptive": adaptive.get(each["name"]), "totals": _totals(each["partitions"])}
+        for each in reports.progress()
+    ]
+
+
+def _adaptive(reports: Reports) -> Mapping[str, Document]:
+    return {document["entity"]: document for document in reports.pressure().values()}
 
 
 def limited(document: Document, most: int) -> Document:
@@ -84,13 +104,11 @@ def limited(document: Document, most: int) -> Document:
     partitions = document["partitions"]
     if len(partitions) <= most:
         return document
-    chosen = nlargest(
-        most,
-        partitions,
-        key=lambda each: (each["stuck_since"] is not None, each["lag_records"] or 0),
+    shown = nlargest(
+        most, partitions, lambda each: (each["stuck_since"] is not None, each["lag_records"] or 0)
     )
-    chosen.sort(key=lambda each: (each["topic"], each["partition"]))
-    return {**document, "partitions": chosen}
+    shown.sort(key=itemgetter("topic", "partition"))
+    return {**document, "partitions": shown}
 
 
 def written(documents: Iterable[Document]) -> bytes:
@@ -98,24 +116,22 @@ def written(documents: Iterable[Document]) -> bytes:
 
     It goes to another thread, and in small pieces: nothing else runs during one json.dumps.
     """
-    return f'{{"queries": [{", ".join(map(_written, documents))}]}}'.encode()
-
-
-def _written(document: Document) -> str:
-    head = json.dumps({key: value for key, value in document.items() if key != "partitions"})
-    partitions = ", ".join(map(json.dumps, document["partitions"]))
-    return f'{head[:-1]}, "partitions": [{partitions}]}}'
+    texts = []
+    for document in documents:
+        head = json.dumps({key: value for key, value in document.items() if key != "partitions"})
+        partitions = ", ".join(map(json.dumps, document["partitions"]))
+        texts.append(f'{head[:-1]}, "partitions": [{partitions}]}}')
+    return f'{{"queries": [{", ".join(texts)}]}}'.encode()
 
 
 def _totals(partitions: Sequence[Document]) -> Document:
     """Add partitions up; the lag in seconds is the longest. What is known of none is None."""
     lags = [each["lag_records"] for each in partitions if each["lag_records"] is not None]
+    ages = [each["lag_s"] for each in partitions if each["lag_s"] is not None]
     return {
         "partitions": len(partitions),
         "lag_records": sum(lags) if lags else None,
-        "lag_s": max(
-            (each["lag_s"] for each in partitions if each["lag_s"] is not None), default=None
-        ),
+        "lag_s": max(ages, default=None),
         "in_flight_records": sum(each["in_flight"]["records"] for each in partitions),
         "failed_records": sum(each["failed"]["records"] for each in partitions),
         "skipped_records": sum(each["skipped_records"] for each in partitions),
@@ -126,16 +142,12 @@ def _totals(partitions: Sequence[Document]) -> Document:
 def _summary(document: Document, now_s: float) -> Document:
     commit, batch, adaptive = document["commit"], document["batch"], document["adaptive"]
     return {
-        "name": document["name"],
-        "client_id": document["client_id"],
-        "state": document["state"],
+        **chosen(document, "name", "client_id", "state"),
         "error": cut(document["error"]),
         "advice": [cut(note["text"]) for note in document["advice"]],
         "batch": batch
         and {
-            "id": batch["id"],
-            "rows": batch["rows"],
-            "duration_s": batch["duration_s"],
+            **chosen(batch, "id", "rows", "duration_s"),
             "ended_ago_s": _ago(batch["ended"], now_s),
         },
         **document["totals"],
@@ -148,9 +160,7 @@ def _summary(document: Document, now_s: float) -> Document:
         },
         "adaptive": adaptive
         and {
-            "rate": adaptive["rate"],
-            "bound": adaptive["bound"],
-            "static_bound": adaptive["static_bound"],
+            **chosen(adaptive, "rate", "bound", "static_bound"),
             "reason": cut(adaptive["reason"]),
         },
     }
@@ -168,6 +178,11 @@ def _urgency(document: Document) -> tuple[bool, bool, bool, int]:
 
 def _ago(at_s: float | None, now_s: float) -> float | None:
     return None if at_s is None else round(max(now_s - at_s, 0.0), 1)
+
+
+def chosen(document: Document, *keys: str) -> Document:
+    """Return some members of a document, in this order."""
+    return {key: document[key] for key in keys}
 
 
 def cut(text: str | None) -> str | None:

@@ -1,10 +1,16 @@
-"""Reads what comes with an admin request, and writes the JSON that answers it."""
+"""Reads what comes with an admin request, and writes the answer: JSON, or a Prometheus scrape."""
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from proxy.admin.slices import Slices
 
@@ -14,33 +20,24 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 BODY_TIMEOUT_S = 10.0
 """How long a body may take to arrive."""
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+SAMPLES_AT_ONCE = 50
+"""Samples that are read and written in one step; it takes about half a millisecond."""
+
+
+@dataclass(eq=False)
 class ApiError(Exception):
-    """A request that is refused.
+    """A request that is refused, with what is wrong and how to mend it, for people."""
 
-    Args:
-        status: the HTTP status, 400 or above.
-        what: what is wrong, for people.
-        fix: how to mend it.
-        headers: what the status asks for, such as `Allow`.
-        reason: a word for programs, where several causes have one status.
-
-    """
-
-    def __init__(
-        self,
-        status: int,
-        what: str,
-        fix: str,
-        headers: Mapping[str, str] | None = None,
-        reason: str | None = None,
-    ) -> None:
-        super().__init__(what)
-        self.status = status
-        self.what = what
-        self.fix = fix
-        self.headers = headers or {}
-        self.reason = reason
+    status: int
+    """Of HTTP, 400 or above."""
+    what: str
+    fix: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What the status asks for, such as `Allow`."""
+    reason: str | None = None
+    """A word for programs, where several causes have one status."""
 
     def response(self) -> web.Response:
         """Return the answer: `{"error": what, "fix": how}`, with `"reason"` if there is one."""
@@ -83,11 +80,8 @@ async def json_body(request: web.Request, most_bytes: int) -> bytes:
     `most_bytes`, 415 when it is not said to be JSON.
     """
     if request.content_type != "application/json":
-        raise ApiError(
-            415,
-            f"the body is {request.content_type}, not JSON",
-            "send the header 'Content-Type: application/json'",
-        )
+        fix = "send the header 'Content-Type: application/json'"
+        raise ApiError(415, f"the body is {request.content_type}, not JSON", fix)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -108,3 +102,38 @@ def whole_number(request: web.Request, name: str, default: int, most: int) -> in
     if not (text.isascii() and text.isdecimal() and int(text[:9]) <= most):
         raise ApiError(400, f"{name}: {text!r} is not a number", f"write 0 to {most}")
     return int(text[:9])
+
+
+class _FamilyPart(Collector):
+    """Some samples of a family."""
+
+    def __init__(self, family: Metric, samples: Iterable[Sample]) -> None:
+        self._part = Metric(family.name, family.documentation, family.type, family.unit)
+        self._part.samples = list(samples)
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._part,)
+
+
+async def scrape(registry: CollectorRegistry, slices: Slices) -> bytearray:
+    """Return all metrics in Prometheus' text format.
+
+    Sensors are measured here, in the thread that feeds them, each at its own moment.
+    """
+    text = bytearray()
+    # Not joined in the end: several megabytes take milliseconds.
+    await slices.collect(map(text.extend, scrape_pieces(registry)))
+    return text
+
+
+def scrape_pieces(registry: CollectorRegistry) -> Iterator[bytes]:
+    """Yield the text that `generate_latest` gives, a few samples in each piece.
+
+    Families must not have `_created` series, which would stand behind the others.
+    """
+    for family in registry.collect():
+        head = generate_latest(_FamilyPart(family, ()))
+        yield head
+        samples = iter(family.samples)
+        while some := tuple(islice(samples, SAMPLES_AT_ONCE)):
+            yield generate_latest(_FamilyPart(family, some)).removeprefix(head)

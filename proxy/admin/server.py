@@ -2,20 +2,18 @@
 
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.api import Api
+from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.guard import Guard
+from proxy.admin.guard import guard
 from proxy.admin.history import History
-from proxy.admin.pages import page_routes
-from proxy.admin.pipeline_documents import PipelineDocuments
-from proxy.admin.query_documents import QueryDocuments, Reports
-from proxy.admin.replies import answer
-from proxy.admin.scrape import CONTENT_TYPE, scrape
+from proxy.admin.query_documents import Cached, QueryDocuments, Reports
+from proxy.admin.replies import CONTENT_TYPE, answer, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
@@ -24,6 +22,28 @@ from proxy.quota.rule_registry import RuleRegistry
 SHUTDOWN_TIMEOUT_S = 1.0
 """How long a request in progress may go on when the server stops."""
 
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_SCRIPTS = (
+    *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches"),
+    *("ask", "rows", "section", "chart", "format"),
+)
+
+PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/page/page.css": ("page.css", "text/css"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
+}
+"""File and content type by path. A closed list: no path of a request reaches the file system."""
 
 _quiet = logging.getLogger("proxy.admin.http")
 _quiet.addHandler(logging.NullHandler())
@@ -41,14 +61,8 @@ class AdminServer:
     Args:
         host: to bind; without a token only loopback.
         port: to bind; 0 for any free one.
-        metrics: what `/metrics` shows.
-        not_ready: says whether clients can be served.
-        quotas: whose clients are shown.
-        rules: where overrides go.
-        relay: gives the state of listeners, brokers and the like.
         history: samples for the charts; whoever made it takes them.
         clock_ms: the monotonic time that `quotas` is fed with.
-        reports: takes in the reports of queries, and knows their progress and the pipelines.
         token: the bearer token that a request must carry to change something, or None.
 
     """
@@ -73,23 +87,12 @@ class AdminServer:
         self._metrics = metrics
         self._not_ready = not_ready
         self._token = token
-        queries = QueryDocuments(reports, clock_ms)
-        pipelines = PipelineDocuments(reports, clock_ms)
         self._slices = Slices()
+        queries = QueryDocuments(reports, clock_ms)
         clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
-        status = Status(
-            relay, not_ready, clients, history, queries, pipelines, started_ms=clock_ms()
-        )
-        self._api = Api(
-            clients,
-            rules,
-            status,
-            reports,
-            queries,
-            pipelines,
-            clock_ms=clock_ms,
-            slices=self._slices,
-        )
+        pipelines = Cached(reports.pipelines, clock_ms).get
+        status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())
+        self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -102,14 +105,14 @@ class AdminServer:
         """Open the port. Raises AdminError."""
         if self._token is None and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        app = web.Application(middlewares=[Guard(self._token).middleware])
+        app = web.Application(middlewares=[guard(self._token)])
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 *self._api.routes(),
-                *page_routes(),
+                *_page_routes(),
             ]
         )
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
@@ -125,9 +128,8 @@ class AdminServer:
             await web.TCPSite(self._runner, self._host, self._port).start()
         except OSError as error:
             await self._runner.cleanup()
-            raise AdminError(
-                f"admin.bind: {self._host}:{self._port}: {error.strerror or error}"
-            ) from None
+            address = f"{self._host}:{self._port}"
+            raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
 
     async def stop(self) -> None:
         """Close the port and every connection."""
@@ -153,3 +155,21 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _page_routes() -> list[web.RouteDef]:
+    """Read the files of the status page once and return their routes."""
+    folder = files("proxy.admin") / "page"
+    return [
+        web.get(path, _file((folder / name).read_text("utf-8"), content_type))
+        for path, (name, content_type) in PAGE_FILES.items()
+    ]
+
+
+def _file(text: str, content_type: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def give(_: web.Request) -> web.Response:
+        return web.Response(
+            text=text, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS
+        )
+
+    return give

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy import __version__
-from proxy.admin.client_documents import ClientDocuments, Document, iso
+from proxy.admin.client_documents import ClientDocuments, iso
 from proxy.admin.history import History
-from proxy.admin.pipeline_documents import PipelineDocuments
-from proxy.admin.query_documents import QueryDocuments
+from proxy.admin.pipeline_documents import summaries
+from proxy.admin.query_documents import Document, QueryDocuments
 
 NotReady = Callable[[], str | None]
 """Gives the reason why the proxy can't serve clients now, None when it can."""
@@ -63,56 +63,33 @@ class RelayStatus:
     """`delay` or `mute`."""
 
 
+@dataclass(frozen=True, slots=True)
 class Status:
-    """Builds the document.
+    """Builds the document."""
 
-    Args:
-        relay: gives the state of the relay; cheap.
-        not_ready: says whether clients can be served.
-        clients: describes the bounded clients.
-        history: their last ten minutes.
-        queries: describes the queries that are followed.
-        pipelines: describes the pipelines.
-        started_ms: when the proxy started, on the monotonic clock.
-
-    """
-
-    def __init__(
-        self,
-        relay: Callable[[], RelayStatus],
-        not_ready: NotReady,
-        clients: ClientDocuments,
-        history: History,
-        queries: QueryDocuments,
-        pipelines: PipelineDocuments,
-        *,
-        started_ms: float,
-    ) -> None:
-        self._relay = relay
-        self._not_ready = not_ready
-        self._clients = clients
-        self._history = history
-        self._queries = queries
-        self._pipelines = pipelines
-        self._started_ms = started_ms
+    relay: Callable[[], RelayStatus]
+    not_ready: NotReady
+    clients: ClientDocuments
+    history: History
+    queries: QueryDocuments
+    pipelines: Callable[[], Sequence[Document]]
+    """Returns all that there is to show of each pipeline."""
+    started_ms: float
+    """When the proxy started, on the monotonic clock."""
 
     async def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
-        """Return the status at a time.
+        """Return the status at a time: on the monotonic clock, and since the epoch.
 
-        Args:
-            text: as in `ClientDocuments.closest_to_bound`, like `limit`; it chooses the clients.
-            limit: how many of them at most.
-            now_ms: the monotonic time.
-            now_s: the same time since the epoch.
-
+        `text` and `limit` choose the clients, as in `ClientDocuments.closest_to_bound`.
         """
-        relay, reason = self._relay(), self._not_ready()
-        found = await self._clients.closest_to_bound(text, limit)
-        described = await self._clients.describe(found.rows, now_ms)
+        relay, reason = self.relay(), self.not_ready()
+        found = await self.clients.closest_to_bound(text, limit)
+        described = await self.clients.describe(found.rows, now_ms)
+        pipelines = self.pipelines()
         return {
             "version": __version__,
             "at": iso(now_s),
-            "uptime_s": round((now_ms - self._started_ms) / MS_PER_SECOND, 1),
+            "uptime_s": round((now_ms - self.started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,
             "not_ready_reason": reason,
             "throttle_mode": relay.throttle_mode,
@@ -128,12 +105,12 @@ class Status:
             "throttled": found.throttled,
             "held": found.held,
             "clients": [
-                {**document, "history": self._history.document(row)}
+                {**document, "history": self.history.document(row)}
                 for row, document in zip(found.rows, described, strict=True)
             ],
-            **(await self._clients.unbounded(text, limit)),
-            "followed": len(self._queries.documents()),
-            "queries": self._queries.summaries(now_s),
-            "pipelines_total": len(self._pipelines.documents()),
-            "pipelines": self._pipelines.summaries(),
+            **(await self.clients.unbounded(text, limit)),
+            "followed": len(self.queries.documents()),
+            "queries": self.queries.summaries(now_s),
+            "pipelines_total": len(pipelines),
+            "pipelines": summaries(pipelines),
         }

@@ -51,9 +51,9 @@ def run_top(
 ) -> int:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
-    Keys: `q` quits, `c` shows clients, `s` Spark queries, `p` pipelines, `h` `n` `r` sort by hold,
-    name, rate. A proxy that stops answering while the view is up is said so, and asked again.
-    Printed once, queries and pipelines follow the clients.
+    A proxy that stops answering while the view is up is said so, and asked again. Printed once,
+    queries and pipelines follow the clients. Returns the exit code: 0, or 1 when the proxy could
+    not be reached at the start.
 
     Args:
         url: of the admin server, such as `http://127.0.0.1:9644`.
@@ -61,21 +61,14 @@ def run_top(
         console: where to draw; standard output when None.
         errors: where to complain; standard error when None.
 
-    Returns:
-        The exit code: 0, or 1 when the proxy could not be reached at the start.
-
     """
     console = console or Console()
     try:
         status = fetch_status(url)
     except UnreachableError as error:
+        text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
         errors = errors or Console(stderr=True)
-        errors.print(
-            f"{error}\n    fix: start the proxy, or give the address of admin.bind",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        errors.print(text, markup=False, highlight=False, soft_wrap=True)
         return EXIT_FAILED
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
@@ -103,10 +96,8 @@ def fetch_status(url: str) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    if (
-        not isinstance(status, dict)
-        or not {"bounded", "unbounded", "followed", "pipelines"} <= status.keys()
-    ):
+    known = {"bounded", "unbounded", "followed", "pipelines"}
+    if not isinstance(status, dict) or not known <= status.keys():
         raise UnreachableError(f"{url} is not a quota proxy of this version")
     return status
 

@@ -31,6 +31,9 @@ FAILED = "failed"
 UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
 
+_Drawn = tuple[RenderableType, ...]
+"""A table, and the line below it."""
+
 _RATE_UNITS = ("B/s", "KiB/s", "MiB/s", "GiB/s")
 _STEP = 1024.0
 
@@ -59,15 +62,10 @@ def screen(
     rows: int | None = None,
     views: Iterable[str] = (CLIENTS,),
 ) -> RenderableType:
-    """Draw the whole view.
+    """Draw the view of `status`, what `GET /v1/status` gave, sorted by `order`, one of `ORDERS`.
 
-    Args:
-        status: what `GET /v1/status` gave.
-        order: a value of `ORDERS`.
-        width: of the terminal, in characters; a narrow one shows fewer columns.
-        rows: how many lines of a table fit; None for all.
-        views: which tables: values of `VIEWS`.
-
+    A narrow terminal (`width` in characters) shows fewer columns. At most `rows` lines of a table
+    are shown, None for all. `views` are tables of `VIEWS`.
     """
     rows = None if rows is None else max(rows, 0)
     draw = {CLIENTS: _clients, QUERIES: _queries, PIPELINES: _pipelines}
@@ -113,21 +111,18 @@ def printable(text: str) -> str:
     )
 
 
-def _seconds(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f} s"
+def _seconds(value: float | None, digits: int = 1) -> str:
+    return UNKNOWN if value is None else f"{value:.{digits}f} s"
 
 
 def _table(columns: Sequence[Column], rows: Iterable[tuple[Document, str]], width: int) -> Table:
     """Draw rows, each with a style."""
     table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
     columns = [column for column in columns if width >= column.from_width]
-    for column in columns:
+    for each in columns:
+        is_tight = each.ratio is None
         table.add_column(
-            column.title,
-            ratio=column.ratio,
-            justify=column.justify,
-            no_wrap=column.ratio is None,
-            overflow="fold",
+            each.title, ratio=each.ratio, justify=each.justify, no_wrap=is_tight, overflow="fold"
         )
     for row, style in rows:
         # Text, not str: a client id must not be read as rich's markup.
@@ -141,11 +136,8 @@ def _head(status: Document) -> Text:
     connections = sum(listener["connections"] for listener in status["listeners"])
     waiting = ", ".join(f"{api} {size}" for api, size in status["delay_queues"].items())
     alarmed = sum(bool(_alarms(query)) for query in status["queries"])
-    held = sum(
-        is_held(node)
-        for pipeline in status["pipelines"]
-        for node in (*pipeline["sources"], *pipeline["stages"])
-    )
+    pipelines = status["pipelines"]
+    held = sum(is_held(node) for each in pipelines for node in (*each["sources"], *each["stages"]))
     return Text.assemble(
         ("Kafka Quota Proxy ", "bold"),
         (printable(state), "green" if ready else ALARM),
@@ -162,36 +154,22 @@ def _head(status: Document) -> Text:
 # Clients
 
 
-def _clients(
-    status: Document, order: str, width: int, rows: int | None
-) -> tuple[RenderableType, ...]:
+def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     shown = in_order(status["clients"], order)[:rows]
     lines = ((client, WARNING if client["throttled"] else CALM) for client in shown)
     below = Text(f"{len(shown)} of {status['bounded']} clients under a quota", "dim")
     if status["unbounded"]:
-        below.append(f"; {status['unbounded']} without a bound: {_names(status)}", WARNING)
+        clients = status["unbounded_clients"][:NAMED_CLIENTS]
+        names = [printable(client["client_id"] or "(no client id)") for client in clients]
+        names += ["..."] if len(names) < status["unbounded"] else []
+        below.append(f"; {status['unbounded']} without a bound: {', '.join(names)}", WARNING)
     if rows is not None:
         below.no_wrap, below.overflow = True, "crop"
     return _table(CLIENT_COLUMNS, lines, width), below
 
 
-def _names(status: Document) -> str:
-    """Name some of the clients that no rule bounds."""
-    clients = status["unbounded_clients"][:NAMED_CLIENTS]
-    names = [printable(client["client_id"] or "(no client id)") for client in clients]
-    return ", ".join(names) + (", ..." if len(names) < status["unbounded"] else "")
-
-
-def _rate(client: Document, key: str) -> str:
-    return rate_text(client[key], client["unit"])
-
-
 def _holds(client: Document) -> str:
     return f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else UNKNOWN
-
-
-def _ends_in(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else f"{seconds:.2f} s"
 
 
 def _sparks(history: Document | None, bound: float) -> str:
@@ -213,7 +191,7 @@ CLIENT_COLUMNS = (
     Column("of it", lambda client: f"{client['rate'] / client['bound']:.0%}", justify="right"),
     Column("last 10 min", lambda client: _sparks(client["history"], client["bound"]), 150),
     Column("held in 1 min", _holds, justify="right"),
-    Column("ends in", lambda client: _ends_in(client["hold_ends_in_s"]), justify="right"),
+    Column("ends in", lambda client: _seconds(client["hold_ends_in_s"], 2), justify="right"),
     Column("rule", lambda client: client["rule"]["place"] or client["rule"]["title"], 120, 2),
 )
 
@@ -221,9 +199,7 @@ CLIENT_COLUMNS = (
 # Structured Streaming queries
 
 
-def _queries(
-    status: Document, order: str, width: int, rows: int | None
-) -> tuple[RenderableType, ...]:
+def _queries(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     shown = _by_name(status["queries"], QUERIES, order)[:rows]
     lines = ((query, ALARM if _alarms(query) else CALM) for query in shown)
     below = f"{len(shown)} of {status['followed']} Spark queries"
@@ -243,11 +219,12 @@ def _of(document: Document | None, key: str) -> Any:
 def _alarms(query: Document) -> list[str]:
     """Return what needs somebody: a failure, partitions that are stuck, commits that fail."""
     commit = query["commit"]
-    return [
-        *(["failed"] if query["state"] == FAILED else []),
-        *([f"{query['stuck_partitions']} stuck"] if query["stuck_partitions"] else []),
-        *(["not committed"] if commit and not commit["ok"] else []),
-    ]
+    alarms = {
+        FAILED: query["state"] == FAILED,
+        f"{query['stuck_partitions']} stuck": query["stuck_partitions"],
+        "not committed": commit and not commit["ok"],
+    }
+    return [text for text, is_so in alarms.items() if is_so]
 
 
 def _query_state(query: Document) -> str:
@@ -268,9 +245,7 @@ def _lag(query: Document) -> str:
 def _commit(commit: Document | None) -> str:
     if commit is None:
         return UNKNOWN
-    if not commit["ok"]:
-        return "FAILS"
-    return "ok" if commit["ago_s"] is not None else "none yet"
+    return ("ok" if commit["ago_s"] is not None else "none yet") if commit["ok"] else "FAILS"
 
 
 QUERY_COLUMNS = (
@@ -289,28 +264,20 @@ QUERY_COLUMNS = (
 # Pipelines: a row for each, and then for each of its nodes
 
 
-def _pipelines(
-    status: Document, order: str, width: int, rows: int | None
-) -> tuple[RenderableType, ...]:
+def _pipelines(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     pipelines = _by_name(status["pipelines"], PIPELINES, order)
     lines = [line for pipeline in pipelines for line in _pipeline_rows(pipeline)]
     shown = lines[:rows]
     left = len(lines) - len(shown)
-    below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s" + (
-        f"; {left} lines do not fit" if left else ""
-    )
+    below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s"
+    below += f"; {left} lines do not fit" if left else ""
     return _table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
 
 
 def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
-    yield (
-        {
-            "title": pipeline["name"],
-            "shown_state": _pipeline_state(pipeline),
-            "why": _pipeline_why(pipeline),
-        },
-        WARNING if pipeline["pending"]["full"] else HEAD,
-    )
+    state, why = _pipeline_state(pipeline), _pipeline_why(pipeline)
+    head = {"title": pipeline["name"], "shown_state": state, "why": why}
+    yield head, WARNING if pipeline["pending"]["full"] else HEAD
     for source in pipeline["sources"]:
         state = f"source, {_held(source)}" if source["state"] == REDUCED else "source"
         yield _node_row({**source, "received_rate": source["measured_rate"]}, state)
@@ -326,8 +293,13 @@ def _node_row(node: Document, state: str) -> tuple[Document, str]:
     return row, WARNING if is_held(node) else CALM
 
 
-def _node_figure(row: Document, key: str) -> str:
-    return figure(row.get(key)) if "is_node" in row else ""
+def _of_node(title: str, key: str, from_width: int = 0) -> Column:
+    """Return a column of a figure that nodes have; empty in the rows of pipelines."""
+
+    def cell(row: Document) -> str:
+        return figure(row.get(key)) if "is_node" in row else ""
+
+    return Column(title, cell, from_width, justify="right")
 
 
 def _held(node: Document) -> str:
@@ -339,15 +311,10 @@ def _held(node: Document) -> str:
 def _pipeline_state(pipeline: Document) -> str:
     pending = pipeline["pending"]
     most = "" if pending["max_batches"] is None else f" of {pending['max_batches']:,}"
-    states = [
-        f"{pending['batches']:,}{most} pending",
-        *(["FULL"] if pending["full"] else []),
-        *(
-            f"{pipeline[key]:,} {text}"
-            for key, text in (("failed", "failed"), ("timed_out", "timed out"))
-            if pipeline[key]
-        ),
-    ]
+    states = [f"{pending['batches']:,}{most} pending"]
+    states += ["FULL"] if pending["full"] else []
+    states += [f"{pipeline['failed']:,} failed"] if pipeline["failed"] else []
+    states += [f"{pipeline['timed_out']:,} timed out"] if pipeline["timed_out"] else []
     return ", ".join(states)
 
 
@@ -363,11 +330,11 @@ def _pipeline_why(pipeline: Document) -> str:
 PIPELINE_COLUMNS = (
     Column("pipeline", lambda row: str(row["title"]), ratio=3),
     Column("state", lambda row: str(row["shown_state"]), ratio=4),
-    Column("rate", lambda row: _node_figure(row, "rate"), justify="right"),
-    Column("normal", lambda row: _node_figure(row, "normal_rate"), 100, justify="right"),
-    Column("received", lambda row: _node_figure(row, "received_rate"), 120, justify="right"),
-    Column("processed", lambda row: _node_figure(row, "processing_rate"), 70, justify="right"),
-    Column("lag", lambda row: _node_figure(row, "lag"), justify="right"),
+    _of_node("rate", "rate"),
+    _of_node("normal", "normal_rate", 100),
+    _of_node("received", "received_rate", 120),
+    _of_node("processed", "processing_rate", 70),
+    _of_node("lag", "lag"),
     Column("why", lambda row: str(row["why"]), 130, 6),
 )
 """Rates in records/s."""

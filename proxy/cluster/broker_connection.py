@@ -22,8 +22,7 @@ IDLE_S = 60.0
 MAX_RESPONSE_BYTES = 64 << 20
 """A longer one is none of Kafka's: we ask for far less."""
 
-_LENGTH = Struct(">i")
-_CORRELATION_ID = Struct(">i")
+_INT32 = Struct(">i")
 
 _WANTS_LOGIN = (
     "; so does a listener that wants a login, which the proxy itself has not (cluster.sasl)"
@@ -33,20 +32,16 @@ _WANTS_LOGIN = (
 class BrokerConnection:
     """A connection on which one request after the other is asked.
 
-    Args:
-        sock: non-blocking, connected, with TLS done if there is any; nothing was said on it.
-        broker: the address that was dialled.
-
+    `sock` is non-blocking, connected to `broker`, with TLS done if there is any, and not used yet.
     """
 
     def __init__(self, sock: socket.socket, broker: Address) -> None:
         self.sock = sock
         self.broker = broker
-        self.has_login = False
-        """Whether the proxy logs in here."""
+        self._logs_in = False
         self._asked = 0
         self._idle: asyncio.TimerHandle | None = None
-        """Closes the connection; None before the first answer."""
+        """Closes the connection; None before the first answer to more than a login."""
 
     @property
     def is_open(self) -> bool:
@@ -60,16 +55,14 @@ class BrokerConnection:
         try:
             # Of the base class: a TLS socket refuses to look ahead. Nothing is due to be read.
             socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
     @property
-    def was_answered(self) -> bool:
-        """Whether a request was answered here, after the login if there was one."""
-        return self._idle is not None
+    def login_may_be_over(self) -> bool:
+        """Whether the broker may end the connection for its login's age (at the next request)."""
+        return self._logs_in and self._idle is not None
 
     def close(self) -> None:
         """Close the connection; a second time does nothing."""
@@ -78,11 +71,8 @@ class BrokerConnection:
         self.sock.close()
 
     async def log_in(self, login: Login, limit_s: float) -> None:
-        """Log the proxy in, before anything else is asked, in at most so many seconds.
-
-        Raises UpstreamError as `ask`, and login_refused; the connection is closed then.
-        """
-        self.has_login = True
+        """Log the proxy in before anything is asked; raises as `ask`, and login_refused."""
+        self._logs_in = True
         exchange = login.exchange(self.broker)
         answer: Any = None
         async with self._within(limit_s, "not logged in after"):
@@ -91,17 +81,10 @@ class BrokerConnection:
                 answer = await self._ask(request)
 
     async def ask(self, request: Any, limit_s: float) -> Any:
-        """Send a request and return its decoded response.
+        """Send a request of kafka-python's, made with its version, and return its response.
 
         Whatever goes wrong, or cancels the caller, closes the connection.
-
-        Args:
-            request: of kafka-python's, made with its version, without header.
-            limit_s: in seconds.
-
-        Raises:
-            UpstreamError: timeout, closed or bad_response.
-
+        Raises UpstreamError: timeout, closed or bad_response.
         """
         async with self._within(limit_s, "no answer in"):
             response = await self._ask(request)
@@ -113,11 +96,10 @@ class BrokerConnection:
         try:
             async with asyncio.timeout(limit_s):
                 yield
-        except TimeoutError:
+        except BaseException as error:
             self.close()
-            raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, TimeoutError):
+                raise self._failure("timeout", f"{failing} {limit_s:g} s") from None
             raise
 
     async def _ask(self, request: Any) -> Any:
@@ -129,21 +111,30 @@ class BrokerConnection:
         frame = memoryview(request.encode(framed=True, header=True))
         try:
             while frame:
-                send = partial(self.sock.send, frame)
-                frame = frame[await when_ready(self.sock, send, write=True) :]
-            (length,) = _LENGTH.unpack(await self._receive(_LENGTH.size))
-            if not _CORRELATION_ID.size <= length <= MAX_RESPONSE_BYTES:
+                sent_bytes = await when_ready(self.sock, partial(self.sock.send, frame), write=True)
+                frame = frame[sent_bytes:]
+            (length,) = _INT32.unpack(await self._receive(_INT32.size))
+            if not _INT32.size <= length <= MAX_RESPONSE_BYTES:
                 text = "what answers is not Kafka, or wants TLS (cluster.tls)"
                 raise self._failure("bad_response", f"a response of {length} bytes: {text}")
             response = await self._receive(length)
         except TimeoutError:
             raise
         except (EOFError, ConnectionError, ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            text = "the broker closed the connection" + ("" if self.has_login else _WANTS_LOGIN)
+            text = "the broker closed the connection" + ("" if self._logs_in else _WANTS_LOGIN)
             raise self._failure(CLOSED, text) from None
         except OSError as error:
             raise self._failure(CLOSED, str(error)) from None
-        return self._decoded(request, correlation_id, response)
+        (received_id,) = _INT32.unpack_from(response)
+        if received_id != correlation_id:
+            text = f"correlation ids do not match: {correlation_id} sent, {received_id} received"
+            raise self._failure("bad_response", text)
+        kind = request.header.get_response_class()
+        try:
+            return kind.decode(response, header=True)
+        except Exception as error:  # who knows what answers at that address
+            text = f"no {kind.name}: {str(error) or type(error).__name__}"
+            raise self._failure("bad_response", text) from error
 
     async def _receive(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -155,18 +146,6 @@ class BrokerConnection:
                 raise EOFError
             view = view[received_bytes:]
         return data
-
-    def _decoded(self, request: Any, correlation_id: int, response: bytearray) -> Any:
-        (received_id,) = _CORRELATION_ID.unpack_from(response)
-        if received_id != correlation_id:
-            text = f"correlation ids do not match: {correlation_id} sent, {received_id} received"
-            raise self._failure("bad_response", text)
-        kind = request.header.get_response_class()
-        try:
-            return kind.decode(response, header=True)
-        except Exception as error:  # who knows what answers at that address
-            text = f"no {kind.name}: {str(error) or type(error).__name__}"
-            raise self._failure("bad_response", text) from error
 
     def _failure(self, reason: str, text: str) -> UpstreamError:
         return UpstreamError(reason, f"{self.broker[0]}:{self.broker[1]}: {text}")

@@ -20,32 +20,23 @@ ATTEMPT_DELAY_S = 0.25
 MAX_UNSENT_BYTES = 64 * 1024
 """Kept in the kernel for a receiver that does not read, beyond what is on its way to it."""
 
-_LOCAL_ERRORS = {
-    errno.EADDRNOTAVAIL,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOBUFS,
-    errno.ENOMEM,
-}
+_LOCAL_ERRORS = {errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """No local port, no descriptor, no memory left."""
+
+_ALL_FAILED = "no attempt of the race succeeded"
 
 T = TypeVar("T")
 
 
-class AllFailed(Exception):  # noqa: N818 - named for what happened, as in the logs
-    """No attempt of a race succeeded."""
-
-    def __init__(self, errors: list[Exception]) -> None:
-        super().__init__(errors)
-        self.errors = errors
-        """One of each attempt, in the order in which they came."""
-
-
 def tune(sock: socket.socket) -> None:
-    """Set what every connection wants: no delay, dead peers noticed, little kept unsent."""
+    """Set what every connection wants: no waiting, no delay, dead peers noticed."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def limit_unsent(sock: socket.socket) -> None:
+    """Keep little in the kernel for a receiver that may not read, for the price of more sends."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
 
@@ -60,17 +51,17 @@ def upstream_context(
 
 
 async def reach(servers: Sequence[Address], timeout_s: float) -> tuple[Address, socket.socket]:
-    """Open a connection to the server that answers first, and say which one that is.
+    """Return the first of these servers that answers, and a connection to it.
 
-    The servers are tried in their order in a staggered race, and so are the addresses of each.
-    Every server has `timeout_s` seconds, the look-up of its name included.
+    They are tried in their order in a staggered race, and so are the addresses of each. Every
+    server has `timeout_s`, the look-up of its name included.
     Raises UpstreamError: dns, timeout, local or refused.
     """
     attempts = [partial(_reach, server, timeout_s) for server in servers]
     try:
         return await first_of(attempts, lambda late: late[1].close(), UpstreamError)
-    except AllFailed as failed:
-        raise failed.errors[-1] from None
+    except ExceptionGroup as failed:
+        raise failed.exceptions[-1] from None
 
 
 async def secure(
@@ -78,19 +69,17 @@ async def secure(
 ) -> socket.socket:
     """Return the connection to this server, after a TLS handshake if `tls` says how.
 
-    When that fails, or takes longer than `timeout_s` seconds, the connection is closed.
-    Raises UpstreamError: timeout, tls or refused.
+    Raises UpstreamError: timeout, tls or refused; the connection is closed then.
     """
     if tls is None:
         return sock
     try:
         async with asyncio.timeout(timeout_s):
             return await handshake(sock, tls, server_side=False, server_hostname=server[0])
-    except (OSError, UnicodeError) as error:
+    except BaseException as error:
         sock.close()
-        raise _failure(server, error, timeout_s) from None
-    except BaseException:
-        sock.close()
+        if isinstance(error, (OSError, UnicodeError)):
+            raise _failure(server, error, timeout_s) from None
         raise
 
 
@@ -101,16 +90,12 @@ async def handshake(
     server_side: bool,
     server_hostname: str | None = None,
 ) -> ssl.SSLSocket:
-    """Do the handshake on a connected non-blocking socket. The caller sets the time limit.
+    """Do the handshake on a connected non-blocking socket, which the TLS socket owns from here on.
 
-    Raises ssl.SSLError or OSError. The plain socket is closed by the TLS socket from here on.
+    Raises OSError, of which ssl.SSLError is one. The caller limits the time.
     """
     tls = context.wrap_socket(
-        sock,
-        server_side=server_side,
-        server_hostname=server_hostname,
-        do_handshake_on_connect=False,
-        suppress_ragged_eofs=True,
+        sock, server_side, do_handshake_on_connect=False, server_hostname=server_hostname
     )
     try:
         await when_ready(tls, tls.do_handshake, write=False)
@@ -121,7 +106,7 @@ async def handshake(
 
 
 async def when_ready(sock: socket.socket, operation: Callable[[], T], *, write: bool) -> T:
-    """Return what an operation on a non-blocking socket returns; wait as long as it would block.
+    """Return what an operation on a socket returns once it does not block.
 
     `write`: whether it waits for a plain socket to be writable, or else readable.
     """
@@ -143,21 +128,21 @@ async def first_of(
 ) -> T:
     """Return what the first attempt that succeeds returns, and cancel the others.
 
-    The next attempt starts when one fails, or ATTEMPT_DELAY_S after the one before.
+    The next attempt starts when one fails, or ATTEMPT_DELAY_S after the one before. Raises an
+    ExceptionGroup of one error of each attempt, in the order in which they came.
 
     Args:
         attempts: at least one.
         discard: gets what an attempt returns that could not be cancelled in time.
         expected: what attempts raise when they fail. Anything else ends the race.
 
-    Raises AllFailed.
     """
     waiting = deque(attempts)
     if len(waiting) == 1:  # most often; it needs no task
         try:
             return await waiting[0]()
         except expected as error:
-            raise AllFailed([error]) from error
+            raise ExceptionGroup(_ALL_FAILED, [error]) from error
     running: set[asyncio.Task[T]] = set()
     errors: list[Exception] = []
 
@@ -170,10 +155,9 @@ async def first_of(
         while waiting or running:
             if waiting:
                 running.add(asyncio.create_task(waiting.popleft()()))
+            delay_s = ATTEMPT_DELAY_S if waiting else None
             done, _ = await asyncio.wait(
-                running,
-                timeout=ATTEMPT_DELAY_S if waiting else None,
-                return_when=asyncio.FIRST_COMPLETED,
+                running, timeout=delay_s, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 running.discard(task)
@@ -184,7 +168,7 @@ async def first_of(
                 else:
                     has_won = True
                     return result
-        raise AllFailed(errors)
+        raise ExceptionGroup(_ALL_FAILED, errors)
     finally:
         for task in running:
             task.add_done_callback(end)
@@ -201,9 +185,10 @@ async def _reach(server: Address, timeout_s: float) -> tuple[Address, socket.soc
             addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             attempts = [partial(_open, *address) for address in by_turns(addresses)]
             return server, await first_of(attempts, socket.socket.close, OSError)
-    except AllFailed as failed:
+    except ExceptionGroup as failed:
         # An address of a family that this machine has not fails here, whatever the broker does.
-        error = next((each for each in failed.errors if not _is_local(each)), failed.errors[-1])
+        errors = failed.exceptions
+        error = next((each for each in errors if not _is_local(each)), errors[-1])
         raise _failure(server, error, timeout_s) from None
     except (OSError, UnicodeError) as error:
         raise _failure(server, error, timeout_s) from None
@@ -224,24 +209,16 @@ async def _open(
 
 async def _ready(sock: socket.socket, *, write: bool) -> None:
     loop, fd = asyncio.get_running_loop(), sock.fileno()
-    waiter = loop.create_future()
-    add, remove = (
-        (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-    )
-
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    add(fd, wake)
+    ready = asyncio.Event()
+    (loop.add_writer if write else loop.add_reader)(fd, ready.set)
     try:
-        await waiter
+        await ready.wait()
     finally:
-        remove(fd)
+        (loop.remove_writer if write else loop.remove_reader)(fd)
 
 
 def by_turns(addresses: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return them so that families take turns, the resolver's first one first (RFC 8305, 4)."""
+    """Order these so that families take turns, the resolver's first one first (RFC 8305, 4)."""
     families = list(dict.fromkeys(family for family, *_ in addresses))
     by_family = ([each for each in addresses if each[0] == family] for family in families)
     return [each for turn in zip_longest(*by_family) for each in turn if each is not None]

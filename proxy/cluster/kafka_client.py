@@ -66,25 +66,19 @@ class Bootstrap:
         self.login = login
 
     async def connect(
-        self,
-        servers: Sequence[Address] = (),
-        *,
-        limit_s: float | None = None,
-        log_in: bool = True,
+        self, servers: Sequence[Address] = (), *, limit_s: float | None = None, log_in: bool = True
     ) -> BrokerConnection:
         """Connect to the first of these that answers and, where we log in, lets us in.
 
         Only opening the connection is a race: more handshakes and logins than needed are a burden,
         most of all on a broker that is slow for having too many.
+        Raises UpstreamError; where one of several does not let us in, that is the error: the others
+        may only be down.
 
         Args:
             servers: none: the bootstrap servers.
-            limit_s: in the place of `connect_timeout_s`.
+            limit_s: None: `connect_timeout_s`.
             log_in: False for a connection on which a client logs in for itself.
-
-        Raises:
-            UpstreamError: where one of several does not let us in, that is the error: the others
-                may only be down.
 
         """
         limit_s = self.connect_timeout_s if limit_s is None else limit_s
@@ -156,8 +150,8 @@ class KafkaClient:
     async def ask(self, request: Any, broker: Address | None = None) -> Any:
         """Send a request of kafka-python's, made with its version, and return the response.
 
-        `broker`: None: one that a connection is open to, or else any bootstrap server.
-        Raises UpstreamError.
+        `broker`: None: one that a connection is open to, or else any bootstrap server. Raises
+        UpstreamError, as all that asks does.
         """
         if broker is not None:
             return await self._ask_at(broker, request)
@@ -189,10 +183,7 @@ class KafkaClient:
         return await self.ask(request)
 
     async def leaders(self, partitions: Collection[Partition]) -> dict[Address, list[Partition]]:
-        """Return these partitions by their leader; those that have none or are gone are left out.
-
-        Raises UpstreamError when one is to be looked for and nobody answers.
-        """
+        """Return these partitions by their leader, without those that have none or are gone."""
         if unknown := set(partitions) - self._found.keys():
             response = await self.metadata(sorted({topic for topic, _ in unknown}))
             brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
@@ -213,8 +204,7 @@ class KafkaClient:
     async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
         """Return the broker that looks after a group, or after transactions.
 
-        `check` gets an error code that is not 0, and raises what it means.
-        Raises UpstreamError.
+        `check` gets the error code, also 0, and raises what it means.
         """
         if key not in self._found:
             request = FindCoordinatorRequest[FIND_COORDINATOR_VERSION](key=key[1], key_type=key[0])
@@ -231,7 +221,7 @@ class KafkaClient:
     async def topic_names(self, ids: Collection[bytes]) -> dict[bytes, str]:
         """Return the names of topics by id, 16 bytes each; ids that are not known are left out.
 
-        A topic that was just deleted or made may be among those left out. Raises UpstreamError.
+        A topic that was just deleted or made may be among those left out.
         """
         wanted = [
             MetadataRequest.MetadataRequestTopic(topic_id=UUID(bytes=each), name=None)
@@ -244,7 +234,7 @@ class KafkaClient:
         return {topic.topic_id.bytes: topic.name for topic in topics if not topic.error_code}
 
     async def retry(self, attempt: Callable[[], Awaitable[Value]]) -> Value:
-        """Call until there is an answer, in the time that `within` gives."""
+        """Call until there is no UpstreamError, in the time that `within` gives."""
         while True:
             try:
                 return await attempt()
@@ -254,9 +244,9 @@ class KafkaClient:
 
     @asynccontextmanager
     async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
-        """Bound the time of what is done inside, in seconds, with all its attempts.
+        """Bound the time of what is done inside, with all its attempts, for one task at a time.
 
-        Raises UpstreamError when it is over: the latest that was met. Not for two tasks at a time.
+        When it is over it raises the latest UpstreamError that was met.
         """
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
         self._failure = UpstreamError("timeout", f"{servers}: {failing} in {limit_s:g} s")
@@ -276,7 +266,7 @@ class KafkaClient:
                         connection.close()
                     connection = await self._bootstrap.connect((broker,), limit_s=limit_s)
                     self._open[broker] = connection
-                may_be_over = connection.has_login and connection.was_answered
+                may_be_over = connection.login_may_be_over
                 try:
                     return await connection.ask(request, limit_s)
                 except UpstreamError as error:

@@ -1,7 +1,6 @@
-"""How the proxy itself logs in to brokers: with what, in which words, and what a refusal means.
+"""How the proxy itself logs in to brokers, without I/O: what is said, and what a refusal means.
 
-No I/O is done here: whoever has a connection sends the requests and hands in the responses. What
-SASL says inside of them (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
+What SASL says inside of the requests (RFC 4616, RFC 5802, RFC 7677) is aiokafka's work.
 """
 
 import time
@@ -40,14 +39,7 @@ class Credentials:
 
 
 class Login:
-    """Who the proxy is, and who refused it; for all of its own connections, in any thread.
-
-    Args:
-        credentials: to begin with.
-        on_refused: called at each refusal.
-        clock_s: monotonic.
-
-    """
+    """Who the proxy is, and who refused it; for all of its own connections, in any thread."""
 
     def __init__(
         self,
@@ -77,11 +69,8 @@ class Login:
     def refused(self, broker: Address, error_code: int, said: str | None = None) -> UpstreamError:
         """Record that the broker refused; return what to raise: whom, why, and how to mend it.
 
-        Args:
-            broker: who refused.
-            error_code: Kafka's; 0: what it said is none of a broker's that knows the user.
-            said: the broker's own words: for UNSUPPORTED_MECHANISM what it offers instead.
-
+        `error_code` is 0 where what it said is none of a broker's that knows the user. `said` are
+        its own words: for UNSUPPORTED_MECHANISM what it offers instead.
         """
         reason = said or name_of(error_code)
         fix = "correct cluster.sasl.username, or the password in cluster.sasl.password_file"
@@ -135,8 +124,6 @@ def _tokens(credentials: Credentials) -> Generator[tuple[bytes, bool], bytes | N
         "sasl_plain_password": credentials.password,
     }
     if credentials.mechanism == PLAIN:
-        tokens = SaslPlainAuthenticator(**arguments).authenticator_plain()
-    else:
-        scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
-        tokens = scram.authenticator_scram()
-    return tokens  # type: ignore[no-any-return]
+        return SaslPlainAuthenticator(**arguments).authenticator_plain()  # type: ignore[no-any-return]
+    scram = ScramAuthenticator(**arguments, sasl_mechanism=credentials.mechanism)
+    return scram.authenticator_scram()  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
 """Configuration: reads the YAML file, checks all of it, and says what to mend where."""
 
+from proxy.config.document import ConfigError
 from proxy.config.load import load_config
 from proxy.config.models import Config, ListenerSection
 from proxy.config.pipeline_models import PipelineSection
-from proxy.config.problems import ConfigError
 
 __all__ = [
     "Config",

@@ -1,14 +1,17 @@
 """What the command `check` prints of a sound configuration: hints, and the rules of a client."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.durations import format_duration
+from proxy.config.fields import format_duration
 from proxy.config.models import HIDE_PASSWORD, Config
-from proxy.config.pipeline_advice import find_advice
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.gaps import find_gaps
-from proxy.quota.rules import AdaptiveBound, RuleTable
+from proxy.config.pipeline_models import PipelineSection
+from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
+from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+
+NOBODY = ""
+"""A user that no rule names."""
 
 
 def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
@@ -26,6 +29,103 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
             "query is not bounded; fix: write sqlite or kafka"
         )
     yield from find_advice(config, table)
+
+
+def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:
+    """Yield a line if nothing bounds such clients, and one if new client ids bring new quotas.
+
+    `max_entities`: for how many clients each kind of quota keeps a sensor of their own.
+    """
+    unbounded = [name for name in listeners if not any(_rules_of_unnamed(table, name, None))]
+    if unbounded:
+        login = (
+            " and do not log in"
+            if all(any(_rules_of_unnamed(table, n, NOBODY)) for n in unbounded)
+            else ""
+        )
+        where = "" if len(unbounded) == len(listeners) else f" on listener {', '.join(unbounded)}"
+        yield (
+            f"no rule bounds clients that no rule names{login}{where}; fix: add "
+            f"{{client-id: {DEFAULT}, ...}}, which is for all of them"
+        )
+    fresh = {
+        rule.number: rule.title
+        for name in listeners
+        for rule in _rules_of_unnamed(table, name, NOBODY)
+        if _counts_ids(rule)
+    }
+    if fresh:
+        titles = ", ".join(fresh[number] for number in sorted(fresh))
+        yield (
+            f"{titles}: with each new client id a client gets this quota anew, up to "
+            f"{max_entities} times (limits.max_client_entities); fix: scope: shared, or, where "
+            f"clients log in, a rule with user: {DEFAULT}"
+        )
+
+
+def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iterator[Rule]:
+    """Yield the rules that bound a client whose user and client id no rule names."""
+    client = ClientIdentity(listener, user, None)
+    matches = (table.match(kind, client) for kind in QuotaKind)
+    return (match.rule for match in matches if match is not None)
+
+
+def _counts_ids(rule: Rule) -> bool:
+    """Return whether a rule gives each client id that it does not name a quota of its own."""
+    return rule.is_open and (rule.client_id == DEFAULT or set(rule.keys) == {"listener"})
+
+
+def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
+    """Yield a line for each thing that is not wrong and hardly what is wanted."""
+    yield from find_unheld(config, table)
+    for pipeline in config.pipelines:
+        yield from find_endless(pipeline.settings)
+
+
+def find_unheld(config: Config, table: RuleTable) -> Iterator[str]:
+    """Yield a line for each node that may have to wait, and that no rule lets be held."""
+    for pipeline in config.pipelines:
+        graph = PipelineGraph(pipeline.settings)
+        for stage in graph.stages.values():
+            if _may_wait(pipeline, graph, stage):
+                for client_id in _clients(config, stage):
+                    rules = _rules(config, table, QuotaKind.CONSUMER_BYTE_RATE, client_id)
+                    if not any(rule.adaptive for rule in rules):
+                        lack = "consumer_byte_rate and adaptive"
+                        yield _line(pipeline, f"stage {stage.name!r}", client_id, lack)
+        for source in pipeline.settings.sources if pipeline.settings.hold_producers else ():
+            if not list(_rules(config, table, QuotaKind.PRODUCER_BYTE_RATE, source.client_id)):
+                lack = "producer_byte_rate"
+                yield _line(pipeline, f"source {source.client_id!r}", source.client_id, lack)
+
+
+def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSettings) -> bool:
+    settings = pipeline.settings
+    has_limit = (settings.max_pending_batches or settings.max_pending_bytes) is not None
+    return bool(graph.downstream_of(stage.name)) or (has_limit and stage.name in graph.first)
+
+
+def _clients(config: Config, stage: StageSettings) -> list[str]:
+    """Return the client ids of a stage, as the configuration knows them."""
+    queries = {query.name: query.client_id for query in config.queries}
+    return [queries.get(member, member) for member in stage.members]
+
+
+def _rules(config: Config, table: RuleTable, kind: QuotaKind, client_id: str) -> Iterator[Rule]:
+    """Yield the rules that bound a client, whoever its user is and wherever it comes in."""
+    users = {None, *(rule.user for rule in config.quotas.rules)}
+    for listener in config.listeners:
+        for user in users:
+            match = table.match(kind, ClientIdentity(listener.name, user, client_id))
+            if match is not None:
+                yield match.rule
+
+
+def _line(pipeline: PipelineSection, node: str, client_id: str, lack: str) -> str:
+    return (
+        f"pipeline {pipeline.name!r}: {node} cannot be held, no rule gives client-id "
+        f"{client_id!r} a {lack}"
+    )
 
 
 def explain(config: Config, table: RuleTable, identity: ClientIdentity) -> Iterator[str]:

@@ -5,16 +5,14 @@ listener does not hide them, and a user sees all mistakes at once.
 """
 
 import difflib
-import ipaddress
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, TypeVar
 
 from proxy.config import endpoints, pipeline_checks
-from proxy.config.document import Document
+from proxy.config.document import ConfigProblem, Document, Loc, key_path
 from proxy.config.models import AdminSection, LimitsSection, StateSection
-from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
 from proxy.quota.values import BadValueError, shown
@@ -26,7 +24,6 @@ STATE_KINDS: Final = {
     "sqlite": "keeps state in a file",
     "kafka": "keeps state in a topic",
 }
-"""What each kind does."""
 
 _Value = TypeVar("_Value")
 _Item = tuple[Loc, Mapping[str, object]]
@@ -47,20 +44,18 @@ class _PortClaim:
         return f"{what} of {self.owner}"
 
     def clashes_with(self, other: "_PortClaim") -> bool:
-        return (
-            self.ports.first <= other.ports.last
-            and other.ports.first <= self.ports.last
-            and _hosts_meet(self.host, other.host)
-        )
+        overlap = self.ports.first <= other.ports.last and other.ports.first <= self.ports.last
+        return overlap and _hosts_meet(self.host, other.host)
 
 
 def find_problems(document: Document) -> Iterator[ConfigProblem]:
     """Yield what is wrong between the parts of a document, whatever else is wrong with them."""
-    listeners = _items(document.data.get("listeners"), ("listeners",))
-    quotas = document.data.get("quotas")
+    data = document.data
+    quotas = data.get("quotas")
     rules = _items(quotas.get("rules") if isinstance(quotas, dict) else None, ("quotas", "rules"))
-    queries = _items(document.data.get("queries"), ("queries",))
-    pipelines = _items(document.data.get("pipelines"), ("pipelines",))
+    listeners, queries, pipelines = (
+        _items(data.get(key), (key,)) for key in ("listeners", "queries", "pipelines")
+    )
     yield from _used_twice(document, listeners, "name", "listener")
     yield from _port_clashes(document, listeners)
     for rule in rules:
@@ -71,12 +66,9 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _same_clients(document, queries)
     yield from _used_twice(document, pipelines, "name", "pipeline")
     yield from pipeline_checks.find_problems(document)
-    listed = document.data.get("queries")
-    count = len(listed) if isinstance(listed, list) else 0
-    yield from _too_many(document, "queries", count, "names {} queries")
+    yield from _too_many(document, "queries", [data.get("queries")], "names {} queries")
     nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
-    count = sum(len(listed) for listed in nodes if isinstance(listed, list))
-    yield from _too_many(document, "pipelines", count, "have {} sources and stages")
+    yield from _too_many(document, "pipelines", nodes, "have {} sources and stages")
     yield from _unknown_listeners(document, rules, listeners)
     yield from _useless_state_keys(document)
 
@@ -91,19 +83,22 @@ def _at(document: Document, loc: Loc) -> str:
     return f"{key_path(loc)} on line {document.line(loc)}"
 
 
+def _repeated(values: Iterable[tuple[Loc, _Value]]) -> Iterator[tuple[Loc, _Value, Loc]]:
+    """Yield where a value stands again, the value, and where it stands first."""
+    first: dict[_Value, Loc] = {}
+    for loc, value in values:
+        if first.setdefault(value, loc) != loc:
+            yield loc, value, first[value]
+
+
 def _used_twice(
     document: Document, items: list[_Item], key: str, kind: str
 ) -> Iterator[ConfigProblem]:
     """Yield what is the value of a key for a second time."""
-    first: dict[str, Loc] = {}
-    for loc, item in items:
-        value = item.get(key)
-        if isinstance(value, str) and value and first.setdefault(value, loc) != loc:
-            yield document.problem(
-                (*loc, key),
-                f"{shown(value)} is also the {key} of {_at(document, first[value])}",
-                f"give each {kind} a {key} of its own",
-            )
+    texts = ((loc, text) for loc, item in items if isinstance(text := item.get(key), str) and text)
+    for loc, text, earlier in _repeated(texts):
+        message = f"{shown(text)} is also the {key} of {_at(document, earlier)}"
+        yield document.problem((*loc, key), message, f"give each {kind} a {key} of its own")
 
 
 def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
@@ -111,23 +106,19 @@ def _port_clashes(document: Document, listeners: list[_Item]) -> Iterator[Config
     claims += _admin_claim(document)
     for earlier, claim in combinations(claims, 2):
         if claim.clashes_with(earlier):
-            yield document.problem(
-                claim.loc,
-                f"{claim} and {earlier} ({_at(document, earlier.loc)}) overlap",
-                "choose ports that do not overlap",
-            )
+            message = f"{claim} and {earlier} ({_at(document, earlier.loc)}) overlap"
+            yield document.problem(claim.loc, message, "choose ports that do not overlap")
 
 
 def _listener_claims(item: _Item) -> Iterator[_PortClaim]:
     loc, listener = item
+    owner = f"listener {shown(listener.get('name'))}"
     bind = _parsed(endpoints.parse_bind, listener.get("bind"))
     if bind is None:
         return
-    owner = f"listener {shown(listener.get('name'))}"
     if bind.port:
-        yield _PortClaim(
-            (*loc, "bind"), owner, bind.host, endpoints.PortRange(bind.port, bind.port)
-        )
+        ports = endpoints.PortRange(bind.port, bind.port)
+        yield _PortClaim((*loc, "bind"), owner, bind.host, ports)
     of_brokers = _parsed(endpoints.parse_broker_ports, listener.get("broker_ports"))
     if of_brokers is not None and not of_brokers.any_free:
         yield _PortClaim((*loc, "broker_ports"), owner, bind.host, of_brokers)
@@ -154,17 +145,15 @@ def _parsed(parse: Callable[[object], _Value], value: object) -> _Value | None:
 
 def _hosts_meet(one: str, other: str) -> bool:
     """Whether a port taken on one host is taken on the other; a name may be of either family."""
-    address, other_address = _address(one), _address(other)
+    address, other_address = (
+        endpoints.ip_address("127.0.0.1" if host == "localhost" else host) for host in (one, other)
+    )
     if address is None or other_address is None:
         known = address or other_address
         return one == other or (known is not None and known.is_unspecified)
     if address.version != other_address.version:
         return False
     return address == other_address or address.is_unspecified or other_address.is_unspecified
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    return endpoints.ip_address("127.0.0.1" if host == "localhost" else host)
 
 
 def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
@@ -182,27 +171,23 @@ def _rule_alone(document: Document, item: _Item) -> Iterator[ConfigProblem]:
 
 
 def _same_rules(document: Document, rules: list[_Item]) -> Iterator[ConfigProblem]:
-    first: dict[tuple[tuple[str, str], ...], Loc] = {}
-    for loc, rule in rules:
-        keys = tuple((key, str(rule[key])) for key in RULE_KEYS if key in rule)
-        if keys and first.setdefault(keys, loc) != loc:
-            words = ", ".join(f"{key}: {value}" for key, value in keys)
-            yield document.problem(
-                loc,
-                f"is for the same clients ({words}) as {_at(document, first[keys])}",
-                "put the quotas of both into one rule",
-            )
+    named = (
+        (loc, tuple((key, str(rule[key])) for key in RULE_KEYS if key in rule))
+        for loc, rule in rules
+    )
+    for loc, keys, earlier in _repeated((loc, keys) for loc, keys in named if keys):
+        words = ", ".join(f"{key}: {value}" for key, value in keys)
+        message = f"is for the same clients ({words}) as {_at(document, earlier)}"
+        yield document.problem(loc, message, "put the quotas of both into one rule")
 
 
 def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigProblem]:
-    first: dict[str, _Item] = {}
-    for loc, query in queries:
-        client_id = query.get("client-id", query.get("name"))
-        if not isinstance(client_id, str) or not client_id:
-            continue
-        earlier, other = first.setdefault(client_id, (loc, query))
+    by_loc = dict(queries)
+    ids = ((loc, query.get("client-id", query.get("name"))) for loc, query in queries)
+    texts = ((loc, text) for loc, text in ids if isinstance(text, str) and text)
+    for loc, client_id, earlier in _repeated(texts):
         # Where both are left out the names are the same, and that has been said.
-        if earlier != loc and ("client-id" in query or "client-id" in other):
+        if "client-id" in by_loc[loc] or "client-id" in by_loc[earlier]:
             yield document.problem(
                 (*loc, "client-id"),
                 f"{shown(client_id)} is also the client-id of {_at(document, earlier)}",
@@ -210,24 +195,19 @@ def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigPr
             )
 
 
-def _too_many(document: Document, section: str, count: int, what: str) -> Iterator[ConfigProblem]:
+def _too_many(
+    document: Document, section: str, lists: list[object], what: str
+) -> Iterator[ConfigProblem]:
     """Yield that a section names more than there are metrics for, if it does."""
-    most = _max_client_entities(document)
-    if count > most:
-        yield document.problem(
-            (section,),
-            f"{what.format(count)}, more than limits.max_client_entities, {most}",
-            "remove some, or raise limits.max_client_entities",
-        )
-
-
-def _max_client_entities(document: Document) -> int:
     limits = document.data.get("limits")
     most = limits.get("max_client_entities") if isinstance(limits, dict) else None
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        default: int = LimitsSection.model_fields["max_client_entities"].default
-        return default
-    return most
+        most = LimitsSection.model_fields["max_client_entities"].default
+    count = sum(len(listed) for listed in lists if isinstance(listed, list))
+    if count > most:
+        message = f"{what.format(count)}, more than limits.max_client_entities, {most}"
+        fix = "remove some, or raise limits.max_client_entities"
+        yield document.problem((section,), message, fix)
 
 
 def _unknown_listeners(
@@ -238,11 +218,8 @@ def _unknown_listeners(
         wanted = rule.get("listener")
         if names and isinstance(wanted, str) and wanted and wanted not in names:
             nearest = difflib.get_close_matches(wanted, names, n=1) or names
-            yield document.problem(
-                (*loc, "listener"),
-                f"no listener has the name {shown(wanted)}",
-                f"write {' or '.join(nearest)}",
-            )
+            message = f"no listener has the name {shown(wanted)}"
+            yield document.problem((*loc, "listener"), message, f"write {' or '.join(nearest)}")
 
 
 def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
@@ -250,12 +227,7 @@ def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:
     if not isinstance(state, dict):
         return
     kind = state.get("kind", StateSection.model_fields["kind"].default)
-    if not isinstance(kind, str):
-        return
     for key, its_kind in STATE_KEYS.items():
-        if key in state and kind != its_kind and kind in STATE_KINDS:
-            yield document.problem(
-                ("state", key),
-                f"is of no use to kind {kind}, which {STATE_KINDS[kind]}",
-                f"remove it, or write kind: {its_kind}",
-            )
+        if key in state and kind != its_kind and isinstance(kind, str) and kind in STATE_KINDS:
+            message = f"is of no use to kind {kind}, which {STATE_KINDS[kind]}"
+            yield document.problem(("state", key), message, f"remove it, or write kind: {its_kind}")

@@ -1,5 +1,6 @@
-"""A YAML file as plain values, with the line of every key."""
+"""A YAML file as plain values, with the line of every key, and the mistakes that are in it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -7,8 +8,50 @@ from typing import Final
 import yaml
 
 from proxy.config.files import read_bytes
-from proxy.config.problems import WHOLE_FILE, ConfigError, ConfigProblem, Loc, key_path
 from proxy.quota.values import BadValueError, shown
+
+Loc = tuple[str | int, ...]
+"""Where a value stands in the document: keys and list positions from the top down."""
+
+WHOLE_FILE = 0
+"""The line number of a problem that concerns the file and no line of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake in a configuration file."""
+
+    file: str
+    """As its user named it."""
+    line: int
+    """Counted from 1, or `WHOLE_FILE`."""
+    key: str
+    """The path of the key, such as `quotas.rules[2].user`; empty for the whole document."""
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        subject = f"{self.key}: " if self.key else ""
+        return f"{place}: {subject}{self.message}\n    fix: {self.fix}"
+
+
+class ConfigError(Exception):
+    """A configuration file that cannot be used; `problems` holds every mistake, in line order.
+
+    `str()` is the whole text for the user: one block, two lines for each problem.
+    """
+
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def key_path(loc: Loc) -> str:
+    """Write a place as users do: `("quotas", "rules", 2, "user")` is `quotas.rules[2].user`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return "".join(parts).removeprefix(".")
+
 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 _COLLECTION_TAGS: Final = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
@@ -35,22 +78,18 @@ class _Loader(yaml.SafeLoader):
 
 @dataclass(slots=True)
 class Document:
-    """What a YAML file says.
-
-    Attributes:
-        file: the file as its user named it.
-        data: the document: dicts with text keys, lists, and scalars.
-        lines: the line, from 1, of every key and list item; `()` is the document itself.
-        empty: the keys and list items that have no value.
-        problems: mistakes that did not keep the rest from being read.
-
-    """
+    """What a YAML file says."""
 
     file: str
+    """As its user named it."""
     data: dict[str, object] = field(default_factory=dict)
+    """Dicts with text keys, lists, and scalars."""
     lines: dict[Loc, int] = field(default_factory=dict)
+    """The line, from 1, of every key and list item; `()` is the document itself."""
     empty: list[Loc] = field(default_factory=list)
+    """The keys and list items that have no value."""
     problems: list[ConfigProblem] = field(default_factory=list)
+    """Mistakes that did not keep the rest from being read."""
 
     def line(self, loc: Loc) -> int:
         """Return the line of a key, or of the nearest thing around it that is in the file."""

@@ -44,7 +44,7 @@ class HostPort:
 class PortRange:
     """The ports for brokers, both ends included: broker N listens on `first + N`.
 
-    `first` = `last` = 0 means any free port for each broker.
+    Two zeros: any free port for each broker.
     """
 
     first: int
@@ -90,10 +90,7 @@ def parse_endpoint(value: object) -> HostPort:
 
 
 def parse_bind(value: object) -> HostPort:
-    """Read `HOST:PORT` to listen on, where port 0 is any free port.
-
-    Raises BadValueError for anything else.
-    """
+    """Read `HOST:PORT` to listen on; port 0 is any free one. Raises BadValueError for all else."""
     if not isinstance(value, str):
         raise BadValueError(f"{shown(value)} is not HOST:PORT", _ENDPOINT_FIX)
     match = _HOST_AND_PORT.fullmatch(value)
@@ -109,8 +106,7 @@ def parse_bind(value: object) -> HostPort:
     if not match["host"]:
         fix = f"write 0.0.0.0:{port} for every interface"
         raise BadValueError(f"{shown(value)} has no host", fix)
-    _check_host(match["host"])
-    return HostPort(match["host"], port)
+    return HostPort(_checked_host(match["host"]), port)
 
 
 def _endpoint_fix(text: str) -> str:
@@ -132,30 +128,30 @@ def _port(text: str) -> int:
     return port
 
 
-def _check_host(host: str) -> None:
+def _checked_host(host: str) -> str:
     numeric = not host.strip("0123456789.")
     if not _HOST_NAME.fullmatch(host) or (numeric and ip_address(host) is None):
         raise BadValueError(f"{shown(host)} is not a host name or address", _HOST_FIX)
+    return host
 
 
 def parse_advertised_host(value: object) -> str:
     """Read a host name or address that clients can connect to, without a port.
 
-    Raises BadValueError for anything else, and for a wildcard such as 0.0.0.0.
+    Raises BadValueError for all else, also for a wildcard such as 0.0.0.0.
     """
     if not isinstance(value, str):
         raise BadValueError(f"{shown(value)} is not a host name or address", "write it as text")
     address = ip_address(value)
-    if address is None and _HOST_AND_PORT.fullmatch(value):
-        fix = "write the host alone; bind sets the port"
-        raise BadValueError(f"{shown(value)} has a port", fix)
-    if address is not None and address.is_unspecified:
-        raise BadValueError(
-            f"{shown(value)} stands for every interface, clients cannot connect to it",
-            "write the name or address under which clients reach this proxy",
-        )
     if address is None:
-        _check_host(value)
+        if _HOST_AND_PORT.fullmatch(value):
+            fix = "write the host alone; bind sets the port"
+            raise BadValueError(f"{shown(value)} has a port", fix)
+        return _checked_host(value)
+    if address.is_unspecified:
+        message = f"{shown(value)} stands for every interface, clients cannot connect to it"
+        fix = "write the name or address under which clients reach this proxy"
+        raise BadValueError(message, fix)
     return value
 
 

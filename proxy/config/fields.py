@@ -1,15 +1,18 @@
 """What the models are made of: a section, and values that are checked when they are read."""
 
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from proxy.config import durations, endpoints, files
+from proxy.config import endpoints, files
 from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
 from proxy.quota.values import (
+    NUMBER_AND_UNIT,
     BadValueError,
     number_parser,
     parse_size,
@@ -24,32 +27,101 @@ MAX_SAMPLES: Final = 1000
 MAX_COUNT: Final = 2**31 - 1
 
 
+Seconds = float
+"""A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
+
+DURATION_UNITS: Final = {
+    name: Decimal(value) for name, value in (("ms", "0.001"), ("s", 1), ("m", 60), ("h", 3600))
+}
+"""Seconds in each unit of time."""
+
+MAX_DURATION_S: Final = Decimal(365 * 24 * 3600)
+"""The longest duration, a year: more is a slip, and far more overflows the clocks below."""
+
+MIN_INTERVAL_S: Final = 0.001
+"""The shortest batch interval: Spark counts in milliseconds."""
+
+_DURATION_FIX = f"write a number and one of {' '.join(DURATION_UNITS)}, such as 20s"
+
+
+def parse_duration(value: object) -> Seconds:
+    """Read a duration above 0: a number and a unit from `DURATION_UNITS`, up to `MAX_DURATION_S`.
+
+    Raises BadValueError for anything else; a plain number too, because nobody can see its unit.
+    """
+    seconds = parse_duration_or_zero(value)
+    if seconds <= 0:
+        raise BadValueError(f"{shown(value)} is not above 0", _DURATION_FIX)
+    return seconds
+
+
+def parse_duration_or_zero(value: object) -> Seconds:
+    """Read a duration that may be 0; a 0 needs no unit.
+
+    Raises BadValueError as `parse_duration`, except for 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
+    match = NUMBER_AND_UNIT.fullmatch(str(value))
+    if match is None:
+        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
+    number, unit = match["number"], match["unit"]
+    if not unit and Decimal(number) == 0:
+        return 0.0
+    if not unit:
+        raise BadValueError(f"{shown(value)} has no unit", f"write {number}s or {number}ms")
+    if unit not in DURATION_UNITS:
+        fix = _likely_duration(number, unit.strip())
+        raise BadValueError(f"{shown(value)} is not a duration", fix)
+    seconds = Decimal(number) * DURATION_UNITS[unit]
+    if seconds > MAX_DURATION_S:
+        raise BadValueError(f"{shown(value)} is more than a year", "write a shorter duration")
+    return float(seconds)
+
+
+def _likely_duration(number: str, unit: str) -> str:
+    """Return what `20S`, `20 s`, `20sec` or `500msec` may have meant."""
+    names = {"ms": "ms", "mil": "ms", "s": "s", "m": "m", "h": "h"}
+    start = re.match("ms|mil|s|m|h", unit.lower()) if unit.isalpha() else None
+    return f"write {number}{names[start[0]]}" if start else _DURATION_FIX
+
+
+def format_duration(seconds: Seconds) -> str:
+    """Write a duration in its largest whole unit; `parse_duration_or_zero` reads it back."""
+    exact = Decimal(repr(seconds))
+    for name in ("h", "m", "s"):
+        count = exact / DURATION_UNITS[name]
+        if exact and count == count.to_integral_value():
+            return f"{int(count)}{name}"
+    return f"{(exact / DURATION_UNITS['ms']).normalize():f}ms"
+
+
+def format_number(number: float) -> str:
+    """Write a finite number in digits alone: 1000000, not 1e6 or 1000000.0."""
+    return f"{Decimal(repr(number)).normalize():f}"
+
+
 def _query_client(value: object) -> str:
     client_id = parse_text(value)
     if client_id == DEFAULT:
-        raise BadValueError(
-            f"{DEFAULT} stands for many clients, not for one query",
-            "write the query's kafka.client.id",
-        )
+        message = f"{DEFAULT} stands for many clients, not for one query"
+        raise BadValueError(message, "write the query's kafka.client.id")
     return client_id
 
 
-def _batch_interval(value: object) -> durations.Seconds:
-    interval = durations.parse_duration(value)
-    if interval < durations.MIN_INTERVAL_S:
-        raise BadValueError(
-            f"{shown(value)} is shorter than a millisecond",
-            "write the trigger interval of the query, such as 2s",
-        )
+def _batch_interval(value: object) -> Seconds:
+    interval = parse_duration(value)
+    if interval < MIN_INTERVAL_S:
+        fix = "write the trigger interval of the query, such as 2s"
+        raise BadValueError(f"{shown(value)} is shorter than a millisecond", fix)
     return interval
 
 
 def _frame_size(value: object) -> int:
     size_bytes = parse_size(value)
     if size_bytes > MAX_FRAME_BYTES:
-        raise BadValueError(
-            f"{shown(value)} is longer than a Kafka request can be", "write less than 2GiB"
-        )
+        message = f"{shown(value)} is longer than a Kafka request can be"
+        raise BadValueError(message, "write less than 2GiB")
     return size_bytes
 
 
@@ -68,29 +140,23 @@ def _whole_number(low: int, high: int) -> Callable[[object], int]:
 Size = Annotated[int, BeforeValidator(parse_size)]
 """Bytes, above 0."""
 FrameSize = Annotated[int, BeforeValidator(_frame_size)]
-Duration = Annotated[durations.Seconds, BeforeValidator(durations.parse_duration)]
+Duration = Annotated[Seconds, BeforeValidator(parse_duration)]
 """Seconds, above 0."""
-DurationOrZero = Annotated[durations.Seconds, BeforeValidator(durations.parse_duration_or_zero)]
-BatchInterval = Annotated[durations.Seconds, BeforeValidator(_batch_interval)]
+DurationOrZero = Annotated[Seconds, BeforeValidator(parse_duration_or_zero)]
+BatchInterval = Annotated[Seconds, BeforeValidator(_batch_interval)]
 """Seconds, at least `MIN_INTERVAL_S`."""
 Count = Annotated[int, BeforeValidator(_whole_number(1, MAX_COUNT))]
 Samples = Annotated[int, BeforeValidator(_whole_number(2, MAX_SAMPLES))]
 _RATE_FIX = "write records per second without quotes, such as 1000"
 RecordRate = Annotated[float, BeforeValidator(number_parser("a rate", _RATE_FIX))]
 """Records per second, above 0."""
-RecordRateOrZero = Annotated[
-    float, BeforeValidator(number_parser("a rate", f"{_RATE_FIX}, or 0", zero=True))
-]
-Share = Annotated[
-    float,
-    BeforeValidator(
-        number_parser("a share", "write a number from 0 to below 1, such as 0.5", zero=True)
-    ),
-]
+_RATE_OR_ZERO = number_parser("a rate", f"{_RATE_FIX}, or 0", zero=True)
+RecordRateOrZero = Annotated[float, BeforeValidator(_RATE_OR_ZERO)]
+_SHARE = number_parser("a share", "write a number from 0 to below 1, such as 0.5", zero=True)
+Share = Annotated[float, BeforeValidator(_SHARE)]
 """A part of the whole. That it is below 1 is checked where it is used."""
-Gain = Annotated[
-    float, BeforeValidator(number_parser("a gain", "write a number such as 0.2, or 0", zero=True))
-]
+_GAIN = number_parser("a gain", "write a number such as 0.2, or 0", zero=True)
+Gain = Annotated[float, BeforeValidator(_GAIN)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]
 Prefix = Annotated[str, BeforeValidator(parse_prefix)]

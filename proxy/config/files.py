@@ -20,18 +20,15 @@ def read_bytes(path: Path) -> bytes:
     """Read a whole file."""
     try:
         return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "does not exist", "create it or correct its path"
+    except IsADirectoryError:
+        reason = "is a directory", "name a file"
+    except PermissionError:
+        reason = "may not be read by this user", "let the user that runs quota-proxy read it"
     except OSError as error:
-        match error:
-            case FileNotFoundError() | NotADirectoryError():
-                reason = "does not exist", "create it or correct its path"
-            case IsADirectoryError():
-                reason = "is a directory", "name a file"
-            case PermissionError():
-                fix = "let the user that runs quota-proxy read it"
-                reason = "may not be read by this user", fix
-            case _:
-                reason = f"cannot be read: {error.strerror}", "correct its path"
-        raise _bad(path, *reason) from None
+        reason = f"cannot be read: {error.strerror}", "correct its path"
+    raise _bad(path, *reason)
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from proxy.config.checks import find_problems
-from proxy.config.document import Document, read_document
+from proxy.config.document import ConfigError, ConfigProblem, Document, Loc, key_path, read_document
 from proxy.config.fields import Section
 from proxy.config.models import Config
-from proxy.config.problems import ConfigError, ConfigProblem, Loc, key_path
 from proxy.quota.values import BadValueError, shown
 
 _UNKNOWN_KEY: Final = "extra_forbidden"
@@ -58,7 +57,7 @@ def _empty_problems(document: Document, unknown: list[Loc]) -> Iterator[ConfigPr
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:
-    """Return what pydantic found, and how to mend it, in the user's words."""
+    """Return in the user's words what pydantic found, and how to mend it."""
     loc, value = detail["loc"], detail["input"]
     reason = detail.get("ctx", {}).get("error")
     if isinstance(reason, BadValueError):

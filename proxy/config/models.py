@@ -8,37 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    create_model,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, create_model, field_validator
+from pydantic import ValidationInfo as Info
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config import endpoints, files
-from proxy.config.fields import (
-    AdvertisedHost,
-    Bind,
-    BrokerPorts,
-    CertificateFile,
-    Count,
-    Duration,
-    DurationOrZero,
-    Endpoint,
-    FilePath,
-    FrameSize,
-    KeyFile,
-    PasswordFile,
-    Prefix,
-    Samples,
-    Section,
-    Sni,
-    Text,
-    TokenFile,
-)
+from proxy.config import endpoints, fields, files
 from proxy.config.pipeline_models import PipelineSection, Topic
 from proxy.config.query_models import AdaptiveSection, QuerySection
 from proxy.pipeline.graph import PipelineSettings
@@ -51,48 +25,48 @@ HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism
 """What mends a password that goes in the clear."""
 
 
-class ClusterTls(Section):
+_Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+
+class ClusterTls(fields.Section):
     """TLS to the brokers. Without `ca_file` the system's certificate authorities are trusted."""
 
-    ca_file: CertificateFile | None = None
-    cert_file: CertificateFile | None = None
-    key_file: KeyFile | None = Field(default=None, validate_default=True)
+    ca_file: fields.CertificateFile | None = None
+    cert_file: fields.CertificateFile | None = None
+    key_file: fields.KeyFile | None = Field(default=None, validate_default=True)
 
     @field_validator("key_file")
     @classmethod
-    def _belongs(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+    def _belongs(cls, key_file: Path | None, info: Info) -> Path | None:
         if "cert_file" not in info.data:
             return key_file
         cert_file = info.data["cert_file"]
-        if cert_file and not key_file:
-            raise BadValueError("is missing, and cert_file is of no use alone", "add key_file")
-        if key_file and not cert_file:
-            raise BadValueError(
-                "is of no use without cert_file", "add cert_file or remove key_file"
-            )
-        if key_file:
+        if cert_file and key_file:
             files.check_pair(cert_file, key_file)
+        elif cert_file:
+            raise BadValueError("is missing, and cert_file is of no use alone", "add key_file")
+        elif key_file:
+            fix = "add cert_file or remove key_file"
+            raise BadValueError("is of no use without cert_file", fix)
         return key_file
 
 
-class ClusterSasl(Section):
+class ClusterSasl(fields.Section):
     """As whom the proxy itself logs in to the brokers; clients log in for themselves."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        examples=["mechanism: SCRAM-SHA-512"]
-    )
-    username: Text = Field(examples=["username: quota-proxy"])
-    password_file: PasswordFile = Field(examples=["password_file: cluster-password"])
+    mechanism: _Mechanism = Field(examples=["mechanism: SCRAM-SHA-512"])
+    username: fields.Text = Field(examples=["username: quota-proxy"])
+    password_file: fields.PasswordFile = Field(examples=["password_file: cluster-password"])
 
     def password(self) -> str:
         """Read the password as it is now. Raises BadValueError when the file has turned bad."""
         return files.read_password(self.password_file)
 
 
-class ClusterSection(Section):
+class ClusterSection(fields.Section):
     """The Kafka cluster behind the proxy."""
 
-    bootstrap_servers: tuple[Endpoint, ...] = Field(
+    bootstrap_servers: tuple[fields.Endpoint, ...] = Field(
         examples=["bootstrap_servers: [broker-1:9092, broker-2:9092]"]
     )
     tls: ClusterTls | None = None
@@ -112,58 +86,56 @@ class ClusterSection(Section):
         return servers
 
 
-class ListenerTls(Section):
+class ListenerTls(fields.Section):
     """TLS to the clients.
 
     With `ca_file`, clients must show a certificate that it signed. With `sni`, the brokers share
     the listener's one port and are told apart by the server name that a client asks for.
     """
 
-    cert_file: CertificateFile = Field(examples=["cert_file: server.pem"])
-    key_file: KeyFile = Field(examples=["key_file: server.key"])
-    ca_file: CertificateFile | None = None
-    sni: Sni | None = None
+    cert_file: fields.CertificateFile = Field(examples=["cert_file: server.pem"])
+    key_file: fields.KeyFile = Field(examples=["key_file: server.key"])
+    ca_file: fields.CertificateFile | None = None
+    sni: fields.Sni | None = None
 
     @field_validator("key_file")
     @classmethod
-    def _belongs(cls, key_file: Path, info: ValidationInfo) -> Path:
+    def _belongs(cls, key_file: Path, info: Info) -> Path:
         if "cert_file" in info.data:
             files.check_pair(info.data["cert_file"], key_file)
         return key_file
 
 
-class ListenerSection(Section):
+class ListenerSection(fields.Section):
     """Where clients connect, and which addresses are advertised to them.
 
     `bind` takes bootstrap connections. Broker N is reached at port `broker_ports.first + N` of
     `advertised_host`. `broker_ports` is None only when `tls.sni` tells the brokers apart.
     """
 
-    name: Text = Field(examples=["name: default"])
-    bind: Bind = Field(examples=["bind: 0.0.0.0:19092"])
-    advertised_host: AdvertisedHost = Field(examples=["advertised_host: proxy.example"])
+    name: fields.Text = Field(examples=["name: default"])
+    bind: fields.Bind = Field(examples=["bind: 0.0.0.0:19092"])
+    advertised_host: fields.AdvertisedHost = Field(examples=["advertised_host: proxy.example"])
     tls: ListenerTls | None = None
-    broker_ports: BrokerPorts | None = Field(default=None, validate_default=True)
+    broker_ports: fields.BrokerPorts | None = Field(default=None, validate_default=True)
 
     @field_validator("broker_ports")
     @classmethod
     def _brokers_have_ports(
-        cls, ports: endpoints.PortRange | None, info: ValidationInfo
+        cls, ports: endpoints.PortRange | None, info: Info
     ) -> endpoints.PortRange | None:
-        if ports is None and "tls" in info.data:
-            tls = info.data["tls"]
-            if tls is None or tls.sni is None:
-                raise BadValueError("is missing", "add it, for example: broker_ports: 19100-19199")
+        if ports is None and "tls" in info.data and getattr(info.data["tls"], "sni", None) is None:
+            raise BadValueError("is missing", "add it, for example: broker_ports: 19100-19199")
         return ports
 
 
-class RuleKeys(Section):
+class RuleKeys(fields.Section):
     """Whom a rule is for, and whether they have one sensor each or one together."""
 
-    user: Text | None = None
-    client_id: Text | None = Field(default=None, alias="client-id")
-    client_id_prefix: Prefix | None = Field(default=None, alias="client-id-prefix")
-    listener: Text | None = None
+    user: fields.Text | None = None
+    client_id: fields.Text | None = Field(default=None, alias="client-id")
+    client_id_prefix: fields.Prefix | None = Field(default=None, alias="client-id-prefix")
+    listener: fields.Text | None = None
     scope: Literal["each", "shared"] = "each"
 
 
@@ -195,7 +167,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
         )
 
 
-class QuotasSection(Section):
+class QuotasSection(fields.Section):
     """How rates are measured (Kafka's defaults), and the rules in the order of the file.
 
     `burst` is how much of its bound a client may save up, in seconds; 0 for nothing. With `source`
@@ -203,13 +175,13 @@ class QuotasSection(Section):
     """
 
     source: Literal["file", "kafka"] = "file"
-    window: Duration = 1.0
-    samples: Samples = 11
-    burst: DurationOrZero = 0.5
+    window: fields.Duration = 1.0
+    samples: fields.Samples = 11
+    burst: fields.DurationOrZero = 0.5
     rules: tuple[RuleSection, ...] = ()
 
 
-class ThrottleSection(Section):
+class ThrottleSection(fields.Section):
     """How a client over its quota is slowed.
 
     `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
@@ -218,59 +190,57 @@ class ThrottleSection(Section):
     """
 
     mode: Literal["delay", "mute"] = "delay"
-    max_delay: Duration = 20.0
+    max_delay: fields.Duration = 20.0
 
 
-class LimitsSection(Section):
+class LimitsSection(fields.Section):
     """What one proxy takes on; durations in seconds. A `drain_timeout` of 0 closes at once."""
 
-    max_connections: Count = 10_000
-    max_connections_per_ip: Count = 1_000
-    max_request_bytes: FrameSize = 100 * 2**20
-    max_in_flight_requests: Count = 64
-    idle_timeout: Duration = 600.0
-    connect_timeout: Duration = 10.0
-    drain_timeout: DurationOrZero = 10.0
-    max_client_entities: Count = 10_000
+    max_connections: fields.Count = 10_000
+    max_connections_per_ip: fields.Count = 1_000
+    max_request_bytes: fields.FrameSize = 100 * 2**20
+    max_in_flight_requests: fields.Count = 64
+    idle_timeout: fields.Duration = 600.0
+    connect_timeout: fields.Duration = 10.0
+    drain_timeout: fields.DurationOrZero = 10.0
+    max_client_entities: fields.Count = 10_000
 
 
-class StateSection(Section):
+class StateSection(fields.Section):
     """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
 
     The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
     """
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
-    path: FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
+    path: fields.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
     topic: Topic = "quota-proxy-state"
 
     @field_validator("path")
     @classmethod
-    def _usable(cls, path: Path, info: ValidationInfo) -> Path:
+    def _usable(cls, path: Path, info: Info) -> Path:
         if info.data.get("kind") == "sqlite":
             files.check_database(path)
         return path
 
 
-class AdminSection(Section):
+class AdminSection(fields.Section):
     """The HTTP server for metrics, health and the API; others may reach it only with a token."""
 
-    bind: Bind = endpoints.HostPort("127.0.0.1", 9644)
-    token_file: TokenFile | None = Field(default=None, validate_default=True)
+    bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
+    token_file: fields.TokenFile | None = Field(default=None, validate_default=True)
 
     @field_validator("token_file")
     @classmethod
-    def _guarded(cls, token_file: Path | None, info: ValidationInfo) -> Path | None:
+    def _guarded(cls, token_file: Path | None, info: Info) -> Path | None:
         bind = info.data.get("bind")
         if token_file is None and bind is not None and not bind.is_loopback:
-            raise BadValueError(
-                f"is missing, and others can reach {bind}",
-                "add token_file, or bind to 127.0.0.1",
-            )
+            fix = "add token_file, or bind to 127.0.0.1"
+            raise BadValueError(f"is missing, and others can reach {bind}", fix)
         return token_file
 
 
-class Config(Section):
+class Config(fields.Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
     cluster: ClusterSection = Field(examples=["cluster: {bootstrap_servers: [broker-1:9092]}"])
@@ -294,19 +264,19 @@ class Config(Section):
     @classmethod
     def _not_empty(cls, listeners: tuple[ListenerSection, ...]) -> tuple[ListenerSection, ...]:
         if not listeners:
-            raise BadValueError(
-                "names no listener", "write at least one, see examples/minimal.yaml"
-            )
+            fix = "write at least one, see examples/minimal.yaml"
+            raise BadValueError("names no listener", fix)
         return listeners
 
     @property
     def quota_settings(self) -> QuotaSettings:
         """The rules, and how their clients are measured."""
+        rules = (
+            rule.rule(self.place(f"quotas.rules[{number}]"), number)
+            for number, rule in enumerate(self.quotas.rules)
+        )
         return QuotaSettings(
-            rules=tuple(
-                rule.rule(self.place(f"quotas.rules[{number}]"), number)
-                for number, rule in enumerate(self.quotas.rules)
-            ),
+            rules=tuple(rules),
             window_ms=self.quotas.window * MS_PER_SECOND,
             samples=self.quotas.samples,
             burst_ms=self.quotas.burst * MS_PER_SECOND,
@@ -317,10 +287,8 @@ class Config(Section):
     @property
     def progress_settings(self) -> ProgressSettings:
         """The queries, and how many there may be."""
-        return ProgressSettings(
-            queries=tuple(query.settings for query in self.queries),
-            max_queries=self.limits.max_client_entities,
-        )
+        queries = tuple(query.settings for query in self.queries)
+        return ProgressSettings(queries=queries, max_queries=self.limits.max_client_entities)
 
     @property
     def pipeline_settings(self) -> tuple[PipelineSettings, ...]:

@@ -7,28 +7,18 @@ it already.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from functools import cache
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import StrictBool, TypeAdapter, ValidationError
 
-from proxy.config.document import Document
+from proxy.config.document import ConfigProblem, Document, Loc, key_path
 from proxy.config.fields import RecordRate, Share, Text
 from proxy.config.pipeline_models import Band, Client, Topic
-from proxy.config.problems import ConfigProblem, Loc, key_path
 from proxy.pipeline import graph
 from proxy.quota.values import shown
 
 _Value = TypeVar("_Value")
-
-_TEXT: Final[TypeAdapter[str]] = TypeAdapter(Text)
-_CLIENT: Final[TypeAdapter[str]] = TypeAdapter(Client)
-_TOPIC: Final[TypeAdapter[str]] = TypeAdapter(Topic)
-_TEXTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Text, ...])
-_CLIENTS: Final[TypeAdapter[tuple[str, ...]]] = TypeAdapter(tuple[Client, ...])
-_RATE: Final[TypeAdapter[float]] = TypeAdapter(RecordRate)
-_SHARE: Final[TypeAdapter[float]] = TypeAdapter(Share)
-_SWITCH: Final[TypeAdapter[bool]] = TypeAdapter(StrictBool)
-_BAND: Final[TypeAdapter[tuple[float, float]]] = TypeAdapter(Band)
 
 _ANY_BAND: Final = (0.0, 1.0)
 _ANY_RATIO: Final = 0.0
@@ -54,7 +44,11 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
             reader = _PipelineReader(("pipelines", index))
             pipeline = reader.pipeline(item)
             read.append((reader.loc, pipeline))
-            yield from _named_twice(document, reader)
+            for loc, name in reader.repeated:
+                first = reader.names[name]
+                place = f"{key_path(first)} on line {document.line(first)}"
+                message = f"{shown(name)} is also the name of {place}"
+                yield document.problem(loc, message, "give each stage and source a name of its own")
             for problem in dict.fromkeys(graph.find_problems(pipeline)):
                 yield _placed(document, reader.loc, problem)
     # A query that is named twice in a stage is a mistake once.
@@ -62,24 +56,18 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         yield _placed(document, read[position][0], problem)
 
 
-def _named_twice(document: Document, reader: "_PipelineReader") -> Iterator[ConfigProblem]:
-    for loc, name in reader.repeated:
-        first = reader.names[name]
-        yield document.problem(
-            loc,
-            f"{shown(name)} is also the name of {key_path(first)} on line {document.line(first)}",
-            "give each stage and source a name of its own",
-        )
-
-
 def _placed(document: Document, loc: Loc, problem: graph.PipelineProblem) -> ConfigProblem:
     keys = (_KEYS.get(part, part) if isinstance(part, str) else part for part in problem.path)
     return document.problem((*loc, *keys), problem.message, problem.fix)
 
 
-def _read(kind: TypeAdapter[_Value], value: object, otherwise: _Value) -> _Value:
+_adapter = cache(TypeAdapter)
+
+
+def _read(kind: object, value: object, otherwise: _Value) -> _Value:
+    """Return a value as its type in the model reads it, or another one if that finds it bad."""
     try:
-        return kind.validate_python(value)
+        return cast(_Value, _adapter(kind).validate_python(value))
     except ValidationError:
         return otherwise
 
@@ -98,45 +86,40 @@ class _PipelineReader:
     """Where a name stands for a second time."""
 
     def pipeline(self, item: Mapping[str, object]) -> graph.PipelineSettings:
-        sources = tuple(
-            self._source((*self.loc, "sources", index), source)
-            for index, source in enumerate(_items(item.get("sources", [])))
+        sources = enumerate(_items(item.get("sources", [])))
+        stages = enumerate(_items(item.get("stages")))
+        settings = graph.PipelineSettings(
+            name=_read(Text, item.get("name"), key_path(self.loc)),
+            sources=tuple(self._source((*self.loc, "sources", i), source) for i, source in sources),
+            stages=tuple(self._stage((*self.loc, "stages", i), stage) for i, stage in stages),
+            hold_producers=_read(StrictBool, item.get("hold_producers"), otherwise=False),
         )
-        stages = tuple(
-            self._stage((*self.loc, "stages", index), stage)
-            for index, stage in enumerate(_items(item.get("stages")))
-        )
-        return self._with_unread(
-            graph.PipelineSettings(
-                name=_read(_TEXT, item.get("name"), key_path(self.loc)),
-                stages=stages,
-                sources=sources,
-                hold_producers=_read(_SWITCH, item.get("hold_producers"), otherwise=False),
-            )
-        )
+        return self._with_unread(settings)
 
     def _stage(self, loc: Loc, item: Mapping[str, object]) -> graph.StageSettings:
+        place = key_path(loc)
         return graph.StageSettings(
-            name=self._name(_TEXT, loc, item, "name"),
-            queries=_members(_TEXTS, (*loc, "queries"), item.get("queries", [])),
-            client_ids=_members(_CLIENTS, (*loc, "client-ids"), item.get("client-ids", [])),
+            name=self._name(Text, loc, item, "name"),
+            # Without any member a stage would be the query of its name.
+            queries=_read(tuple[Text, ...], item.get("queries", []), (f"{place}.queries",)),
+            client_ids=_read(tuple[Client, ...], item.get("client-ids", []), (f"{place}.ids",)),
             consumes=_topics((*loc, "consumes"), item.get("consumes"), self.unread_consumed),
             produces=_topics((*loc, "produces"), item.get("produces", []), self.unread_produced),
-            band=_read(_BAND, item.get("band"), _ANY_BAND),
+            band=_read(Band, item.get("band"), _ANY_BAND),
             sampling_interval_ms=_ANY_MS,
             period_ms=_ANY_MS,
-            ratio=_read(_SHARE, item.get("ratio"), _ANY_RATIO),
+            ratio=_read(Share, item.get("ratio"), _ANY_RATIO),
             **_rates(item),
         )
 
     def _source(self, loc: Loc, item: Mapping[str, object]) -> graph.SourceSettings:
         return graph.SourceSettings(
-            client_id=self._name(_CLIENT, loc, item, "client-id"),
+            client_id=self._name(Client, loc, item, "client-id"),
             produces=_topics((*loc, "produces"), item.get("produces"), self.unread_produced),
             **_rates(item),
         )
 
-    def _name(self, kind: TypeAdapter[str], loc: Loc, item: Mapping[str, object], key: str) -> str:
+    def _name(self, kind: object, loc: Loc, item: Mapping[str, object], key: str) -> str:
         name = _read(kind, item.get(key), key_path(loc))
         if self.names.setdefault(name, loc) == loc:
             return name
@@ -170,18 +153,15 @@ def _items(value: object) -> list[Mapping[str, object]]:
 
 
 def _rates(item: Mapping[str, object]) -> dict[str, Any]:
-    return {key: _read(_RATE, item.get(key), graph.MIN_RATE) for key in ("normal_rate", "step")}
-
-
-def _members(kind: TypeAdapter[tuple[str, ...]], loc: Loc, value: object) -> tuple[str, ...]:
-    """Read who a stage is; without any member it would be the query of its name."""
-    return _read(kind, value, (key_path(loc),))
+    return {
+        key: _read(RecordRate, item.get(key), graph.MIN_RATE) for key in ("normal_rate", "step")
+    }
 
 
 def _topics(loc: Loc, value: object, unread: set[str]) -> tuple[str, ...]:
     """Read topics, and note what stands for those that cannot be read; no topic is named so."""
     topics = (
-        [_read(_TOPIC, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
+        [_read(Topic, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
         if isinstance(value, list)
         else [key_path(loc)]
     )

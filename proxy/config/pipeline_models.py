@@ -12,23 +12,13 @@ from pydantic import (
     BeforeValidator,
     Field,
     StrictBool,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic import ValidationInfo as Info
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.durations import MIN_INTERVAL_S, Seconds, format_duration
-from proxy.config.fields import (
-    Count,
-    Duration,
-    RecordRate,
-    RecordRateOrZero,
-    Section,
-    Share,
-    Size,
-    Text,
-)
+from proxy.config import fields
 from proxy.pipeline.graph import PipelineSettings, SourceSettings, StageSettings
 from proxy.quota.entities import DEFAULT
 from proxy.quota.values import BadValueError, shown
@@ -41,10 +31,8 @@ _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 def _topic(name: str) -> str:
     if not _TOPIC.fullmatch(name) or name in (".", ".."):
-        raise BadValueError(
-            f"{shown(name)} is no name of a topic",
-            "write 1 to 249 letters, digits and characters of ._-",
-        )
+        fix = "write 1 to 249 letters, digits and characters of ._-"
+        raise BadValueError(f"{shown(name)} is no name of a topic", fix)
     return name
 
 
@@ -57,35 +45,34 @@ def _client(name: str) -> str:
 def _two_numbers(value: object) -> list[object]:
     if not isinstance(value, list) or len(value) != _BAND_ENDS:
         found = f"a list of {len(value)}" if isinstance(value, list) else shown(value)
-        raise BadValueError(
-            f"must be two numbers, not {found}",
-            "write [low, high] in records per second, such as [0, 1000]",
-        )
+        fix = "write [low, high] in records per second, such as [0, 1000]"
+        raise BadValueError(f"must be two numbers, not {found}", fix)
     return value
 
 
-def _interval(seconds: Seconds) -> Seconds:
-    if seconds < MIN_INTERVAL_S:
-        raise BadValueError(
-            f"{format_duration(seconds)} is shorter than a millisecond", "write 1ms or more"
-        )
+def _interval(seconds: fields.Seconds) -> fields.Seconds:
+    if seconds < fields.MIN_INTERVAL_S:
+        message = f"{fields.format_duration(seconds)} is shorter than a millisecond"
+        raise BadValueError(message, "write 1ms or more")
     return seconds
 
 
-Topic = Annotated[Text, AfterValidator(_topic)]
-Client = Annotated[Text, AfterValidator(_client)]
-Band = Annotated[tuple[RecordRateOrZero, RecordRateOrZero], BeforeValidator(_two_numbers)]
-Interval = Annotated[Duration, AfterValidator(_interval)]
+Topic = Annotated[fields.Text, AfterValidator(_topic)]
+Client = Annotated[fields.Text, AfterValidator(_client)]
+Band = Annotated[
+    tuple[fields.RecordRateOrZero, fields.RecordRateOrZero], BeforeValidator(_two_numbers)
+]
+Interval = Annotated[fields.Duration, AfterValidator(_interval)]
 """Seconds, at least `MIN_INTERVAL_S`."""
 
 
-class PipelineSource(Section):
+class PipelineSource(fields.Section):
     """A producer, by its client id, of topics that no stage produces. Rates are records/s."""
 
     client_id: Client = Field(alias="client-id", examples=["client-id: feed"])
     produces: tuple[Topic, ...] = Field(examples=["produces: [orders]"])
-    normal_rate: RecordRate = Field(examples=["normal_rate: 1000"])
-    step: RecordRate = Field(examples=["step: 100"])
+    normal_rate: fields.RecordRate = Field(examples=["normal_rate: 1000"])
+    step: fields.RecordRate = Field(examples=["step: 100"])
 
     @property
     def settings(self) -> SourceSettings:
@@ -93,7 +80,7 @@ class PipelineSource(Section):
         return SourceSettings(**self.model_dump())
 
 
-class PipelineStage(Section):
+class PipelineStage(fields.Section):
     """A Structured Streaming query, or the clients that together do one step.
 
     `queries` are Spark's queryNames; a stage without these and without `client_ids` is the query
@@ -101,29 +88,27 @@ class PipelineStage(Section):
     that of StageSettings.
     """
 
-    name: Text = Field(examples=["name: enrich"])
-    queries: tuple[Text, ...] = ()
+    name: fields.Text = Field(examples=["name: enrich"])
+    queries: tuple[fields.Text, ...] = ()
     client_ids: tuple[Client, ...] = Field(default=(), alias="client-ids")
     consumes: tuple[Topic, ...] = Field(examples=["consumes: [orders]"])
     produces: tuple[Topic, ...] = ()
     band: Band = Field(examples=["band: [0, 1000]"])
     sampling_interval: Interval = 1.0
-    period: Duration = Field(default="10s", validate_default=True)
-    ratio: Share = 0.5
-    normal_rate: RecordRate = Field(examples=["normal_rate: 1000"])
-    step: RecordRate = Field(examples=["step: 100"])
-    t_min_adjust: Duration = 0.001
+    period: fields.Duration = Field(default="10s", validate_default=True)
+    ratio: fields.Share = 0.5
+    normal_rate: fields.RecordRate = Field(examples=["normal_rate: 1000"])
+    step: fields.RecordRate = Field(examples=["step: 100"])
+    t_min_adjust: fields.Duration = 0.001
 
     @field_validator("period")
     @classmethod
-    def _covers_a_sample(cls, period: Seconds, info: ValidationInfo) -> Seconds:
-        interval: Seconds = info.data.get("sampling_interval", 0.0)
+    def _covers_a_sample(cls, period: fields.Seconds, info: Info) -> fields.Seconds:
+        interval: fields.Seconds = info.data.get("sampling_interval", 0.0)
         if period < interval:
-            own, other = format_duration(period), format_duration(interval)
-            raise BadValueError(
-                f"{own} is shorter than sampling_interval, {other}",
-                f"write {other} or more, or a sampling_interval of at most {own}",
-            )
+            own, other = fields.format_duration(period), fields.format_duration(interval)
+            fix = f"write {other} or more, or a sampling_interval of at most {own}"
+            raise BadValueError(f"{own} is shorter than sampling_interval, {other}", fix)
         return period
 
     @property
@@ -136,11 +121,11 @@ class PipelineStage(Section):
         )
 
 
-class PendingLimit(Section):
+class PendingLimit(fields.Section):
     """How many source batches, and how many bytes of them, may be unfinished; None: no limit."""
 
-    batches: Count | None = None
-    size_bytes: Size | None = Field(default=None, alias="bytes")
+    batches: fields.Count | None = None
+    size_bytes: fields.Size | None = Field(default=None, alias="bytes")
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -149,7 +134,7 @@ class PendingLimit(Section):
         return self
 
 
-class PipelineSection(Section):
+class PipelineSection(fields.Section):
     """Stages and sources that are joined by topics.
 
     With `hold_producers` sources are slowed as well, by their produce quota. Above `max_lag`
@@ -157,11 +142,11 @@ class PipelineSection(Section):
     which a source batch that is not finished has failed.
     """
 
-    name: Text = Field(examples=["name: orders"])
+    name: fields.Text = Field(examples=["name: orders"])
     hold_producers: StrictBool = False
-    max_lag: Count | None = None
+    max_lag: fields.Count | None = None
     max_pending: PendingLimit | None = None
-    timeout: Duration = 600.0
+    timeout: fields.Duration = 600.0
     sources: tuple[PipelineSource, ...] = ()
     stages: tuple[PipelineStage, ...] = Field(
         examples=[

@@ -5,16 +5,7 @@ from typing import Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from metrics.clock import MS_PER_SECOND
-from proxy.config.durations import Seconds, format_duration, format_number
-from proxy.config.fields import (
-    BatchInterval,
-    Duration,
-    Gain,
-    QueryClient,
-    RecordRate,
-    Section,
-    Text,
-)
+from proxy.config import fields
 from proxy.progress.query import QuerySettings
 from proxy.quota.rules import AdaptiveBound
 from proxy.quota.values import BadValueError
@@ -25,14 +16,13 @@ HOLD_INTERVALS: Final = 2
 """The default hold is at least so many batch intervals: reports come one per batch, and a batch
 may take longer than its interval."""
 
-
 GAINS: Final = ("proportional", "integral", "derivative")
 """Keys that only the estimator pid has."""
 
 Estimator = Literal["cost", "pid"]
 
 
-class AdaptiveSection(Section):
+class AdaptiveSection(fields.Section):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
 
     Rates are records per second; None is no limit. `estimator` is `cost`, or `pid` where a gain is
@@ -43,32 +33,31 @@ class AdaptiveSection(Section):
     is longer. Durations are seconds.
     """
 
-    min_rate: RecordRate = 100.0
-    max_rate: RecordRate | None = None
-    proportional: Gain | None = None
-    integral: Gain | None = None
-    derivative: Gain | None = None
+    min_rate: fields.RecordRate = 100.0
+    max_rate: fields.RecordRate | None = None
+    proportional: fields.Gain | None = None
+    integral: fields.Gain | None = None
+    derivative: fields.Gain | None = None
     estimator: Estimator = Field(default=None, validate_default=True)
-    batch_interval: BatchInterval | None = None
-    initial_rate: RecordRate | None = None
-    hold: Duration = Field(default=None, validate_default=True)
+    batch_interval: fields.BatchInterval | None = None
+    initial_rate: fields.RecordRate | None = None
+    hold: fields.Duration = Field(default=None, validate_default=True)
 
     @field_validator("max_rate", "initial_rate")
     @classmethod
     def _within(cls, rate: float | None, info: ValidationInfo) -> float | None:
         low, high = info.data.get("min_rate"), info.data.get("max_rate")
-        if rate is not None and low is not None and rate < low:
-            own, other = format_number(rate), format_number(low)
-            raise BadValueError(
-                f"{own} is below min_rate, {other}",
-                f"write at least {other}, or a min_rate of at most {own}",
-            )
-        if rate is not None and high is not None and rate > high:
-            own, other = format_number(rate), format_number(high)
-            raise BadValueError(
-                f"{own} is above max_rate, {other}",
-                f"write at most {other}, or a max_rate of at least {own}",
-            )
+        if rate is None:
+            return None
+        own = fields.format_number(rate)
+        if low is not None and rate < low:
+            low = fields.format_number(low)
+            fix = f"write at least {low}, or a min_rate of at most {own}"
+            raise BadValueError(f"{own} is below min_rate, {low}", fix)
+        if high is not None and rate > high:
+            high = fields.format_number(high)
+            fix = f"write at most {high}, or a max_rate of at least {own}"
+            raise BadValueError(f"{own} is above max_rate, {high}", fix)
         return rate
 
     @field_validator("estimator", mode="before")
@@ -76,10 +65,8 @@ class AdaptiveSection(Section):
     def _by_gains(cls, estimator: object, info: ValidationInfo) -> object:
         given = [name for name in GAINS if info.data.get(name) is not None]
         if estimator == "cost" and given:
-            raise BadValueError(
-                f"cost has no {given[0]}: that is of pid",
-                f"write pid, or leave {' and '.join(given)} out",
-            )
+            fix = f"write pid, or leave {' and '.join(given)} out"
+            raise BadValueError(f"cost has no {given[0]}: that is of pid", fix)
         if estimator is None:
             return "pid" if given else "cost"
         return estimator
@@ -88,21 +75,21 @@ class AdaptiveSection(Section):
     @classmethod
     def _by_default(cls, hold: object, info: ValidationInfo) -> object:
         if hold is None:
-            interval: Seconds = info.data.get("batch_interval") or 0.0
-            return format_duration(max(DEFAULT_HOLD_S, HOLD_INTERVALS * interval))
+            interval: fields.Seconds = info.data.get("batch_interval") or 0.0
+            return fields.format_duration(max(DEFAULT_HOLD_S, HOLD_INTERVALS * interval))
         return hold
 
     @field_validator("hold")
     @classmethod
-    def _outlasts_a_batch(cls, hold: Seconds, info: ValidationInfo) -> Seconds:
-        interval: Seconds = info.data.get("batch_interval") or 0.0
+    def _outlasts_a_batch(cls, hold: fields.Seconds, info: ValidationInfo) -> fields.Seconds:
+        interval: fields.Seconds = info.data.get("batch_interval") or 0.0
         if hold <= interval:
-            enough = format_duration(HOLD_INTERVALS * interval)
-            raise BadValueError(
-                f"{format_duration(hold)} is not longer than batch_interval, "
-                f"{format_duration(interval)}: each report would come too late",
-                f"write {enough} or more, or leave it out",
+            enough = fields.format_duration(HOLD_INTERVALS * interval)
+            own, other = fields.format_duration(hold), fields.format_duration(interval)
+            message = (
+                f"{own} is not longer than batch_interval, {other}: each report would come too"
             )
+            raise BadValueError(f"{message} late", f"write {enough} or more, or leave it out")
         return hold
 
     @property
@@ -116,7 +103,7 @@ class AdaptiveSection(Section):
         )
 
 
-class QuerySection(Section):
+class QuerySection(fields.Section):
     """A Structured Streaming query whose progress is followed.
 
     `name` is Spark's queryName, and the label in metrics. `client_id` is its `kafka.client.id`,
@@ -125,10 +112,10 @@ class QuerySection(Section):
     that has more to read there is an alarm.
     """
 
-    name: Text = Field(examples=["name: orders"])
-    client_id: QueryClient = Field(default=None, alias="client-id", validate_default=True)
-    commit_group: Text | None = None
-    stuck_after: Duration = 300.0
+    name: fields.Text = Field(examples=["name: orders"])
+    client_id: fields.QueryClient = Field(default=None, alias="client-id", validate_default=True)
+    commit_group: fields.Text | None = None
+    stuck_after: fields.Duration = 300.0
 
     @field_validator("client_id", mode="before")
     @classmethod

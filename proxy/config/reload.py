@@ -31,10 +31,9 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadAttempt:
-    """One attempt to load the configuration."""
+    """One attempt to load the configuration, `at_s` in seconds since the epoch."""
 
     at_s: float
-    """Seconds since the epoch."""
     result: str
     """`ok` or `failed`; then what was in force stays so."""
     message: str
@@ -95,10 +94,8 @@ class Reloader:
             details = {"exc_info": error} if is_ours else {"problems": str(error)}
             _log.error("configuration not reloaded, the old one stays", **details)
             return
-        before = self._at_start
-        waiting = [
-            key for key in NEEDS_RESTART if attrgetter(key)(config) != attrgetter(key)(before)
-        ]
+        parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
+        waiting = [key for key, part in parts if part(config) != part(self._at_start)]
         if _secrets(config) != self._secrets:
             waiting.append("certificates, keys and token")
         message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
@@ -111,7 +108,7 @@ class Reloader:
 
 
 def _secrets(config: Config) -> list[bytes | None]:
-    """Return the content of the files that the configuration names."""
+    """Return the content of the certificate, key and token files."""
     sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
     names = ("ca_file", "cert_file", "key_file")
     paths = [getattr(section, name, None) for section in sections for name in names]

@@ -1,8 +1,4 @@
-"""A real Kafka broker inside one command, for the demo and the tests; here: its errors.
-
-`jars` has the jar files, fetched by `ivy`; `broker` runs one broker or some of them, and `command`
-is `quota-proxy broker`.
-"""
+"""A real Kafka broker inside one command, for the demo and the tests; here: its errors."""
 
 
 class DevkitError(Exception):
@@ -11,9 +7,9 @@ class DevkitError(Exception):
     def __init__(self, what: str, how: str) -> None:
         super().__init__(f"{what}\n{how}")
         self.what = what
-        """What went wrong: a sentence, or a few lines."""
+        """What went wrong."""
         self.how = how
-        """What the user can do about it: a sentence or two."""
+        """What the user can do about it."""
 
 
 class JavaError(DevkitError):

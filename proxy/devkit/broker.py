@@ -34,20 +34,19 @@ _LOG_OPTIONS = (
 )
 _POLL_S = 0.1
 _FORMAT_TIMEOUT_S = 120.0
+_CLUSTER_TIMEOUT_S = 90.0
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(ServerProcess):
     """One broker of Apache Kafka 4.1 on 127.0.0.1; a context manager that starts and stops it.
 
-    It may be killed and started again on the same ports and data. The child process ends with
-    this object, and with this process however that ends (the latter on Linux).
+    It may be killed and started again on the same ports and data.
 
     - `data_dir` holds records, configuration and log. It is created if absent, and formatted only
       when it holds no formatted storage yet.
     - `port` is that of the plaintext listener; 0 picks a free one.
     - `sasl_users` (passwords by name, both of `A-Z a-z 0-9 . _ -`) adds the SASL_PLAINTEXT listener
       `sasl_bootstrap` with PLAIN and SCRAM-SHA-256. SCRAM knows the users of the formatting.
-    - `num_partitions` is for topics that are created without a count.
     - `properties` are Kafka's server properties; they win over all that this class sets.
     - `node_id` must stay the same for the same data.
     - `quorum` is the controller to use; None makes the broker its own.
@@ -61,7 +60,6 @@ class EmbeddedBroker:
         port: int = 0,
         *,
         sasl_users: Mapping[str, str] | None = None,
-        num_partitions: int = 1,
         properties: Mapping[str, str] | None = None,
         node_id: int = 1,
         quorum: Quorum | None = None,
@@ -69,23 +67,21 @@ class EmbeddedBroker:
         on_download: OnDownload | None = None,
     ) -> None:
         self.data_dir = data_dir.resolve()
-        self.log_file = self.data_dir / "broker.log"
-        """What Kafka prints, all starts after one another."""
-        client_port, sasl_port, controller_port = _ports_besides(port)
+        super().__init__(self.data_dir / "broker.log")
+        client_port, sasl_port, controller_port, *_ = (
+            free for free in free_ports(4) if free != port
+        )
         self.settings = BrokerSettings(
             node_id=node_id,
             quorum=quorum or Quorum(new_cluster_id(), node_id, controller_port),
-            port=client_port,
+            port=port or client_port,
             sasl_port=sasl_port if sasl_users else None,
             sasl_users=dict(sasl_users or {}),
             storage_dir=self.data_dir / "storage",
-            num_partitions=num_partitions,
             properties=dict(properties or {}),
         )
-        """How it is set up, for all its starts."""
         self._jvm_options = tuple(jvm_options)
         self._on_download = on_download
-        self._process = ServerProcess(self.log_file)
 
     @property
     def port(self) -> int:
@@ -104,11 +100,6 @@ class EmbeddedBroker:
             raise ValueError("this broker has no SASL listener: give it sasl_users")
         return f"{HOST}:{self.settings.sasl_port}"
 
-    @property
-    def pid(self) -> int | None:
-        """Process id while the broker runs, else None."""
-        return self._process.pid
-
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -120,12 +111,8 @@ class EmbeddedBroker:
         """Start the broker and return once it serves; do nothing when it runs.
 
         Downloads Kafka first if it is not cached, which does not count against `timeout_s`. After
-        a kill the controller takes the broker back when its last session is over, about 2 s later
-        (Kafka's `broker.session.timeout.ms`).
-
-        Raises one of the kinds of `DevkitError`: no Java, no jars, a port is taken, the folder
-        can't be used; or the broker ended or did not serve in time: then it is killed, and the
-        message has the end of its log.
+        a kill the controller takes the broker back when its last session is over, about 2 s later.
+        Raises `DevkitError`; a broker that does not serve in time is killed.
         """
         if self.pid is not None:
             return
@@ -137,7 +124,7 @@ class EmbeddedBroker:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             settings_file.write_text(self.settings.file_text(), encoding="ascii")
             _format_storage(java, self.settings, settings_file)
-            self._process.start([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
+            self.spawn([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
         except OSError as error:
             raise BrokerError(
                 f"The broker can't use {self.data_dir}: {error}",
@@ -149,30 +136,16 @@ class EmbeddedBroker:
             self.kill()
             raise
 
-    def stop(self, timeout_s: float = 15.0) -> None:
-        """Shut the broker down in order, or kill it when that takes longer; it may start again."""
-        self._process.stop(timeout_s)
-
-    def kill(self) -> None:
-        """End the broker at once, as a crash does (SIGKILL)."""
-        self._process.kill()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the broker has ended; return False when it still runs after `timeout_s`."""
-        return self._process.wait(timeout_s)
-
     def nodes(self) -> set[int]:
-        """Return the node ids of the brokers of its cluster that the broker knows to be up.
+        """Return the ids of its cluster's brokers that it knows to be up; raises UpstreamError."""
 
-        Raises UpstreamError when it does not answer.
-        """
+        async def ask() -> set[int]:
+            with contextlib.closing(KafkaClient(Bootstrap([(HOST, self.port)]))) as client:
+                return {broker.node_id for broker in (await client.metadata()).brokers}
+
         # In a thread of its own: the caller's may be that of an event loop.
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, _ask_nodes(self.port)).result()
-
-    def log_tail(self) -> str:
-        """Return the last lines that the broker printed since its latest start."""
-        return self._process.log_tail()
+            return thread.submit(asyncio.run, ask()).result()
 
     def _await_serving(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -187,7 +160,7 @@ class EmbeddedBroker:
                     f"Read {self.log_file}; a loaded machine may need a longer time.",
                 )
         raise BrokerError(
-            f"The broker ended with status {self._process.exit_status} before it served. "
+            f"The broker ended with status {self.exit_status} before it served. "
             f"Its log ends with:\n{self.log_tail()}",
             f"Read {self.log_file} and mend what it names.",
         )
@@ -196,8 +169,8 @@ class EmbeddedBroker:
 class EmbeddedCluster:
     """Some brokers in one cluster, the first of which is the controller too; a context manager.
 
-    Node ids are 1 to `count`, which must stay the same for the same data; each broker has its own
-    folder in `data_dir`. `properties` are those of every `EmbeddedBroker`.
+    Node ids are 1 to `count`; each broker has a folder of its own in `data_dir`. All brokers run
+    side by side and know one another, or none runs: `BrokerError` as from each of them.
     """
 
     def __init__(
@@ -223,63 +196,38 @@ class EmbeddedCluster:
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self, timeout_s: float = 90.0) -> None:
-        """Start all brokers side by side and return once each of them knows all.
-
-        Raises as `EmbeddedBroker.start` when one could not be started; the others are stopped.
-        """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _CLUSTER_TIMEOUT_S
         try:
             with ThreadPoolExecutor(len(self.brokers)) as pool:
-                list(pool.map(lambda broker: broker.start(timeout_s), self.brokers))
+                list(pool.map(lambda broker: broker.start(_CLUSTER_TIMEOUT_S), self.brokers))
             everyone = {broker.settings.node_id for broker in self.brokers}
             for broker in self.brokers:
                 while broker.nodes() != everyone:
                     if time.monotonic() > deadline:
                         raise BrokerError(
-                            f"The brokers have not found one another after {timeout_s:g} s.",
+                            f"The brokers do not find one another in {_CLUSTER_TIMEOUT_S:g} s.",
                             f"Read the logs, {broker.log_file} and beside it.",
                         )
                     broker.wait(_POLL_S)
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
+        return self
 
-    def stop(self) -> None:
-        """Stop all brokers; the controller last, as the others take leave of it."""
-        for broker in reversed(self.brokers):
+    def __exit__(self, *_: object) -> None:
+        for broker in reversed(self.brokers):  # the controller last: the others take leave of it
             broker.stop()
 
 
-async def _ask_nodes(port: int) -> set[int]:
-    with contextlib.closing(KafkaClient(Bootstrap([(HOST, port)]))) as client:
-        return {broker.node_id for broker in (await client.metadata()).brokers}
-
-
 def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file: Path) -> None:
-    """Format the storage unless that is done; its SCRAM users are those of the formatting.
-
-    `java` is the command up to the main class; `settings_file` holds the settings.
-    Raises `BrokerError` with what Kafka said when it can't be done or takes 2 minutes, and OSError.
-    """
+    """Format the storage unless that is done; `java` is the command up to the main class."""
     # Kafka writes this file last, so a storage without it is formatted only in part.
     if (settings.storage_dir / "meta.properties").exists():
         return
-    scram = [
-        argument
-        for name, password in settings.sasl_users.items()
-        for argument in ("--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]")
-    ]
-    command = [
-        *(*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"),
-        *("-t", settings.quorum.cluster_id, "-c", str(settings_file), *scram),
-    ]
+    command = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted"]
+    command += ["-t", settings.quorum.cluster_id, "-c", str(settings_file)]
+    for name, password in settings.sasl_users.items():
+        command += ["--add-scram", f"SCRAM-SHA-256=[name={name},password={password}]"]
     try:
         subprocess.run(
             command,
@@ -301,9 +249,3 @@ def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file
             f"The storage in {settings.storage_dir} can't be formatted:\n{error.stdout.strip()}",
             "Choose another folder, or mend the server properties that you gave.",
         ) from error
-
-
-def _ports_besides(port: int) -> tuple[int, int, int]:
-    """Return ports for three listeners, the first of which is `port` unless that is 0."""
-    client_port, sasl_port, controller_port = [free for free in free_ports(4) if free != port][:3]
-    return port or client_port, sasl_port, controller_port

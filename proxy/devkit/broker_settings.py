@@ -58,8 +58,6 @@ class BrokerSettings:
     sasl_users: Mapping[str, str]
     """Passwords by name, both of `A-Z a-z 0-9 . _ -`."""
     storage_dir: Path
-    num_partitions: int
-    """For topics that are created without a count."""
     properties: Mapping[str, str]
     """Kafka's server properties; they win over all others."""
 
@@ -75,49 +73,39 @@ class BrokerSettings:
 
     def file_text(self) -> str:
         """Return the content of Kafka's `server.properties`, in ASCII."""
-        # Within a line, JSON's escapes are those of a Java properties file.
-        lines = (f"{key}={json.dumps(value)[1:-1]}\n" for key, value in self._values().items())
-        return "".join(lines)
-
-    @property
-    def _is_controller(self) -> bool:
-        return self.quorum.controller_id == self.node_id
-
-    def _values(self) -> dict[str, str]:
         listeners = [f"PLAINTEXT://{HOST}:{self.port}"]
         values = {
             **_PROPERTIES,
             "node.id": str(self.node_id),
             "log.dirs": str(self.storage_dir),
-            "num.partitions": str(self.num_partitions),
             "controller.quorum.voters": f"{self.quorum.controller_id}@{HOST}:{self.quorum.port}",
         }
         if self.sasl_port is not None:
             listeners.append(f"SASL_PLAINTEXT://{HOST}:{self.sasl_port}")
-            values |= _sasl_properties(self.sasl_users)
+            prefix = "listener.name.sasl_plaintext"
+            module = "org.apache.kafka.common.security"
+            logins = " ".join(f'user_{name}="{word}"' for name, word in self.sasl_users.items())
+            plain, scram = f"{module}.plain.PlainLoginModule", f"{module}.scram.ScramLoginModule"
+            values |= {
+                f"{prefix}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+                f"{prefix}.plain.sasl.jaas.config": f"{plain} required {logins};",
+                f"{prefix}.scram-sha-256.sasl.jaas.config": f"{scram} required;",
+            }
         values["advertised.listeners"] = ",".join(listeners)
         values["process.roles"] = "broker"
         if self._is_controller:
             values["process.roles"] = "broker,controller"
             listeners.append(f"CONTROLLER://{HOST}:{self.quorum.port}")
         values["listeners"] = ",".join(listeners)
-        return values | dict(self.properties)
+        values |= self.properties
+        # Within a line, JSON's escapes are those of a Java properties file.
+        return "".join(f"{key}={json.dumps(value)[1:-1]}\n" for key, value in values.items())
+
+    @property
+    def _is_controller(self) -> bool:
+        return self.quorum.controller_id == self.node_id
 
 
 def new_cluster_id() -> str:
-    """Return an id as Kafka makes it: a random UUID in URL-safe base64, that is no option."""
-    while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not text.startswith("-"):
-            return text
-
-
-def _sasl_properties(users: Mapping[str, str]) -> dict[str, str]:
-    prefix = "listener.name.sasl_plaintext"
-    module = "org.apache.kafka.common.security"
-    logins = " ".join(f'user_{name}="{password}"' for name, password in users.items())
-    return {
-        f"{prefix}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
-        f"{prefix}.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {logins};",
-        f"{prefix}.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
-    }
+    """Return a random UUID in URL-safe base64, as Kafka wants it; it begins as no option does."""
+    return "K" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:].rstrip("=")

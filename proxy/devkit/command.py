@@ -16,7 +16,7 @@ def serve_broker(port: int, data_dir: Path) -> int:
     """Run one broker until SIGTERM or SIGINT.
 
     Prints the download's progress to stderr and, once the broker serves, `ready HOST:PORT` on a
-    line of its own to stdout. Call it from the main thread.
+    line of its own to stdout. For the main thread.
     Returns 0 after a signal, 1 when the broker ended by itself; raises as `EmbeddedBroker.start`.
     """
     broker = EmbeddedBroker(data_dir, port, on_download=_print_download)
@@ -36,10 +36,7 @@ def serve_broker(port: int, data_dir: Path) -> int:
 
 @contextmanager
 def stop_signals_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first Ctrl-C or SIGTERM, and do nothing at further ones.
-
-    Only in the main thread.
-    """
+    """Raise KeyboardInterrupt in the main thread at the first Ctrl-C or SIGTERM, not at others."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         for number in STOP_SIGNALS:
@@ -57,4 +54,3 @@ def stop_signals_interrupt() -> Iterator[None]:
 def _print_download(done: int, found: int, name: str) -> None:
     what = f"downloaded {done} of {found}: {name}" if done else f"looking up jars ({found}): {name}"
     sys.stderr.write(f"{what}\n")
-    sys.stderr.flush()

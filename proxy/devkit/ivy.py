@@ -1,8 +1,7 @@
 """Downloads modules and all they depend on with the Apache Ivy that pyspark ships.
 
-So Python and Java are all that is needed: Ivy's own main class resolves the modules from its
-default repository, or from where the user's settings file says (`IVY_SETTINGS_VARIABLE`, or
-`spark.jars.ivySettings` in Spark's `spark-defaults.conf`).
+They come from its default repository, or from where the user's settings file says
+(`IVY_SETTINGS_VARIABLE`, or `spark.jars.ivySettings` in Spark's `spark-defaults.conf`).
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeAlias
-from xml.etree import ElementTree
 
 from proxy.devkit import DownloadError, PysparkMissingError
 from proxy.devkit.java import find_java
@@ -25,6 +23,7 @@ OnDownload: TypeAlias = Callable[[int, int, str], None]
 name of the one just found (`done` is 0 then) or downloaded. Never called when all is cached."""
 
 _FAULT_LINES = 12
+_IVY_SETTINGS = re.compile(r"^\s*spark\.jars\.ivySettings[\s=:]+(\S.*?)\s*$", re.MULTILINE)
 
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
@@ -37,9 +36,10 @@ _SETTINGS = """<ivysettings>
 </ivysettings>
 """
 
-# What Ivy prints: a module whose description was found, a jar that has come, a thing that failed.
-_FOUND = re.compile(r"^\tfound (?P<module>\S+) in ")
-_DOWNLOADED = re.compile(r"^\t\[SUCCESSFUL *\] (?P<module>[^!\s]+)!")
+# What Ivy prints: a module's description was found, or its jar has come; something failed.
+_STEP = re.compile(
+    r"^\t(?:(?P<found>found)|\[SUCCESSFUL *\]) [^#\s]+#(?P<name>[^;\s]+);(?P<revision>[^!\s]+)"
+)
 _FAULT = re.compile(
     r"^\s*(?:Server access error.*|:: (?P<module>\S+#\S+: .*)|\[(?:FAILED|NOT FOUND) *\].*"
     r"|.*(?:Exception|[Ii]nvalid|[Ff]ailed).*)$"
@@ -65,13 +65,11 @@ def download(
 ) -> None:
     """Put the jars of the modules, and of all they depend on, into the folder `content`.
 
-    `modules` are Maven coordinates, `organisation:name:revision`.
-    Modules with a name in `provided` are left out. Ivy's own files go to the folders `work`, which
-    is for this download alone, and `ivy_cache`, where it finds what an earlier one did get.
-
-    Raises one of the kinds of `DevkitError`, or OSError when a folder can't be used.
+    `modules` are Maven coordinates, `organisation:name:revision`; those named in `provided` are
+    left out. Ivy's own files go to the folders `work`, which is for this download alone, and
+    `ivy_cache`, where it finds what an earlier one did get. Raises `DevkitError` and OSError.
     """
-    ivy_jar = next(iter(sorted(pyspark_jars_dir().glob("ivy-*.jar"))), None)
+    ivy_jar = next(pyspark_jars_dir().glob("ivy-*.jar"), None)
     if ivy_jar is None:
         raise PysparkMissingError("Ivy is not among pyspark's jars")
     settings = _user_settings()
@@ -79,7 +77,7 @@ def download(
         settings = work / "ivysettings.xml"
         settings.write_text(_SETTINGS, encoding="utf-8")
     module_file = work / "ivy.xml"
-    module_file.write_bytes(_module_xml(modules, provided))
+    module_file.write_text(_module_xml(modules, provided), encoding="utf-8")
     command = [
         *(str(find_java()), "-cp", str(ivy_jar), "org.apache.ivy.Main"),
         *("-settings", str(settings), "-cache", str(ivy_cache), "-ivy", str(module_file)),
@@ -99,12 +97,9 @@ def download(
         assert ivy.stdout is not None
         try:
             for line in ivy.stdout:
-                if match := _FOUND.match(line):
-                    found += 1
-                    on_download(done, found, _jar_title(match["module"]))
-                elif match := _DOWNLOADED.match(line):
-                    done += 1
-                    on_download(done, found, _jar_title(match["module"]))
+                if match := _STEP.match(line):
+                    found, done = (found + 1, done) if match["found"] else (found, done + 1)
+                    on_download(done, found, f"{match['name']}-{match['revision']}")
                 elif match := _FAULT.match(line):
                     faults.append(match["module"] or line.strip())
         except BaseException:
@@ -122,37 +117,29 @@ def download(
         )
 
 
-def _module_xml(modules: Sequence[str], provided: Collection[str]) -> bytes:
+def _module_xml(modules: Sequence[str], provided: Collection[str]) -> str:
     """Return the description of a module that depends on what is wanted."""
-    root = ElementTree.Element("ivy-module", version="2.0")
-    ElementTree.SubElement(root, "info", organisation="local", module="wanted")
-    configurations = ElementTree.SubElement(root, "configurations")
-    ElementTree.SubElement(configurations, "conf", name="default")
-    dependencies = ElementTree.SubElement(root, "dependencies")
-    for module in modules:
-        keys = dict(zip(("org", "name", "rev"), module.split(":"), strict=True))
-        ElementTree.SubElement(dependencies, "dependency", keys, conf="default->default")
-    for name in sorted(provided):
-        ElementTree.SubElement(dependencies, "exclude", module=name)
-    return ElementTree.tostring(root)
+    dependencies = [
+        '<dependency org="{}" name="{}" rev="{}" conf="default->default"/>'.format(*name.split(":"))
+        for name in modules
+    ]
+    dependencies += [f'<exclude module="{name}"/>' for name in sorted(provided)]
+    return (
+        '<ivy-module version="2.0"><info organisation="local" module="wanted"/><configurations>'
+        f'<conf name="default"/></configurations><dependencies>{"".join(dependencies)}'
+        "</dependencies></ivy-module>"
+    )
 
 
 def _user_settings() -> Path | None:
-    """Return the Ivy settings file that the user chose; None means the default repository.
-
-    Raises `DownloadError` when it is named but not there.
-    """
+    """Return the Ivy settings file that the user named; None means the default repository."""
     named, by = os.environ.get(IVY_SETTINGS_VARIABLE), IVY_SETTINGS_VARIABLE
     if not named:
         spark_home = os.environ.get("SPARK_HOME")
         conf = os.environ.get("SPARK_CONF_DIR") or (spark_home and f"{spark_home}/conf")
         defaults = Path(conf or pyspark_jars_dir().parent / "conf") / "spark-defaults.conf"
         with contextlib.suppress(FileNotFoundError):
-            match = re.search(
-                r"^\s*spark\.jars\.ivySettings[\s=:]+(\S.*?)\s*$",
-                defaults.read_text(encoding="utf-8"),
-                re.MULTILINE,
-            )
+            match = _IVY_SETTINGS.search(defaults.read_text(encoding="utf-8"))
             named, by = match and match[1], f"spark.jars.ivySettings in {defaults}"
     if not named:
         return None
@@ -162,8 +149,3 @@ def _user_settings() -> Path | None:
             f"There is no Ivy settings file {path}.", f"Mend {by}, which names it, or take it out."
         )
     return path
-
-
-def _jar_title(module: str) -> str:
-    """Shorten Ivy's `organisation#name;revision` to `name-revision`."""
-    return module.rpartition("#")[2].replace(";", "-")

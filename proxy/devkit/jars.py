@@ -35,18 +35,14 @@ class JarSet:
 
 def kafka_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
     """Return the class path of a Kafka broker: about 45 files, 43 MB; raises as `fetch` does."""
-    modules = (
-        f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
-        "org.slf4j:slf4j-simple:1.7.36",
-    )
+    modules = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
     return fetch(JarSet(f"kafka-{KAFKA_VERSION}", modules), on_download)
 
 
 def connector_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
     """Return what Spark needs to read Kafka, less what pyspark ships: the value of `spark.jars`.
 
-    The connector has the version of the installed pyspark and the Scala version of its jars.
-    Raises as `fetch` does.
+    The connector has pyspark's version and the Scala version of its jars. Raises as `fetch` does.
     """
     shipped = {
         match["module"]: match["version"]
@@ -64,10 +60,9 @@ def connector_jars(on_download: OnDownload | None = None) -> tuple[Path, ...]:
 
 def default_cache_dir() -> Path:
     """Return the user's cache folder for this project; it need not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The XDG standard wants a relative path to be ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "kafka-quota-proxy"
+    return (base if base.is_absolute() else Path.home() / ".cache") / "kafka-quota-proxy"
 
 
 def fetch(
@@ -77,28 +72,22 @@ def fetch(
 
     A set is cached whole or not at all: it is put together in a folder beside its place and moved
     there at the end. One process fetches at a time, others wait for it and then find the set. What
-    a broken download did get is kept until one succeeds.
-
-    Raises one of the kinds of `DevkitError` when the set is not cached and can't be fetched.
+    a broken download did get is kept until one succeeds. Raises `DevkitError`.
     """
     cache = cache_dir or default_cache_dir()
     folder = cache / jar_set.folder
-    jars = _cached(folder, jar_set)
-    if jars is not None:
+    if jars := _cached(folder, jar_set):
         return jars
     on_download = on_download or (lambda _done, _found, _name: None)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / "lock", on_download):
-            jars = _cached(folder, jar_set)
-            if jars is None:
-                jars = _fill(folder, jar_set, on_download)
+            return _cached(folder, jar_set) or _fill(folder, jar_set, on_download)
     except OSError as error:
         raise DownloadError(
             f"The cache can't be written: {error}",
             f"Make {cache} writable, or set XDG_CACHE_HOME to a folder that is.",
         ) from error
-    return jars
 
 
 def _fill(folder: Path, jar_set: JarSet, on_download: OnDownload) -> tuple[Path, ...]:
@@ -121,8 +110,8 @@ def _fill(folder: Path, jar_set: JarSet, on_download: OnDownload) -> tuple[Path,
     return tuple(folder / name for name in sizes)
 
 
-def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...] | None:
-    """Return the files of a whole set, None if it is not there or not whole."""
+def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...]:
+    """Return the files of a whole set, none if it is not there or not whole."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes: dict[str, int] = manifest["jars"]
@@ -130,8 +119,8 @@ def _cached(folder: Path, jar_set: JarSet) -> tuple[Path, ...] | None:
             (folder / name).stat().st_size == size for name, size in sizes.items()
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return tuple(folder / name for name in sizes) if whole else None
+        return ()
+    return tuple(folder / name for name in sizes) if whole else ()
 
 
 @contextlib.contextmanager

@@ -15,10 +15,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(?P<major>\d+)')
 
 
 def find_java() -> Path:
-    """Return the `java` that `JAVA_HOME` names, or else the first on the PATH.
-
-    Raises `JavaError` when there is none, or it does not run, or is older than `MIN_JAVA_VERSION`.
-    """
+    """Return the `java` of `JAVA_HOME`, or else the first on the PATH; raises `JavaError`."""
     how = f"Install Java {MIN_JAVA_VERSION} or newer, and let JAVA_HOME or PATH lead to it."
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin") if home else None)

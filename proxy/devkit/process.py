@@ -28,7 +28,8 @@ class ServerProcess:
     """
 
     def __init__(self, log_file: Path) -> None:
-        self._log_file = log_file
+        self.log_file = log_file
+        """What the server prints, all starts after one another."""
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
         # The kernel ties the child to the thread that starts it, not to the whole process. So that
@@ -38,20 +39,16 @@ class ServerProcess:
     @property
     def pid(self) -> int | None:
         """Process id while it runs, else None."""
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
+        return self._process.pid if self._process and self._process.poll() is None else None
 
     @property
     def exit_status(self) -> int | None:
         """How it ended (minus the signal's number after a signal); None while it did not."""
         return None if self._process is None else self._process.poll()
 
-    def start(self, command: Sequence[str]) -> None:
-        """Run the command, which begins with a path; what it prints is added to the log file.
-
-        Raises OSError.
-        """
-        with self._log_file.open("ab") as log:
+    def spawn(self, command: Sequence[str]) -> None:
+        """Start the command, which begins with a path, as the child process; raises OSError."""
+        with self.log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = self._starter.submit(
                 subprocess.Popen,
@@ -62,7 +59,7 @@ class ServerProcess:
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which stops it
             ).result()
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float = 15.0) -> None:
         """Ask it to end (SIGTERM), and kill it when it still runs after `timeout_s`."""
         if self._process is not None:
             self._process.terminate()
@@ -87,7 +84,7 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the last lines that it printed since its latest start; raises OSError."""
-        with self._log_file.open("rb") as log:
+        with self.log_file.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, size - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()

@@ -10,12 +10,67 @@ is room the next batch has it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.wire.topic_partition import TopicPartition
 
 ROUND_SHARE = 0.5
 """Share of `max_lag` that the batches of all stages before it may fill at a time. With all of it a
 stage and the ones before it would work in turns, and never at the same time."""
+
+
+class OfferedEnd(Protocol):
+    """What a driver was told of the end of a partition."""
+
+    offset: int
+    """The end that it was told."""
+    idle_offset: int
+    """All below had been read when the query was idle."""
+
+
+class BatchClamp(Protocol):
+    """What bounds the batches of a query."""
+
+    offsets_per_record: float
+    """At least 1."""
+    least_offsets: int
+    """What a batch has at least."""
+
+    @property
+    def advertised(self) -> Mapping[TopicPartition, OfferedEnd]:
+        """What its drivers were told."""
+
+
+class BoundedQuery(Protocol):
+    """A query whose rule is adaptive, so that its batches can be held small. None: not known."""
+
+    ceiling: float | None
+    """Records/s that it is held to; None when it is not."""
+
+    @property
+    def clamp(self) -> BatchClamp:
+        """What bounds its batches."""
+
+    @property
+    def processing_rate(self) -> float | None:
+        """Records/s."""
+
+    @property
+    def batch_interval_ms(self) -> float | None:
+        """Between two triggers."""
+
+    @property
+    def bytes_per_record(self) -> float | None:
+        """Lately."""
+
+    def set_ceiling(self, ceiling: float | None, why: str, now_ms: float) -> None:
+        """Set the ceiling."""
+
+
+QueriesOf = Callable[[str], Sequence[BoundedQuery]]
+"""Returns the queries of a client id whose rules are adaptive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +107,11 @@ class UpstreamWriter:
 def records_that_fit(
     max_lag: int, lag: int, writers: Sequence[UpstreamWriter], name: str, least: int = 1
 ) -> int | None:
-    """Return how many records the next batch of one of the writers may read; None: any number.
+    """Return how many records the next batch of the writer `name` may read; None: any number.
 
-    Where `max_lag` itself has no room for `least`, so many are let through when nothing waits, or
-    the stage would stand still for ever.
-
-    Args:
-        max_lag: 1 or more.
-        lag: what waits; may be above `max_lag`.
-        writers: all that write there.
-        name: the one that plans.
-        least: records that a batch has at least, as one of each partition; 1 or more.
-
+    `max_lag` is 1 or more, and `lag` what waits, maybe above it. A batch has `least` records at
+    least, as one of each partition. Where `max_lag` itself has no room for these, so many are let
+    through when nothing waits, or the stage would stand still for ever.
     """
     asking = next(each for each in writers if each.name == name)
     if asking.records_out <= 0:

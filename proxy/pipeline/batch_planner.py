@@ -5,7 +5,7 @@ counts.
 """
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
@@ -13,17 +13,65 @@ from proxy.progress.partition import PartitionProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit, UpstreamWriter, records_that_fit
-from .bounded_query import BoundedQuery, QueriesOf
+from .batch_limit import BatchLimit, QueriesOf, UpstreamWriter, records_that_fit
 from .graph import StageSettings
-from .planned_batches import PlannedBatches
 from .running_pipeline import RunningPipeline
 
 UNKNOWN_MS = 15_000.0
 """For so long after a start nothing is planned before a stage whose lag is not known again. The
 cluster is asked for the ends of logs at once, and again after 10 s."""
 
+MAX_LATE = 1_000
+"""Batches without a report that are told apart; where so many are late nobody reports."""
+
 ALL = "as much is in flight as max_pending allows"
+
+
+class PlannedBatches:
+    """The plans of one query. Totals are offsets, added up over its partitions.
+
+    Structured Streaming works on one batch at a time, up to the ends that its driver was told. So
+    all that the driver was told and has not completed is under way, and each time that it asks
+    again the batch before is done, though its report may be late.
+    """
+
+    __slots__ = ("_earlier", "_looked_up")
+
+    def __init__(self) -> None:
+        self._looked_up: set[TopicPartition] = set()
+        """What the driver has looked up, for the plan that it makes or carries out."""
+        self._earlier: deque[int] = deque(maxlen=MAX_LATE)
+        """What was told in all with each plan before that one; ascending."""
+
+    def look_up(self, partitions: Set[TopicPartition], offered: int) -> bool:
+        """Record that the driver looks up ends; return whether it makes another plan.
+
+        It does when it looks up the same partition again. For one plan it asks each broker that
+        leads some of them. `offered` is what it was told before, in all.
+        """
+        if self._looked_up and self._looked_up.isdisjoint(partitions):
+            self._looked_up |= partitions
+            return False
+        self._looked_up = set(partitions)
+        if not self._earlier or offered > self._earlier[-1]:
+            self._earlier.append(offered)
+        return True
+
+    def reported(self) -> None:
+        """Record that a batch was reported: what is looked up next makes another plan."""
+        self._looked_up.clear()
+
+    def batches(self, offered: int, done: int) -> int:
+        """Return how many batches are planned and not reported.
+
+        The driver was told `offered` in all, and has completed `done` of that.
+        """
+        while self._earlier and self._earlier[0] <= done:
+            self._earlier.popleft()
+        while self._earlier and self._earlier[-1] > offered:
+            self._earlier.pop()  # of a run that is over
+        # The latest of them is among these when the driver was told nothing new since.
+        return sum(total < offered for total in self._earlier) + (offered > done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +84,7 @@ class Planned:
 
 
 class BatchPlanner:
-    """Computes the limit of the next batch of each client.
-
-    Args:
-        registry: knows what clients have completed, and log ends.
-        queries_of: knows what drivers were told.
-
-    """
+    """Computes the limit of the next batch of each client, whose drivers `queries_of` knows."""
 
     def __init__(self, registry: QueryRegistry, queries_of: QueriesOf) -> None:
         self._registry = registry
@@ -67,10 +109,9 @@ class BatchPlanner:
         batches = int(offered > done) if plans is None else plans.batches(offered, done)
         if not batches:
             return Planned()
-        bounded = self._bounded(client_id)
-        records = (offered - done) / _offsets_per_record(bounded)
-        size = bounded.bytes_per_record if bounded is not None else None
-        return Planned(batches, records, records * (size or 0.0))
+        offsets_per_record, _, bytes_per_record = self._measured(client_id)
+        records = (offered - done) / offsets_per_record
+        return Planned(batches, records, records * bytes_per_record)
 
     def limit(
         self, pipeline: RunningPipeline, stage: StageSettings, client_id: str, now_ms: float
@@ -124,10 +165,9 @@ class BatchPlanner:
         ]
         asking = self._writer(pipeline, stage, client_id, reader, now_ms)
         writers.append(replace(asking, weight=stage.normal_rate))
-        bounded = self._bounded(client_id)
+        offsets_per_record, least_offsets, _ = self._measured(client_id)
         partitions = sum(1 for _ in self._partitions(client_id, stage.consumes))
-        offsets = bounded.clamp.least_offsets if bounded is not None else 1
-        least = max(1, math.ceil(max(partitions, offsets) / _offsets_per_record(bounded)))
+        least = max(1, math.ceil(max(partitions, least_offsets) / offsets_per_record))
         records = records_that_fit(max_lag, lag, writers, client_id, least)
         if records is None:
             return None
@@ -145,18 +185,14 @@ class BatchPlanner:
         topics = pipeline.graph.topics_between(stage.name, reader.name)
         planned = self.planned(client_id).records
         has_work = planned > 0 or self._lag(pipeline, stage, stage.consumes, now_ms) != 0
+        outputs = pipeline.outputs.get(stage.name, ()) if planned else ()
+        ranges = (each.range for each in outputs)
         return UpstreamWriter(
             name=client_id,
             weight=stage.normal_rate if has_work else 0.0,
             records_out=pipeline.flow.stages[stage.name].records_out(topics),
             planned=planned,
-            written=sum(
-                each.range.end - each.range.start
-                for each in pipeline.outputs.get(stage.name, ())
-                if each.range.topic in topics
-            )
-            if planned
-            else 0,
+            written=sum(each.end - each.start for each in ranges if each.topic in topics),
         )
 
     def _lag(
@@ -191,8 +227,12 @@ class BatchPlanner:
             if key[0] in topics:
                 yield key, partition
 
-    def _bounded(self, client_id: str) -> BoundedQuery | None:
-        return next(iter(self._queries_of(client_id)), None)
+    def _measured(self, client_id: str) -> tuple[float, int, float]:
+        """Return a client's offsets per record, least offsets of a batch, and bytes per record."""
+        for bounded in self._queries_of(client_id):
+            clamp = bounded.clamp
+            return clamp.offsets_per_record, clamp.least_offsets, bounded.bytes_per_record or 0.0
+        return 1.0, 1, 0.0
 
     def _offered(self, client_id: str) -> tuple[int, int]:
         """Return what the drivers of a client were told in all, and completed of that, in offsets.
@@ -200,19 +240,15 @@ class BatchPlanner:
         Where it is not known what was completed, all was.
         """
         query = self._registry.query_of(client_id)
+        partitions = query.partitions if query is not None else {}
         ends: dict[TopicPartition, tuple[int, int]] = {}
         for bounded in self._queries_of(client_id):
-            for key, told in bounded.clamp.advertised.items():
+            for key, advertised in bounded.clamp.advertised.items():
                 end, idle_at = ends.get(key, (0, 0))
-                ends[key] = max(end, told.offset), max(idle_at, told.idle_offset)
+                ends[key] = max(end, advertised.offset), max(idle_at, advertised.idle_offset)
         offered = done = 0
         for key, (end, idle_at) in ends.items():
-            partition = query.partitions.get(key) if query is not None else None
-            completed = partition.committed_to if partition is not None else None
+            completed = partitions[key].committed_to if key in partitions else None
             offered += end
             done += end if completed is None else min(end, max(completed, idle_at))
         return offered, done
-
-
-def _offsets_per_record(bounded: BoundedQuery | None) -> float:
-    return bounded.clamp.offsets_per_record if bounded is not None else 1.0

@@ -4,12 +4,10 @@ A batch of a first stage with input from a source is a root. What a stage's batc
 for each stage that consumes the topic, anchored to the roots of what the batch read, and to its own
 root when it read of a source; completing a range acks its edges. A root ends when nothing of it
 waits any more, in time.
-
-What cannot be known is never taken for done: what a batch read without its report being seen, or
-appended unseen, keeps its roots waiting until they time out.
+What was read or appended unseen keeps its roots waiting until they time out.
 """
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -66,14 +64,8 @@ class CompletionCounts:
 class Completion:
     """The ledger of one pipeline, its edges, and how much is in flight.
 
-    Args:
-        graph: the pipeline. A root fails when it is older than the timeout, by up to a half of it.
-        random: makes ids.
-        now_s: the same on the wall clock.
-        max_edges: edges that wait and roots of their anchors; beyond it the oldest roots fail.
-
+    When more than `max_edges` edges wait, with the roots of their anchors, the oldest roots fail.
     Raises ValueError as Ledger does.
-
     """
 
     def __init__(
@@ -97,12 +89,11 @@ class Completion:
         self.records = CompletionRecords(
             graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
         )
-        """What is kept of it in the state."""
         self._ended: list[EndedRoot] = []
         self._unswept = 0
         self.counts = CompletionCounts()
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
-        """How many roots ended how, and why."""
+        """By how and why they ended."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
@@ -115,25 +106,18 @@ class Completion:
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
         """Return whether so much is in flight that the source is to wait.
 
-        A batch counts from the report of the first stage until its root has ended.
-
-        Args:
-            planned: batches of first stages that are planned and not known as roots yet.
-            planned_bytes: what they read.
-
+        A batch counts from the report of the first stage until its root has ended; `planned` ones
+        and their bytes are of first stages and not known as roots yet.
         """
-        ledger = self.ledger
-        return self.max_pending.full(
-            ledger.pending_batches + planned, ledger.pending_bytes + planned_bytes
-        )
+        pending = self.ledger.pending_bytes + planned_bytes
+        return self.max_pending.full(self.ledger.pending_batches + planned, pending)
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
 
-        A batch of an unknown stage changes nothing; it is counted and noted. So does one whose
-        whole input was completed before. But of a first stage each report is a new root, as after
-        a restart from an older checkpoint; who knows that it is the same report must not pass it
-        on.
+        A batch of an unknown stage, or whose whole input was completed before, changes nothing; it
+        is counted and noted. But of a first stage each report is a new root, as after a restart
+        from an older checkpoint: the same report must not be passed on twice.
         """
         if batch.stage not in self._graph.stages:
             self.counts.unknown_stages += 1
@@ -156,7 +140,7 @@ class Completion:
         self._apply_ready(now_ms)
         for ended in self.ledger.tick(now_ms):
             self._end(ended)
-        if self._unswept >= max(SWEEP_AT, len(self.ledger)):
+        if self._unswept >= max(SWEEP_AT, len(self.ledger.roots)):
             self._sweep()
 
     def take_ended(self) -> list[EndedRoot]:
@@ -174,11 +158,9 @@ class Completion:
         return self.edges.first_stages(roots, self._graph.order)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> None:
-        """Follow a reload.
+        """Follow a reload; roots that wait at a stage or for a topic that is gone fail.
 
-        Roots that wait at a stage that is gone, or for a topic that it no longer consumes, fail
-        with the reason PIPELINE_CHANGED. The rest stays. Raises ValueError as at the start; then
-        nothing changed.
+        Raises ValueError as at the start; then nothing changed.
         """
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
@@ -189,17 +171,17 @@ class Completion:
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call, O(changed).
 
-        They belong together: write them in one transaction. Call it also when nothing is kept,
-        for what changed is remembered until then.
+        Write them in one transaction. Call it also when nothing is kept: until then what changed
+        is remembered.
         """
         return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up all records under the prefix of `records`, once and before anything else.
+        """Load all records under the prefix of `records`, once and before anything else.
 
-        Returns what was not taken, and why. Damaged records are deleted with the next `changes`;
-        those of a newer program are left alone. What was lost with them keeps its roots waiting
-        until they time out. Roots at stages that are gone fail as in `update`.
+        Returns what was not taken, and why. Damaged records are deleted with the next `changes`,
+        and what was lost with them keeps its roots waiting until they time out; those of a newer
+        program are left alone. Roots at stages that are gone fail as in `update`.
         """
         refused, deletes = self.records.load(records, self._graph.stages, now_ms)
         self._journal.take()  # what was taken up is as it was written
@@ -212,12 +194,7 @@ class Completion:
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it: JSON, times in wall-clock seconds."""
-        limits, wall = self.max_pending, self._wall
-        failed = {
-            reason: count
-            for (outcome, reason), count in self.outcomes.items()
-            if outcome is RootOutcome.FAILED
-        }
+        limits, to_s, outcomes = self.max_pending, self._wall.to_s, self.outcomes
         first = list(islice(self.ledger.pending(), MAX_SHOWN))
         waits_at = self.waits_at(root for root, *_ in first)
         return {
@@ -231,16 +208,16 @@ class Completion:
                     {
                         "root": f"{root:016x}",
                         **asdict(owner),
-                        "started_s": wall.to_s(entry.started_ms),
-                        "age_s": wall.to_s(now_ms) - wall.to_s(entry.started_ms),
+                        "started_s": to_s(entry.started_ms),
+                        "age_s": to_s(now_ms) - to_s(entry.started_ms),
                         "waits_at": waits_at.get(root),
                     }
                     for root, entry, owner in first
                 ],
             },
-            "completed": self.outcomes[RootOutcome.COMPLETED, ""],
-            "timed_out": self.outcomes[RootOutcome.TIMED_OUT, ""],
-            "failed": failed,
+            "completed": outcomes[RootOutcome.COMPLETED, ""],
+            "timed_out": outcomes[RootOutcome.TIMED_OUT, ""],
+            "failed": {why: n for (how, why), n in outcomes.items() if how is RootOutcome.FAILED},
             "edges": self.edges.size,
             "max_edges": self._max_edges,
             "early_batches": len(self.deferred.waiting),
@@ -266,16 +243,12 @@ class Completion:
                 self._make_room(now_ms)
 
     def _apply(self, batch: StageBatch, now_ms: float) -> None:
-        repeated_before = self.counts.repeated_records
-        acks, of_source, is_again = self._complete(batch)
-        repeated = self.counts.repeated_records - repeated_before
-        if repeated:
-            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
-        values: dict[int, int] = {}
+        acks, of_source, is_again = self._complete(batch, now_ms)
+        values: dict[int, int] = defaultdict(int)
         for anchor, value in acks.items():
             for root in anchor.roots:
-                if root in self.ledger:
-                    values[root] = values.get(root, 0) ^ value
+                if root in self.ledger.roots:
+                    values[root] ^= value
                 else:
                     self.counts.late_acks += 1
         begun = self.ledger.new_root() if of_source else None
@@ -286,21 +259,17 @@ class Completion:
         if begun is not None:
             owner = SourceBatch(batch.stage, batch.batch, batch.size_bytes)
             self._end(self.ledger.init(begun, made, owner, batch.started_ms, now_ms))
-        reused = self._fail_all(replaced, OFFSETS_REUSED, now_ms)
-        if reused:
-            text = f"appended at offsets that {reused} roots waited for"
-            self._note_batch(batch, text, now_ms)
+        if reused := self._fail_all(replaced, OFFSETS_REUSED, now_ms):
+            self._note_batch(batch, f"appended at offsets that {reused} roots waited for", now_ms)
 
-    def _complete(self, batch: StageBatch) -> tuple[dict[Anchor, int], bool, bool]:
+    def _complete(self, batch: StageBatch, now_ms: float) -> tuple[dict[Anchor, int], bool, bool]:
         """Remove the input of a batch from what waits.
 
-        Returns:
-            by anchor what is acked; whether something came from a source; whether all of it was
-            completed before: it is the same report, or the same batch once more.
-
+        Return by anchor what is acked; whether something came from a source; and whether all of it
+        was completed before: it is the same report, or the same batch once more.
         """
-        graph, acks = self._graph, dict[Anchor, int]()
-        of_source = False
+        graph, of_source = self._graph, False
+        acks: dict[Anchor, int] = defaultdict(int)
         repeated = foreign = records = 0
         for read in merged(batch.inputs):
             if read.topic not in graph.stages[batch.stage].consumes:
@@ -314,13 +283,15 @@ class Completion:
                     continue
             completed = self.edges.complete(key, read.start, read.end)
             for anchor, value in completed.acks:
-                acks[anchor] = acks.get(anchor, 0) ^ value
+                acks[anchor] ^= value
             records += completed.records
             if is_of_stage:
                 repeated += completed.repeated
                 foreign += completed.foreign
         self.counts.foreign_records += foreign
         self.counts.repeated_records += repeated
+        if repeated:
+            self._note_batch(batch, f"completed {repeated} records a second time", now_ms)
         return acks, of_source, repeated > 0 and not (of_source or records + foreign)
 
     def _produce(
@@ -328,9 +299,7 @@ class Completion:
     ) -> tuple[int, set[int]]:
         """Add the output of a batch as edges of an anchor; None: they belong to no root.
 
-        Returns:
-            What they add to the value of each root, and the roots of edges whose offsets they took.
-
+        Return what they add to the value of each root, and the roots whose offsets they took.
         """
         made, replaced = 0, set[int]()
         for written in merged(batch.outputs):
@@ -340,14 +309,12 @@ class Completion:
             self.counts.unanchored_ranges += anchor is None
             for stage in self._graph.consumers_of(written.topic):
                 key = (stage, written.topic, written.partition)
-                start = written.start
-                if is_again:  # what it is said to have written was added the first time
-                    start = max(start, self.edges.known_to(key))
-                if start >= written.end:
-                    continue
-                edge, anchors = self.edges.produce(key, start, written.end, anchor)
-                made ^= edge
-                replaced.update(root for old in anchors for root in old.roots)
+                # What a batch wrote that is reported again was added the first time.
+                start = max(written.start, self.edges.known_to(key)) if is_again else written.start
+                if start < written.end:
+                    edge, anchors = self.edges.produce(key, start, written.end, anchor)
+                    made ^= edge
+                    replaced.update(root for old in anchors for root in old.roots)
         return made, replaced
 
     def _anchor(self, roots: tuple[int, ...], acks: Mapping[Anchor, int]) -> Anchor | None:
@@ -358,7 +325,7 @@ class Completion:
         return only if only is not None and only.roots == roots else self.edges.anchor(roots)
 
     def _sweep(self) -> None:
-        self.edges.sweep(self.ledger.roots())
+        self.edges.sweep(set(self.ledger.roots))
         self._unswept = 0
 
     def _make_room(self, now_ms: float) -> None:
@@ -375,18 +342,14 @@ class Completion:
     def _fail_stranded(self, now_ms: float) -> None:
         """Fail what waits where no stage of the pipeline reads any more."""
         stages = self._graph.stages
-        gone = [
-            key
-            for key in self.edges.partitions
-            if key[0] not in stages or key[1] not in stages[key[0]].consumes
-        ]
-        failed = self._fail_all(self.edges.remove(gone), PIPELINE_CHANGED, now_ms)
-        if failed:
+        read = {(name, topic) for name, stage in stages.items() for topic in stage.consumes}
+        gone = [key for key in self.edges.partitions if key[:2] not in read]
+        if failed := self._fail_all(self.edges.remove(gone), PIPELINE_CHANGED, now_ms):
             self._note(f"{failed} roots waited for what is not read any more", now_ms)
 
     def _fail_all(self, roots: set[int], reason: str, now_ms: float) -> int:
         """Fail those of the roots that are there; return how many they are."""
-        here = sorted(root for root in roots if root in self.ledger)
+        here = sorted(roots & self.ledger.roots.keys())
         for root in here:
             self.fail(root, reason, now_ms)
         return len(here)

@@ -15,7 +15,7 @@ Ids are hexadecimal, times wall-clock seconds.
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
-from functools import reduce
+from functools import lru_cache, partial, reduce
 from operator import xor
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
@@ -34,6 +34,9 @@ _Id = Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]
 _Offset = Annotated[int, Field(ge=0, le=MAX_OFFSET)]
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 _Pair = Annotated[list[_Offset], Field(min_length=2, max_length=2)]
+
+_quoted = lru_cache(partial(quote, safe=""))
+"""Of kinds, stages and topics: few, and in each key."""
 
 
 class _LedgerForm(BaseModel):
@@ -112,7 +115,7 @@ class CompletionRecords:
     def items(self) -> Iterator[LedgerItem]:
         """Return all parts that have a record."""
         partitions = self._edges.partitions
-        yield from (("root", root) for root in self._ledger.roots())
+        yield from (("root", root) for root in self._ledger.roots)
         yield from (("group", number) for number in self._edges.anchors)
         for key, edges in partitions.items():
             yield ("lane", *key)
@@ -124,8 +127,8 @@ class CompletionRecords:
         """Return the key of a part's record."""
         if item[0] == "root":
             return f"{self.prefix}root/{item[1]:016x}"
-        quoted = (quote(part, safe="") if isinstance(part, str) else str(part) for part in item)
-        return self.prefix + "/".join(quoted)
+        parts = [_quoted(part) if isinstance(part, str) else str(part) for part in item]
+        return self.prefix + "/".join(parts)
 
     def record(self, item: LedgerItem) -> Record | None:
         """Return the record of a part; None when it is not there any more."""
@@ -135,11 +138,9 @@ class CompletionRecords:
     def load(
         self, records: Iterable[Record], stages: Collection[str], now_ms: float
     ) -> tuple[list[str], list[str]]:
-        """Take up what was written, of a pipeline of these stages; nothing may have happened yet.
+        """Load what was written, of a pipeline of these stages; nothing may have happened yet.
 
-        Returns:
-            which were not taken up and why, and the keys of those that are of no use.
-
+        Return which were not taken up and why, and the keys of those that are of no use.
         """
         refused: list[str] = []
         deletes: list[str] = []
@@ -180,7 +181,7 @@ class CompletionRecords:
         stages: Collection[str],
         now_ms: float,
     ) -> None:
-        """Take up one record. Raises ValueError with what is wrong."""
+        """Load one record. Raises ValueError with what is wrong."""
         to_ms = self._wall.to_ms
         match form, parts:
             case _RootForm(), [root]:
@@ -217,7 +218,16 @@ class CompletionRecords:
     def _value(self, item: LedgerItem) -> Json:
         to_s = self._wall.to_s
         match item:
-            case ("root", int(root)) if (entry := self._ledger.get(root)) is not None:
+            case ("edge", str(stage), str(topic), int(partition), int(start)):
+                edge = self._edges.find((stage, topic, partition), start)
+                if edge is not None:
+                    _, end, number, anchor = edge
+                    return {"end": end, "id": f"{number:016x}", "group": anchor.number}
+            case ("lane", str(stage), str(topic), int(partition)):
+                edges = self._edges.partitions.get((stage, topic, partition))
+                if edges is not None:
+                    return {"known_to": edges.known_to, "done": list(edges.done)}
+            case ("root", int(root)) if (entry := self._ledger.roots.get(root)) is not None:
                 stage = "" if entry.owner is None else entry.owner.stage
                 return {
                     "at": {stage: f"{entry.value:016x}"} if entry.value else {},
@@ -228,15 +238,6 @@ class CompletionRecords:
                 }
             case ("group", int(number)) if number in self._edges.anchors:
                 return {"roots": [f"{root:016x}" for root in self._edges.anchors[number].roots]}
-            case ("edge", str(stage), str(topic), int(partition), int(start)):
-                edge = self._edges.find((stage, topic, partition), start)
-                if edge is not None:
-                    _, end, number, anchor = edge
-                    return {"end": end, "id": f"{number:016x}", "group": anchor.number}
-            case ("lane", str(stage), str(topic), int(partition)):
-                edges = self._edges.partitions.get((stage, topic, partition))
-                if edges is not None:
-                    return {"known_to": edges.known_to, "done": list(edges.done)}
             case ("stage", str(stage)) if stage in self._deferred.settled:
                 return {"settled_s": to_s(self._deferred.settled[stage])}
             case ("early", int(number)) if number in self._deferred.waiting:

@@ -7,10 +7,9 @@ The arithmetic, in milliseconds of delay per record:
 - increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
 
 `tps_up` is the rate in force: the one that the node is held to, else the one that was measured.
-Against it a first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay
-of 1.5 ms, and asking again makes it 285.7 with 2.5 ms in all. A stage that processes as much as it
-is sent has no delay to ask for (`1/tps_down - 1/tps_up` counts as 0, so that a decrease never
-raises a rate): the node is kept at what it sends, and asking again slows it by `t_min_adjust`.
+A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
+and asking again makes it 285.7 with 2.5 ms in all. `1/tps_down - 1/tps_up` below 0 counts as 0: a
+node that sends no more than is processed is kept at that, and slowed when it is asked again.
 """
 
 import math
@@ -38,11 +37,7 @@ MAX_NUMBER = 1e15
 def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
     """Return what a record of the node upstream is to be delayed more, in milliseconds.
 
-    Args:
-        tps_up: records/s of the node upstream, above 0.
-        tps_down: records/s that the stage processes. 0 or less: infinitely long.
-        adjust_ms: `t_min_adjust` when the stage asks again, else 0.
-
+    `tps_up` is above 0; with a `tps_down` of 0 or less it is infinitely long.
     """
     if tps_down <= 0:
         return math.inf
@@ -56,19 +51,18 @@ def slowed(tps_up: float, t_delay_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Whether a node is held, and since when and why."""
+    """Whether a node is held, and by whose request and why the rate changed last."""
 
     rate: float | None = None
     """Records/s that it is held to: reduced. None: uncontrolled."""
     t_delay_ms: float = 0.0
     """Delay per record in force, against the normal rate."""
     since_s: float = 0.0
-    """When the rate changed, wall clock."""
+    """Wall clock."""
     why: str = ""
     by: str = ""
-    """The stage whose request was applied last; empty when none asked."""
+    """A stage; empty when none asked."""
     direction: Direction | None = None
-    """Which way the rate went last."""
     holders: tuple[str, ...] = ()
     """Stages that asked to decrease since control began, sorted."""
     revision: int = 0
@@ -129,9 +123,8 @@ class Controller:
         """Return what a request would change."""
         rate = self.rate
         if request.direction is Direction.DECREASE:
-            is_again = (
-                self.state.direction is Direction.DECREASE and request.stage in self.state.holders
-            )
+            state = self.state
+            is_again = state.direction is Direction.DECREASE and request.stage in state.holders
             t_delay_ms = delay_ms(rate, request.rate, request.t_min_adjust_ms if is_again else 0.0)
             return ProposedRate(request, self._bounded(slowed(rate, t_delay_ms)), t_delay_ms)
         raised = self._bounded(max(rate, min(rate + self.node.step, request.rate)))
@@ -143,28 +136,28 @@ class Controller:
         return self.weigh(request)
 
     def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:
-        """Make the change; return whether anything is different now, so that it must be stored.
+        """Make a change of the state as it is; return whether it is different now: to be stored.
 
-        Args:
-            change: of `weigh` or `release`, for the state as it is.
-            asking: stages that ask to decrease now, also those whose request was dropped for this
-                one.
-            now_s: wall clock.
-
+        `asking` are the stages that ask to decrease now, also those whose request was dropped for
+        this one.
         """
-        old, direction = self.state, change.request.direction
+        old, request = self.state, change.request
+        rate: float | None = change.rate
         holders = tuple(sorted(asking.union(old.holders)))
-        if direction is Direction.INCREASE:
+        if request.direction is Direction.INCREASE:
             if old.rate is None:
                 return False
             if change.rate >= self.node.normal_rate:
-                self._become(None, now_s, change.request, ())
-                return True
-            if change.rate == old.rate:
+                rate, holders = None, ()
+            elif rate == old.rate:
                 return False
-        elif (change.rate, holders, direction) == (old.rate, old.holders, old.direction):
+        elif (rate, holders, request.direction) == (old.rate, old.holders, old.direction):
             return False
-        self._become(change.rate, now_s, change.request, holders)
+        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
+        why, by, revision = request.reason, request.stage, old.revision + 1
+        self.state = NodeState(
+            rate, t_delay_ms, now_s, why, by, request.direction, holders, revision
+        )
         return True
 
     def adjust(self, node: Node, consumers: Collection[str]) -> bool:
@@ -174,12 +167,9 @@ class Controller:
         if old.rate is None:
             return False
         rate = min(old.rate, node.normal_rate)
-        new = replace(
-            old,
-            rate=rate,
-            t_delay_ms=delay_ms(node.normal_rate, rate),
-            holders=tuple(name for name in old.holders if name in consumers),
-        )
+        holders = tuple(name for name in old.holders if name in consumers)
+        t_delay_ms = delay_ms(node.normal_rate, rate)
+        new = replace(old, rate=rate, t_delay_ms=t_delay_ms, holders=holders)
         if new == old:
             return False
         self.state = replace(new, revision=old.revision + 1)
@@ -207,21 +197,6 @@ class Controller:
 
     def _bounded(self, rate: float) -> float:
         return max(MIN_RATE, min(rate, self.node.normal_rate))
-
-    def _become(
-        self, rate: float | None, now_s: float, request: FlowRequest, holders: tuple[str, ...]
-    ) -> None:
-        t_delay_ms = 0.0 if rate is None else delay_ms(self.node.normal_rate, rate)
-        self.state = NodeState(
-            rate,
-            t_delay_ms,
-            now_s,
-            request.reason,
-            request.stage,
-            request.direction,
-            holders,
-            self.state.revision + 1,
-        )
 
 
 class _NodeForm(BaseModel):
@@ -258,14 +233,8 @@ def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
     form = FLOW_RECORDS.read(record)
     if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")
-    rate = min(form.rate, node.normal_rate)
+    rate, holders = min(form.rate, node.normal_rate), tuple(sorted(form.holders))
+    t_delay_ms = delay_ms(node.normal_rate, rate)
     return NodeState(
-        rate,
-        delay_ms(node.normal_rate, rate),
-        form.since_s,
-        form.why,
-        form.by,
-        form.direction,
-        tuple(sorted(form.holders)),
-        form.revision,
+        rate, t_delay_ms, form.since_s, form.why, form.by, form.direction, holders, form.revision
     )

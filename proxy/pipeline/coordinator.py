@@ -34,12 +34,10 @@ class Coordinator:
     def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], list[Controller]]:
         """Follow a changed pipeline; nodes that remain keep their state.
 
-        Returns:
-            the nodes whose state is different now, and the controllers of the nodes that are gone.
-
+        Return the nodes whose state is different now, and the controllers of those that are gone.
         """
         self._graph = graph
-        changed = set()
+        changed = set[str]()
         gone, self.controllers = self.controllers, {}
         for name, node in graph.nodes.items():
             controller = gone.get(name)
@@ -50,14 +48,13 @@ class Coordinator:
                 del gone[name]
                 if controller.adjust(node, consumers):
                     changed.add(name)
+                    self._journal.mark_changed(name)
             self.controllers[name] = controller
             # A stage that nobody consumes from any more may still have to be released.
             period_ms = max(graph.stages[stage].period_ms for stage in consumers or (name,))
             if controller.period_ms != period_ms:
                 controller.period_ms, controller.due_ms = period_ms, now_ms + period_ms
             controller.requests.clear()
-        for name in changed:
-            self._journal.mark_changed(name)
         for name in gone:
             self._journal.mark_removed(name)
         return changed, list(gone.values())
@@ -76,14 +73,7 @@ class Coordinator:
     def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> list[str]:
         """End the periods that are due, and apply at most one request to each of their nodes.
 
-        Args:
-            now_ms: the time.
-            now_s: wall clock.
-            is_alive: whether a stage has a say.
-
-        Returns:
-            the nodes whose state is different now.
-
+        Return the nodes whose state is different now. `is_alive`: whether a stage has a say.
         """
         decided = []
         for name, controller in self.controllers.items():
@@ -93,8 +83,7 @@ class Coordinator:
             controller.due_ms += controller.period_ms * (1 + missed)
             if _decide(controller, now_s, is_alive):
                 decided.append(name)
-        for name in decided:
-            self._journal.mark_changed(name)
+                self._journal.mark_changed(name)
         return decided
 
     def changes(self) -> tuple[list[Record], list[str]]:
@@ -102,11 +91,9 @@ class Coordinator:
         return self._journal.take()
 
     def load(self, records: Iterable[Record]) -> list[str]:
-        """Take up the states that are later than those here; return what was not, and why.
+        """Load the states that are later than those here; return what was not, and why.
 
-        Args:
-            records: all of them; a node without one counts as one whose record was lost.
-
+        A node without a record counts as one whose record was lost.
         """
         pipeline, refused = self._graph.settings.name, []
         names = {self._key(name): name for name in self.controllers}

@@ -16,8 +16,7 @@ from .graph import PipelineGraph
 from .ledger import LedgerItem
 
 MAX_WAIT_MS = 60_000.0
-"""No batch waits longer, nor longer than half of the ledger's timeout: the stage before may be
-dead, or what was read may be another producer's."""
+"""And half of the ledger's timeout: the most that a batch waits. The stage before may be dead."""
 
 MAX_DEFERRED = 1_000
 """Batches of one stage that wait at most; beyond it the first is taken as it is."""
@@ -29,7 +28,6 @@ class StageBatch:
 
     stage: str
     batch: int
-    """Its number at the stage."""
     inputs: tuple[TopicRange, ...]
     """What it has completed."""
     outputs: tuple[TopicRange, ...]
@@ -46,23 +44,18 @@ class StageBatch:
 
 @dataclass(frozen=True, slots=True)
 class DeferredBatch:
-    """A batch that waits."""
+    """A batch that waits, reported at `at_ms`; the number keeps the order over a restart."""
 
     number: int
-    """Counts up, so that the order survives a restart."""
     batch: StageBatch
     at_ms: float
-    """When it was reported, monotonic."""
 
 
 class DeferredBatches:
     """The batches of one pipeline that wait, in order of report for each stage.
 
-    Args:
-        graph: the pipeline.
-        known_to: returns up to which offset it is known who produced what waits somewhere.
-        mark: is called with what changed or went.
-
+    `known_to` returns up to which offset it is known who produced what waits somewhere; `mark` is
+    called with what changed or went.
     """
 
     def __init__(
@@ -100,14 +93,13 @@ class DeferredBatches:
             self._mark(("stage", name))
 
     def add(self, batch: StageBatch, now_ms: float) -> None:
-        """Add a batch; `ready` gives it out again, at once if it need not wait."""
+        """Add a batch; `ready` yields it, at once if it need not wait."""
         self._put(DeferredBatch(self._next, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
-        """Give out the batches that need not wait, each with whether its input is known.
+        """Yield the batches that need not wait, each with whether its input is known.
 
-        One goes after those that feed it and after the earlier ones of its stage. Each must be
-        applied before the next is taken.
+        Apply each before the next is taken: those that feed it come first.
         """
         limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
         for stage in [name for name in self._graph.order if name in self._queues]:
@@ -134,8 +126,7 @@ class DeferredBatches:
 
     def settle(self, stage: str, time_ms: float) -> None:
         """Record that all is reported that a stage appended before that time."""
-        settled_ms = self.settled.get(stage)
-        if settled_ms is None or time_ms > settled_ms:
+        if time_ms > self.settled.get(stage, -math.inf):
             self.settled[stage] = time_ms
             self._mark(("stage", stage))
 
@@ -154,7 +145,7 @@ class DeferredBatches:
         self.waiting[deferred.number] = deferred
 
     def _keep(self, queue: Iterable[DeferredBatch]) -> None:
-        """Let batches that do have to wait have records; most need not."""
+        """Give records to the batches that do have to wait; most need not."""
         for deferred in queue:
             if deferred.number not in self._kept:
                 self._kept.add(deferred.number)
@@ -172,8 +163,7 @@ class DeferredBatches:
             feeder = self._graph.feeder(stage, read.topic)
             if feeder is None or read.start == read.end:
                 continue
-            settled_ms = self.settled.get(feeder)
-            if settled_ms is not None and settled_ms >= deferred.at_ms:
+            if self.settled.get(feeder, -math.inf) >= deferred.at_ms:
                 continue
             if read.end > self._known_to((stage, read.topic, read.partition)):
                 return False

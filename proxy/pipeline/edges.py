@@ -2,11 +2,8 @@
 
 Produced offsets of a partition are one edge for each stage that consumes the topic. An edge is
 anchored to the roots of what its batch read, and has one id that counts in the tree of each of
-them. A range that is completed in part is split: the rest gets an id of its own.
-
-Nothing here is approximate: a batch that reads what came of k roots makes edges of all k. That
-costs an anchor of k roots for each batch and k acks for each that completes some of it; what is
-made of m batches of k roots each belongs to all of them.
+them. A range that is completed in part is split: the rest gets an id of its own. Nothing here is
+approximate: what is made of m batches of k roots each belongs to all of them.
 """
 
 from array import array
@@ -57,15 +54,11 @@ class TopicRange:
 def merged(ranges: Iterable[TopicRange]) -> list[TopicRange]:
     """Return the same offsets in ranges in order that do not touch; empty ones are left out."""
     found: list[TopicRange] = []
-    for one in sorted(ranges, key=attrgetter("topic", "partition", "start")):
+    where = attrgetter("topic", "partition")
+    filled = (one for one in ranges if one.start < one.end)
+    for one in sorted(filled, key=attrgetter("topic", "partition", "start")):
         last = found[-1] if found else None
-        if one.start == one.end:
-            continue
-        if (
-            last is not None
-            and (last.topic, last.partition) == (one.topic, one.partition)
-            and one.start <= last.end
-        ):
+        if last is not None and where(last) == where(one) and one.start <= last.end:
             found[-1] = replace(last, end=max(last.end, one.end))
         else:
             found.append(one)
@@ -124,27 +117,24 @@ class PartitionEdges:
         return gone
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CompletedRange:
-    """What a completed range covered."""
+    """What a completed range covered, in offsets."""
 
-    acks: list[tuple[Anchor, int]] = field(default_factory=list)
+    acks: list[tuple[Anchor, int]]
     """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
-    records: int = 0
-    """Offsets of edges."""
-    repeated: int = 0
-    """Offsets that were completed before."""
-    foreign: int = 0
-    """Offsets that no stage is known to have produced."""
+    records: int
+    """Of edges."""
+    repeated: int
+    """Completed before."""
+    foreign: int
+    """Of no stage that is known."""
 
 
 class EdgeTable:
     """The edges of one pipeline that wait.
 
-    Args:
-        new_id: makes the id of an edge: 64 bits, not 0.
-        mark: is called with what changed or went.
-
+    `new_id` makes the id of an edge: 64 bits, not 0; `mark` is called with what changed or went.
     """
 
     def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
@@ -159,10 +149,9 @@ class EdgeTable:
 
     def at(self, key: StagePartition) -> PartitionEdges:
         """Return what waits there, made anew when nothing was."""
-        found = self.partitions.get(key)
-        if found is None:
-            found = self.partitions[key] = PartitionEdges()
-        return found
+        if key not in self.partitions:
+            self.partitions[key] = PartitionEdges()
+        return self.partitions[key]
 
     def known_to(self, key: StagePartition) -> int:
         """Return up to which offset it is known who produced what waits there."""
@@ -185,12 +174,9 @@ class EdgeTable:
         return ends
 
     def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
-        """Make an anchor; it lives as long as there is an edge of it.
+        """Make an anchor with the number that it was written with; 0: the next one.
 
-        Args:
-            roots: whose edges they are.
-            number: as it was written; 0: the next one.
-
+        It lives as long as there is an edge of it.
         """
         anchor = Anchor(number or self._next_anchor, roots)
         self._next_anchor = max(self._next_anchor, anchor.number + 1)
@@ -201,20 +187,12 @@ class EdgeTable:
     ) -> tuple[int, list[Anchor]]:
         """Add an edge from `start` to before `end`.
 
-        An edge that goes on where one of its anchor ends is added to that one.
+        An edge that goes on where one of its anchor ends is added to that one. Without an anchor
+        it belongs to no root: there is no edge, but it is known what the offsets are.
 
-        Args:
-            key: where it waits.
-            start: its first offset.
-            end: the offset behind its last one; above `start`.
-            anchor: whose it is; None when it belongs to no root. Then there is no edge, but it is
-                known what the offsets are.
-
-        Returns:
-            What the edge adds to the value of each root, and the anchors of edges that had the
-            same offsets: the log was cut or made anew, so those will never be completed. They
-            have lost these offsets without an ack.
-
+        Return what the edge adds to the value of each root, and the anchors of edges that had the
+        same offsets: the log was cut or made anew, so those will never be completed. They have
+        lost these offsets without an ack.
         """
         edges = self.at(key)
         replaced = [old for old, _ in self._cut(key, start, end)[0]]
@@ -244,7 +222,7 @@ class EdgeTable:
     def complete(self, key: StagePartition, start: int, end: int) -> CompletedRange:
         """Remove what a stage has completed; what is left of an edge gets a new id."""
         if start >= end:
-            return CompletedRange()
+            return CompletedRange([], 0, 0, 0)
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
         repeated = end - start - self.at(key).done.add(start, end)
@@ -312,7 +290,7 @@ class EdgeTable:
         return going
 
     def restore(self, key: StagePartition, edge: Edge) -> None:
-        """Take up an edge as it was. Raises ValueError when another one has such offsets."""
+        """Restore an edge as it was. Raises ValueError when another one has such offsets."""
         start, end, _, anchor = edge
         edges = self.at(key)
         index = bisect_left(edges.starts, start)

@@ -3,8 +3,8 @@
 Stages are held by the ceiling of their batches, sources by their produce quota.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 
 from structlog import get_logger
 
@@ -12,8 +12,8 @@ from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 
+from .batch_limit import QueriesOf
 from .batch_planner import BatchPlanner
-from .bounded_query import QueriesOf
 from .graph import StageSettings
 from .running_pipeline import RunningPipeline, StageCeiling
 
@@ -25,44 +25,25 @@ _PRODUCED = QuotaKind.PRODUCER_BYTE_RATE
 _log = get_logger(__name__)
 
 
-@dataclass(slots=True)
-class _RecordSize:
-    """Bytes for each record of a producer, lately."""
-
-    count: float = 0.0
-    records: float = 0.0
-
-    def add(self, count: int, records: int) -> None:
-        self.count = self.count * SIZE_DECAY + count
-        self.records = self.records * SIZE_DECAY + records
-
-    @property
-    def value(self) -> float | None:
-        return self.count / self.records if self.records > 0 else None
-
-
 class Enforcer:
     """Puts rates of nodes and limits of batches in force.
 
-    Args:
-        planner: computes how many records a batch may have.
-        queries_of: where stages are held.
-        quotas: where producers are held.
-
+    Stages are held by `queries_of`, producers by `quotas`.
     """
 
     def __init__(self, planner: BatchPlanner, queries_of: QueriesOf, quotas: QuotaManager) -> None:
         self._planner = planner
         self._queries_of = queries_of
         self._quotas = quotas
-        self._sizes: dict[str, _RecordSize] = defaultdict(_RecordSize)
-        """By client id of a source."""
+        self._sent: dict[str, tuple[float, float]] = {}
+        """Bytes and records that each source has sent, what is long ago with less weight."""
         self._bounded: dict[str, set[str]] = {}
         """Entities of each source whose produce quota is lowered."""
 
     def sent(self, client_id: str, count: int, records: int) -> None:
-        """Record that a source has sent so many bytes for so many records."""
-        self._sizes[client_id].add(count, records)
+        """Record that a source has sent so many bytes for so many records, 1 or more."""
+        before = self._sent.get(client_id, (0.0, 0.0))
+        self._sent[client_id] = before[0] * SIZE_DECAY + count, before[1] * SIZE_DECAY + records
 
     def hold(self, pipeline: RunningPipeline, now_ms: float) -> None:
         """Hold every node to what is said of it now; clients come and go."""
@@ -74,7 +55,7 @@ class Enforcer:
     def hold_stage(self, pipeline: RunningPipeline, stage: StageSettings, now_ms: float) -> None:
         """Hold one stage to what is said of it now.
 
-        While it has a batch under way that is read within the limit that it was planned for.
+        A batch that is under way is read within the limit that it was planned for.
         """
         clients = pipeline.clients_of(stage)
         for client_id in clients:
@@ -106,7 +87,7 @@ class Enforcer:
         self, pipeline: RunningPipeline, stage: StageSettings, clients: set[str], now_ms: float
     ) -> None:
         state = pipeline.flow.state_of(stage.name)
-        pipeline.ceilings.pop(stage.name, None)
+        ceilings: list[StageCeiling] = []
         is_there = False
         for client_id in clients:
             limit = pipeline.limits.get(client_id)
@@ -122,32 +103,29 @@ class Enforcer:
                         ceiling, why, waits = rate, limit.why, limit
                 if query.ceiling != ceiling:
                     query.set_ceiling(ceiling, f"pipeline {pipeline.name}: {why}", now_ms)
-                lowest = pipeline.ceilings.get(stage.name)
-                if (
-                    ceiling is not None
-                    and ceiling < stage.normal_rate
-                    and (lowest is None or ceiling < lowest.rate)
-                ):
-                    pipeline.ceilings[stage.name] = StageCeiling(ceiling, waits)
+                if ceiling is not None and ceiling < stage.normal_rate:
+                    ceilings.append(StageCeiling(ceiling, waits))
+        pipeline.ceilings.pop(stage.name, None)
+        if ceilings:
+            pipeline.ceilings[stage.name] = min(ceilings, key=attrgetter("rate"))
         is_held = state is not None or any(pipeline.limits.get(each) for each in clients)
         _log_reach(pipeline, stage.name, is_held and not is_there, "a rule with adaptive")
 
     def _hold_source(self, pipeline: RunningPipeline, client_id: str, now_ms: float) -> None:
         state = pipeline.flow.state_of(client_id)
-        size = self._sizes[client_id].value if client_id in self._sizes else None
-        if state is None or state.rate is None or size is None:
+        if state is None or state.rate is None or client_id not in self._sent:
             self._release_source(client_id, now_ms)
             return
+        sent_bytes, records = self._sent[client_id]
+        bound = state.rate * (sent_bytes / records)
         entities = self._bounded.setdefault(client_id, set())
-        for identity in self._quotas.clients():
-            if identity.client_id == client_id:
-                match = self._quotas.table.match(_PRODUCED, identity)
-                if match is not None:
-                    entities.add(match.entity)
+        match = partial(self._quotas.table.match, _PRODUCED)
+        clients = (each for each in self._quotas.clients() if each.client_id == client_id)
+        entities.update(found.entity for found in map(match, clients) if found is not None)
         _log_reach(pipeline, client_id, not entities, "a producer_byte_rate")
         reason = f"pipeline {pipeline.name}: {state.why}"
         for entity in entities:
-            self._quotas.adapt(_PRODUCED, entity, state.rate * size, reason, now_ms)
+            self._quotas.adapt(_PRODUCED, entity, bound, reason, now_ms)
 
     def _release_source(self, client_id: str, now_ms: float) -> None:
         for entity in self._bounded.pop(client_id, ()):

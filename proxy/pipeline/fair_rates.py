@@ -36,11 +36,10 @@ class UpstreamRate:
 
 
 def fair_rates(upstream: Sequence[UpstreamRate], capacity: float) -> dict[str, float]:
-    """Return to which rates nodes are to slow down, so that the stage is sent `capacity`.
+    """Return to which rates, of the nodes, they are to slow down so that the stage gets `capacity`.
 
-    A single node that sends one record for one is asked for `capacity` itself. When all together
-    send less than that already, the ones at the highest level are asked for what they send. Rates
-    are in records/s of the node.
+    When all together send less than that already, the ones at the highest level are asked for what
+    they send.
     """
     # Who sends nothing to the stage is to blame only when nobody is known to send anything.
     sending = [each for each in upstream if each.records > 0]

@@ -1,13 +1,12 @@
 """What a pipeline is: stages and sources joined by topics, and what can be wrong with that.
 
-A stage consumes topics and may produce topics. A source is a producer of a topic that no stage
-produces. The node before a topic is upstream of the stages that consume it. A topic has exactly
-one node that produces it: what arrives in the topic is then what this node sends, and a request
-to slow down has one address.
+The node before a topic is upstream of the stages that consume it. A topic has exactly one node that
+produces it: what arrives in the topic is then what this node sends, and a request to slow down has
+one address.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -64,7 +63,7 @@ class SourceSettings:
     normal_rate: float
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
     step: float
-    """Records/s by which its rate is raised in one period."""
+    """As that of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +86,7 @@ class PipelineSettings:
     @property
     def bounds_batches(self) -> bool:
         """Whether there is anything that a batch may have no room for."""
-        bounds = (self.max_lag, self.max_pending_batches, self.max_pending_bytes)
-        return any(bound is not None for bound in bounds)
+        return (self.max_lag, self.max_pending_batches, self.max_pending_bytes) != (None,) * 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,8 @@ class Node:
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
     """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
 
-    Who reads the configuration checks each value by itself. Checked here: bands, rates and ratios
-    that are none of these; names, and the queries and clients of stages, that occur twice; a
-    topic with two producers, or consumed without any; a source that nobody reads; cycles.
+    Values out of range; names, and the queries and clients of stages, that occur twice; a topic
+    with two producers, or consumed without any; a source that nobody reads; cycles.
     """
     producers: dict[str, str] = {}
     problems = list(_names(settings))
@@ -127,32 +124,23 @@ def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
         problems += _low_rate(path, source.normal_rate)
         problems += _produced(producers, source.client_id, path, source.produces)
         if not source.produces:
-            problems.append(
-                PipelineProblem((*path, "produces"), "is empty", "name the topics that it produces")
-            )
+            fix = "name the topics that it produces"
+            problems.append(PipelineProblem((*path, "produces"), "is empty", fix))
     for index, stage in enumerate(settings.stages):
         path = ("stages", index)
         problems += _stage_values(stage, path)
         problems += _produced(producers, stage.name, path, stage.produces)
     problems += _consumed(settings, producers)
-    cycle = _cycle(settings)
-    if cycle:
+    if cycle := _cycle(settings):
         index = next(i for i, stage in enumerate(settings.stages) if stage.name == cycle[0])
-        problems.append(
-            PipelineProblem(
-                ("stages", index, "consumes"),
-                f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}",
-                "take one of the topics out of the circle",
-            )
-        )
+        message = f"the stages feed each other in a circle: {' -> '.join((*cycle, cycle[0]))}"
+        fix = "take one of the topics out of the circle"
+        problems.append(PipelineProblem(("stages", index, "consumes"), message, fix))
     return problems
 
 
 def find_conflicts(pipelines: Iterable[PipelineSettings]) -> list[tuple[int, PipelineProblem]]:
-    """Return what is wrong between pipelines of different names, with the position of the later.
-
-    Two pipelines must not hold the same query or client to two rates.
-    """
+    """Return which pipelines, by position, hold the same query or client as an earlier one."""
     found: list[tuple[int, PipelineProblem]] = []
     members: dict[str, str] = {}
     for position, pipeline in enumerate(pipelines):
@@ -179,35 +167,34 @@ class PipelineGraph:
         self.settings = settings
         self.stages = {stage.name: stage for stage in settings.stages}
         self.nodes = {
-            stage.name: Node(stage.name, False, stage.normal_rate, stage.step)
-            for stage in settings.stages
+            each.name: Node(each.name, False, each.normal_rate, each.step)
+            for each in settings.stages
         }
         """What can be held, by name."""
         if settings.hold_producers:
-            for source in settings.sources:
-                name = source.client_id
-                self.nodes[name] = Node(name, True, source.normal_rate, source.step)
+            self.nodes |= {
+                each.client_id: Node(each.client_id, True, each.normal_rate, each.step)
+                for each in settings.sources
+            }
         self.producer_of = {
             topic: source.client_id for source in settings.sources for topic in source.produces
         } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
         """The stage or source that produces a topic."""
         self._upstream: dict[str, tuple[str, ...]] = {}
-        self._downstream: dict[str, list[str]] = {}
+        self._downstream: dict[str, list[str]] = defaultdict(list)
         for stage in settings.stages:
             owners = dict.fromkeys(self.producer_of[topic] for topic in stage.consumes)
             self._upstream[stage.name] = tuple(owners)
             for owner in owners:
-                self._downstream.setdefault(owner, []).append(stage.name)
+                self._downstream[owner].append(stage.name)
         self.order = tuple(_topological(settings))
         """Names of the stages: each one after those that feed it."""
-        of_sources = {source.client_id for source in settings.sources}
-        self._consumers: dict[str, list[str]] = {}
+        self._consumers: dict[str, list[str]] = defaultdict(list)
         for name in self.order:
             for topic in self.stages[name].consumes:
-                self._consumers.setdefault(topic, []).append(name)
-        self.first = tuple(
-            name for name in self.order if not of_sources.isdisjoint(self._upstream[name])
-        )
+                self._consumers[topic].append(name)
+        stages = self.stages.keys()
+        self.first = tuple(name for name in self.order if not stages >= {*self._upstream[name]})
         """Stages that read a source: where its batches come in."""
 
     def upstream_of(self, stage: str) -> tuple[str, ...]:
@@ -256,17 +243,12 @@ def _low_rate(path: Path, normal_rate: float) -> Iterator[PipelineProblem]:
 def _stage_values(stage: StageSettings, path: Path) -> Iterator[PipelineProblem]:
     low, high = stage.band
     if not (0 <= low < high < math.inf):
-        yield PipelineProblem(
-            (*path, "band"),
-            f"{low:g} to {high:g} is no band",
-            "write [low, high] with 0 <= low < high",
-        )
+        fix = "write [low, high] with 0 <= low < high"
+        yield PipelineProblem((*path, "band"), f"{low:g} to {high:g} is no band", fix)
     if not 0 <= stage.ratio < 1:
-        yield PipelineProblem(
-            (*path, "ratio"),
-            f"must be from 0 to below 1, not {stage.ratio:g}",
-            "write the share of samples that may be out of the band, such as 0.5",
-        )
+        message = f"must be from 0 to below 1, not {stage.ratio:g}"
+        fix = "write the share of samples that may be out of the band, such as 0.5"
+        yield PipelineProblem((*path, "ratio"), message, fix)
     yield from _low_rate(path, stage.normal_rate)
     if not stage.consumes:
         yield PipelineProblem((*path, "consumes"), "is empty", "name the topics that it consumes")
@@ -288,30 +270,27 @@ def _names(settings: PipelineSettings) -> Iterator[PipelineProblem]:
     owners: dict[str, str] = {}
     for path, name, members in _members(settings):
         if name in names:
-            yield PipelineProblem(
-                path, f'"{name}" is named twice', "give each stage and source a name of its own"
-            )
-        else:
-            for member in members:
-                owner = owners.setdefault(member, name)
-                if owner != name:
-                    fix = "let each query and client belong to one of them"
-                    yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
+            fix = "give each stage and source a name of its own"
+            yield PipelineProblem(path, f'"{name}" is named twice', fix)
+            continue
         names.add(name)
+        for member in members:
+            owner = owners.setdefault(member, name)
+            if owner != name:
+                fix = "let each query and client belong to one of them"
+                yield PipelineProblem(path, f'"{member}" belongs to "{owner}" already', fix)
 
 
 def _produced(
     producers: dict[str, str], name: str, path: Path, produces: tuple[str, ...]
 ) -> Iterator[PipelineProblem]:
-    """Note who produces the topics; of two the first one counts."""
+    """Record who produces the topics; of two the first one counts."""
     for index, topic in enumerate(produces):
         owner = producers.setdefault(topic, name)
         if owner != name:
-            yield PipelineProblem(
-                (*path, "produces", index),
-                f'"{topic}" is produced by "{owner}" already',
-                "let each topic have one producer in the pipeline",
-            )
+            message = f'"{topic}" is produced by "{owner}" already'
+            fix = "let each topic have one producer in the pipeline"
+            yield PipelineProblem((*path, "produces", index), message, fix)
 
 
 def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator[PipelineProblem]:
@@ -319,36 +298,23 @@ def _consumed(settings: PipelineSettings, produced: Collection[str]) -> Iterator
     for index, stage in enumerate(settings.stages):
         for number, topic in enumerate(stage.consumes):
             if topic not in produced:
-                yield PipelineProblem(
-                    ("stages", index, "consumes", number),
-                    f'nobody produces "{topic}"',
-                    "name it in a stage's produces, or write a source that produces it",
-                )
+                path: Path = ("stages", index, "consumes", number)
+                fix = "name it in a stage's produces, or write a source that produces it"
+                yield PipelineProblem(path, f'nobody produces "{topic}"', fix)
     for index, source in enumerate(settings.sources):
         if source.produces and consumed.isdisjoint(source.produces):
-            yield PipelineProblem(
-                ("sources", index, "produces"),
-                f'no stage consumes what "{source.client_id}" produces',
-                "name one of its topics in a stage's consumes, or remove the source",
-            )
+            message = f'no stage consumes what "{source.client_id}" produces'
+            fix = "name one of its topics in a stage's consumes, or remove the source"
+            yield PipelineProblem(("sources", index, "produces"), message, fix)
 
 
 def _topological(settings: PipelineSettings) -> list[str]:
     """Return the stages, each after those that feed it. Raises CycleError."""
-    feeders = _feeders(settings)
-    sorter = TopologicalSorter(dict.fromkeys(feeders, ()))
-    for name, before in feeders.items():
-        sorter.add(name, *before)
-    return list(sorter.static_order())
-
-
-def _feeders(settings: PipelineSettings) -> dict[str, list[str]]:
-    """Return by stage the stages that feed it."""
     producer = {topic: stage.name for stage in settings.stages for topic in stage.produces}
-    return {
-        stage.name: [producer[topic] for topic in stage.consumes if topic in producer]
-        for stage in settings.stages
-    }
+    sorter = TopologicalSorter[str]({stage.name: () for stage in settings.stages})
+    for stage in settings.stages:
+        sorter.add(stage.name, *(producer[topic] for topic in stage.consumes if topic in producer))
+    return list(sorter.static_order())
 
 
 def _cycle(settings: PipelineSettings) -> list[str]:

@@ -3,8 +3,7 @@
 JStorm's Acker. A source batch is a root, and every edge of its tree has a random 64-bit id, not 0.
 Making an edge and finishing it each xor its id into the root's value; when all that was made is
 finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
-
-Memory per root is the same whatever its tree: an entry, its batch and a value of 8 bytes.
+Memory per root is the same whatever its tree.
 """
 
 import math
@@ -20,7 +19,6 @@ BUCKETS = 3
 
 ID_BITS = 64
 
-
 LedgerItem = tuple[str | int, ...]
 """What a record of the state is of: its kind, and which one."""
 
@@ -35,13 +33,11 @@ class RootOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """The batch of a first stage that a root stands for."""
+    """The batch of a first stage that a root stands for: its number there, and what it read."""
 
     stage: str
     batch: int
-    """Its number at the stage."""
     size_bytes: int = 0
-    """What it read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class Root:
     """None until `init`: an ack or a fail came before it."""
     started_ms: float
     failed: str | None = None
-    """Why it failed, while there is no owner to tell."""
+    """Why it failed."""
     turn: int = 0
     """The bucket in which it was first heard of."""
 
@@ -111,30 +107,20 @@ class Ledger:
 
     A root stays in the bucket of the turn in which it was first heard of, and falls out when turn
     + BUCKETS has begun. Turns are counted on the wall clock, so that a ledger taken up from its
-    records goes on with the same ones.
+    records goes on with the same ones. `mark` is called with what changed or went.
 
-    Args:
-        timeout_ms: a root fails when it is older, by up to 1/(BUCKETS - 1) of it. Above 0, finite.
-        random: makes ids; `random.SystemRandom()`, or a seeded one for the same ids again.
-        wall: the wall clock.
-        mark: is called with what changed or went.
-
-    Raises ValueError when the timeout is out of range.
-
+    A root fails when it is older than `timeout_ms`, by up to 1/(BUCKETS - 1) of it. Raises
+    ValueError when that is not above 0 and finite.
     """
 
     def __init__(
-        self,
-        timeout_ms: float,
-        random: Random,
-        wall: WallTime,
-        mark: Callable[[LedgerItem], None],
+        self, timeout_ms: float, random: Random, wall: WallTime, mark: Callable[[LedgerItem], None]
     ) -> None:
         self._mark = mark
         self._random = random
         self._wall = wall
-        self._roots: dict[int, Root] = {}
-        """In the order of their turns."""
+        self.roots: dict[int, Root] = {}
+        """By id, in the order of their turns; also those that have no owner. For reading."""
         self._turn_ms = _turn_length_ms(timeout_ms)
         self._latest_turn = 0
         self.pending_batches = 0
@@ -143,90 +129,57 @@ class Ledger:
         """What their batches have read."""
         self.counts = LedgerCounts()
 
-    def __len__(self) -> int:
-        """How many roots there are, with those that have no owner."""
-        return len(self._roots)
-
-    def __contains__(self, root: int) -> bool:
-        return root in self._roots
-
-    def get(self, root: int) -> Root | None:
-        """Return what is kept of a root; None when it is not there."""
-        return self._roots.get(root)
-
-    def roots(self) -> set[int]:
-        """Return the ids of all roots."""
-        return set(self._roots)
-
     def pending(self) -> Iterator[tuple[int, Root, SourceBatch]]:
-        """Go through the roots with an owner, those that came first first; change nothing then."""
-        for root, entry in self._roots.items():
+        """Yield the roots with an owner, those that came first first; change nothing meanwhile."""
+        for root, entry in self.roots.items():
             if entry.owner is not None:
                 yield root, entry, entry.owner
 
     def oldest_first(self) -> list[int]:
         """Return the roots in the order in which they started."""
-        return sorted(self._roots, key=self._age)
+        return sorted(self.roots, key=self._age)
 
     def new_id(self) -> int:
         """Return an id for an edge: 64 bits, never 0."""
-        while True:
-            number = self._random.getrandbits(ID_BITS)
-            if number:
-                return number
+        while not (number := self._random.getrandbits(ID_BITS)):
+            pass
+        return number
 
     def new_root(self) -> int:
         """Return an id for a root that no root has."""
-        while True:
-            root = self.new_id()
-            if root not in self._roots:
-                return root
+        while (root := self.new_id()) in self.roots:
+            pass
+        return root
 
     def init(
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
-        """Begin a root.
+        """Begin a root for a batch that began at `started_ms`; return how it ended, if at once.
 
-        Args:
-            root: its id, of `new_root`.
-            value: the xor of its first edges; 0 when it has none.
-            owner: whom it stands for.
-            started_ms: when the batch began.
-            now_ms: the time.
-
-        Returns:
-            How it ended, if it ended at once. A root that has an owner stays as it is.
-
+        `value` is the xor of its first edges. A root that has an owner stays as it is.
         """
         entry = self._entry(root, now_ms)
         if entry.owner is not None:
             self.counts.repeated_inits += 1
             return None
         entry.owner, entry.started_ms = owner, started_ms
-        self._count(owner)
+        self._count(owner, 1)
         return self._apply(root, entry, value, now_ms)
 
     def ack(self, root: int, value: int, now_ms: float) -> EndedRoot | None:
-        """Xor what a stage has finished and made into a root's value.
+        """Xor what a stage has finished and made into a root's value; return how it ended, if so.
 
-        Args:
-            root: its id. One that is not there has not begun yet, or has ended: it is kept for
-                the one time, without owner, and falls out like any other.
-            value: of the edges consumed and produced.
-            now_ms: the time.
-
-        Returns:
-            How the root ended, if it did.
-
+        A root that is not there has not begun yet, or has ended: it is kept for the one time,
+        without owner, and falls out like any other.
         """
         return self._apply(root, self._entry(root, now_ms), value, now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> EndedRoot | None:
-        """End a root as failed; return how it ended. One that is not there: nothing happens.
+        """End a root as failed; return how it ended. The first reason stays.
 
-        One without owner is told when the owner comes. The first reason stays.
+        One that is not there stays so; one without owner ends when the owner comes.
         """
-        entry = self._roots.get(root)
+        entry = self.roots.get(root)
         if entry is None:
             self.counts.unknown_fails += 1
             return None
@@ -238,30 +191,27 @@ class Ledger:
         """End the roots whose time is over; call it at least a few times in a timeout."""
         fallen: list[int] = []
         turn = self._turn(now_ms)
-        for root, entry in self._roots.items():
+        for root, entry in self.roots.items():
             if entry.turn + BUCKETS > turn:
                 break
             fallen.append(root)
         ended: list[EndedRoot] = []
         # In an order that does not depend on what a restart has made of the buckets.
         for root in sorted(fallen, key=self._age):
-            entry = self._roots[root]
+            entry = self.roots[root]
             if entry.owner is None:
                 self.counts.ownerless += 1
-                del self._roots[root]
+                del self.roots[root]
                 self._mark(("root", root))
             else:
                 ended.append(self._end(root, entry, entry.owner, now_ms, RootOutcome.TIMED_OUT))
         return ended
 
     def set_timeout(self, timeout_ms: float) -> None:
-        """Let another timeout count, for the roots that are there too.
-
-        Raises ValueError as at the start; then nothing changed.
-        """
+        """Set another timeout, also for the roots that are there. Raises ValueError as at first."""
         turn_ms = _turn_length_ms(timeout_ms)
         if turn_ms != self._turn_ms:
-            for entry in self._roots.values():
+            for entry in self.roots.values():
                 entry.turn = math.floor((entry.turn + 0.5) * self._turn_ms / turn_ms)
             self._turn_ms = turn_ms
 
@@ -270,29 +220,29 @@ class Ledger:
         return (entry.turn + 0.5) * self._turn_ms - self._wall.offset_ms
 
     def restore(self, root: int, entry: Root, heard_ms: float, now_ms: float) -> None:
-        """Take up a root as it was; those that were heard of first first.
+        """Restore a root as it was; those that were heard of first first.
 
         One that was heard of in the future is heard of now. Raises ValueError when it is there.
         """
-        if root in self._roots:
+        if root in self.roots:
             raise ValueError("the root is there already")
         entry.turn = self._turn(min(heard_ms, now_ms))
-        self._roots[root] = entry
+        self.roots[root] = entry
         if entry.owner is not None:
-            self._count(entry.owner)
+            self._count(entry.owner, 1)
 
     def _age(self, root: int) -> tuple[float, int]:
-        return self._roots[root].started_ms, root
+        return self.roots[root].started_ms, root
 
     def _entry(self, root: int, now_ms: float) -> Root:
-        entry = self._roots.get(root)
+        entry = self.roots.get(root)
         if entry is None:
-            entry = self._roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
+            entry = self.roots[root] = Root(0, None, now_ms, turn=self._turn(now_ms))
         return entry
 
-    def _count(self, owner: SourceBatch) -> None:
-        self.pending_batches += 1
-        self.pending_bytes += owner.size_bytes
+    def _count(self, owner: SourceBatch, batches: int) -> None:
+        self.pending_batches += batches
+        self.pending_bytes += owner.size_bytes * batches
 
     def _apply(self, root: int, entry: Root, value: int, now_ms: float) -> EndedRoot | None:
         self._mark(("root", root))
@@ -305,15 +255,14 @@ class Ledger:
     def _end(
         self, root: int, entry: Root, owner: SourceBatch, now_ms: float, outcome: RootOutcome
     ) -> EndedRoot:
-        del self._roots[root]
+        del self.roots[root]
         self._mark(("root", root))
-        self.pending_batches -= 1
-        self.pending_bytes -= owner.size_bytes
+        self._count(owner, -1)
         return EndedRoot(root, owner, entry.started_ms, now_ms, outcome, entry.failed or "")
 
     def _turn(self, now_ms: float) -> int:
         turn = math.floor((now_ms + self._wall.offset_ms) / self._turn_ms)
-        if turn != self._latest_turn:  # one number for all roots of a turn
+        if turn != self._latest_turn:  # one int object for all roots of a turn
             self._latest_turn = turn
         return self._latest_turn
 

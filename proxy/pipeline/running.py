@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import chain
 from types import MappingProxyType
 
 from structlog import get_logger
@@ -14,38 +16,67 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.manager import QuotaManager
-from proxy.state import Store
+from proxy.state import Record, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
-from .arrivals import Arrivals
+from .batch_limit import QueriesOf
 from .batch_planner import BatchPlanner
-from .bounded_query import QueriesOf
 from .completion import PIPELINE_CHANGED
+from .completion_records import LEDGER_RECORDS
+from .controller import FLOW_RECORDS
 from .edges import TopicRange
 from .enforcer import Enforcer
 from .graph import PipelineSettings
 from .ledger import EndedRoot, RootOutcome
-from .pipeline_state import PipelineState
 from .running_pipeline import RunningPipeline
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
 
+REAPPLY_MS = 5_000.0
+"""How often the state of the flow is read and applied again."""
+
 _log = get_logger(__name__)
+
+
+class Arrivals:
+    """Counts the records that arrive in topics, by the progress of all queries."""
+
+    def __init__(self, registry: QueryRegistry) -> None:
+        self._registry = registry
+        self._ends: dict[TopicPartition, int] = {}
+        """The log end of each partition that was known at the last time."""
+        self._arrived: dict[str, int] = {}
+
+    def measure(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Return how much has arrived in each topic since its partitions became known, and the lag.
+
+        The lag is what waits now, by client and topic.
+        """
+        ends: dict[TopicPartition, int] = {}
+        lags: dict[tuple[str, str], int] = defaultdict(int)
+        for query in self._registry.queries:
+            for key, partition in query.partitions.items():
+                end = partition.log.high_watermark
+                if end is not None:
+                    ends[key] = max(ends.get(key, 0), end)
+                lag = partition.lag_records()
+                if lag is not None:
+                    lags[query.client_id, key[0]] += lag
+        arrived: dict[str, int] = {}
+        for key, end in ends.items():
+            # What was there when a partition became known has not arrived just now.
+            new = max(0, end - self._ends.get(key, end))
+            arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
+        self._ends, self._arrived = ends, arrived
+        return arrived, lags
 
 
 class RunningPipelines:
     """All pipelines of the configuration.
 
-    Args:
-        pipelines: what they are.
-        registry: knows log ends and lag, and which client a query reads with.
-        queries_of: where stages are held.
-        quotas: where producers are held.
-        instruments: show state, rates and the ledger.
-        clock_ms: monotonic.
-        clock_s: the wall clock.
-
+    Stages are held by `queries_of`, producers by `quotas`; `instruments` show state, rates and the
+    ledger.
     """
 
     def __init__(
@@ -68,13 +99,15 @@ class RunningPipelines:
         self._planner = BatchPlanner(registry, queries_of)
         self._enforcer = Enforcer(self._planner, queries_of, quotas)
         self._arrivals = Arrivals(registry)
-        self._state = PipelineState(clock_ms)
+        self._store: Store | None = None
+        self._writer: StateWriter | None = None
+        self._reapply_ms = clock_ms() + REAPPLY_MS
+        self._unwritten: dict[str, Record | None] = {}
+        """By key; None: to be deleted."""
         self._wake = asyncio.Event()
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
         self.update(pipelines)
-
-    # Life
 
     def update(self, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the pipelines of another configuration; those that remain go on."""
@@ -96,10 +129,19 @@ class RunningPipelines:
         self._wake.set()
 
     def load(self, store: Store) -> None:
-        """Take up what an earlier process kept there; write there from now on."""
-        self._state.load(store, self._pipelines.values())
+        """Load what an earlier process kept there; write there from now on."""
+        self._store, self._writer = store, StateWriter(store)
+        flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(LEDGER_RECORDS["root"].prefix)
+        kept = tuple(chain.from_iterable(map(_prefixes, self._pipelines.values())))
+        strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
+        problems = [f"{key}: there is no such pipeline any more; deleted" for key in strays]
+        store.put_many((), delete=strays)
         for pipeline in self._pipelines.values():
+            of_flow, of_ledger = map(_under, (flow, ledger), _prefixes(pipeline))
+            problems += pipeline.load(of_flow, of_ledger, self._clock_ms())
             self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
+        for problem in problems:
+            _log.warning("state of a pipeline not taken up", problem=problem)
 
     def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
         """Yield what is to run until it is cancelled."""
@@ -108,13 +150,41 @@ class RunningPipelines:
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
         await self.keep()
-        await self._state.close()
+        writer, self._writer, self._store = self._writer, None, None
+        if writer is not None:
+            await writer.close()
 
     async def keep(self) -> None:
         """Write what has changed; what can't be written is tried again."""
-        await self._state.keep(self._pipelines.values())
+        for each in self._pipelines.values():
+            for records, deleted in (each.flow.changes(), each.completion.changes()):
+                self._unwritten.update(dict.fromkeys(deleted))
+                self._unwritten.update({record.key: record for record in records})
+        if self._writer is None or not self._unwritten:
+            return
+        writing, self._unwritten = self._unwritten, {}
+        try:
+            await self._writer.put_many(
+                [record for record in writing.values() if record is not None],
+                delete=[key for key, record in writing.items() if record is None],
+            )
+        except StateError as error:
+            self._unwritten = writing | self._unwritten
+            _log.error("state of pipelines not kept, trying again", error=str(error))
 
-    # What the relay sees
+    async def reapply(self) -> None:
+        """Read the state of the flow again, at a fixed period."""
+        if self._clock_ms() < self._reapply_ms or self._store is None:
+            return
+        self._reapply_ms = self._clock_ms() + REAPPLY_MS
+        running = list(self._pipelines.values())  # others may come and go meanwhile
+        try:
+            records = await asyncio.to_thread(self._store.items, FLOW_RECORDS.prefix)
+        except StateError as error:
+            _log.error("state of pipelines not read", error=str(error))
+            return
+        for each in running:
+            each.load_flow(_under(records, each.flow.prefix), self._clock_ms())
 
     def follows(self, client_id: str | None) -> bool:
         """Return whether what a client writes is of interest."""
@@ -149,12 +219,10 @@ class RunningPipelines:
         if records and any(client_id in each.sources for each in self._pipelines.values()):
             self._enforcer.sent(client_id, count, records)
 
-    # What reports say
-
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends should be passed to `reported`.
 
-        Not none when a stage reports a batch that began before this process did.
+        There are some when a stage reports a batch that began before this process did.
         """
         if report.batch is None:
             return set()
@@ -196,14 +264,10 @@ class RunningPipelines:
                 self._enforcer.hold_stage(pipeline, graph.stages[name], now_ms)
             self._wake.set()
 
-    # What the admin server asks
-
     def documents(self) -> Sequence[Mapping[str, object]]:
         """Return what there is to show of each pipeline."""
         now_ms = self._clock_ms()
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
-
-    # The loop
 
     async def _run_pipelines(self) -> None:
         due_ms = self._clock_ms()
@@ -220,7 +284,7 @@ class RunningPipelines:
                     _log.error("unexpected error", about="pipelines", exc_info=error)
             self._wake.clear()
             await self.keep()
-            await self._state.reapply(self._pipelines.values())
+            await self.reapply()
 
     def tick(self, now_ms: float) -> None:
         """Do what is due by what is measured, and hold and release accordingly."""
@@ -244,9 +308,12 @@ class RunningPipelines:
             self._instruments.ledger_failed_total.of(name, PIPELINE_CHANGED).inc(pending)
         self._forget_nodes(name)
         self._instruments.ledger_pending.forget(pipeline=name)
-        self._state.forget(pipeline)
-
-    # Metrics
+        # No other may take its records up; they are deleted with the next `keep`.
+        _, gone = pipeline.completion.changes()
+        gone += map(pipeline.completion.records.key, pipeline.completion.records.items())
+        gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
+        gone += [key for key in self._unwritten if key.startswith(_prefixes(pipeline))]
+        self._unwritten.update(dict.fromkeys(gone))
 
     def _forget_nodes(self, pipeline: str) -> None:
         for metric in (self._instruments.stage_state, self._instruments.stage_rate):
@@ -260,13 +327,8 @@ class RunningPipelines:
                 continue
             reason = root.reason or str(root.outcome)
             self._instruments.ledger_failed_total.of(name, reason).inc()
-            _log.warning(
-                "source batch not finished",
-                pipeline=name,
-                stage=root.owner.stage,
-                batch=root.owner.batch,
-                reason=reason,
-            )
+            batch = {"stage": root.owner.stage, "batch": root.owner.batch}
+            _log.warning("source batch not finished", pipeline=name, **batch, reason=reason)
 
     def _show(self, pipeline: RunningPipeline) -> None:
         name, instruments = pipeline.name, self._instruments
@@ -276,3 +338,11 @@ class RunningPipelines:
             held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
             instruments.stage_state.of(name, node.name).set(float(bool(held)))
             instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
+
+
+def _prefixes(pipeline: RunningPipeline) -> tuple[str, str]:
+    return pipeline.flow.prefix, pipeline.completion.records.prefix
+
+
+def _under(records: Iterable[Record], prefix: str) -> list[Record]:
+    return [record for record in records if record.key.startswith(prefix)]

@@ -3,7 +3,8 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from random import SystemRandom
 
 from structlog import get_logger
@@ -16,20 +17,21 @@ from proxy.progress.report_handler import AcceptedReport
 from proxy.state import Json, Record
 from proxy.wire.topic_partition import TopicPartition
 
-from .batch_limit import BatchLimit
-from .bounded_query import BoundedQuery
+from .batch_limit import BatchLimit, BoundedQuery
 from .completion import Completion
 from .deferred import StageBatch
 from .edges import MAX_OFFSET, TopicRange
-from .flow import PipelineFlow, RateChange
+from .flow_control import PipelineFlow, RateChange
 from .graph import PipelineGraph, PipelineSettings, StageSettings, find_endless
-from .recovery import Recovery
 
 MAX_OUTPUTS = 10_000
 """Ranges that a stage has written since its last report; of more the oldest belong to no batch."""
 
 FULL_BATCH = 0.5
 """Of its interval: a batch that takes less does not say how fast its stage can process."""
+
+LATE_MS = 60_000.0
+"""The response to what is in the log at the start has passed by then: no client waits longer."""
 
 _log = get_logger(__name__)
 
@@ -47,25 +49,75 @@ class StageCeiling:
     """What a stage is held to at the moment."""
 
     rate: float
-    """Records per second; 0 lets no batch begin."""
+    """Records/s; 0 lets no batch begin."""
     limit: BatchLimit | None
     """What it waits for; None: a request of a stage after it."""
 
 
-class RunningPipeline:
-    """One pipeline at work.
+class Recovery:
+    """Finds what only an earlier process saw being written, by batches under way when it ended.
 
-    Args:
-        settings: what it is. Raises ValueError when it is not sound.
-        registry: knows which client a query reads with, and how far.
-        now_s: the same on the wall clock.
-
+    Nobody can say any more who wrote the records behind those that are known. They are taken for
+    the output of the batch that a stage reports first, if it began before this process took up the
+    state, at `loaded_ms`. Some may be of its next batch, or of others: that makes a root wait
+    longer, and never too short.
     """
+
+    def __init__(self, loaded_ms: float = -math.inf) -> None:
+        self._loaded_ms = loaded_ms
+        self._done: set[str] = set()
+        """Stages that have reported a batch since."""
+        self._counted: dict[TopicPartition, int] = {}
+        """Up to where records are counted as output although nobody saw who wrote them."""
+
+    def concerns(self, stage: StageSettings, started_ms: float) -> bool:
+        """Return whether a batch that began then may have written what was not seen here."""
+        return started_ms < self._loaded_ms and stage.name not in self._done
+
+    def recover(
+        self,
+        stage: StageSettings,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        later: Iterable[TopicRange],
+    ) -> tuple[TopicRange, ...]:
+        """Return what the first batch of a stage is taken to have written.
+
+        It is known up to `starts` who wrote what; the logs end at `ends`; and `later` is what the
+        stage was seen writing since that batch.
+        """
+        self._done.add(stage.name)
+        ends = dict(ends)
+        for one in later:
+            key = (one.topic, one.partition)
+            ends[key] = min(ends.get(key, one.start), one.start)
+        found = tuple(
+            TopicRange(*key, starts[key], ends[key])
+            for key in sorted(starts.keys() & ends.keys())
+            if key[0] in stage.produces and starts[key] < ends[key]
+        )
+        self._counted |= {(one.topic, one.partition): one.end for one in found}
+        return found
+
+    def left_of(self, written: TopicRange, now_ms: float) -> TopicRange:
+        """Return what of a range, seen being written now, was not counted by `recover`.
+
+        Its response may come after the log's end was asked for.
+        """
+        if not self._counted or now_ms > self._loaded_ms + LATE_MS:
+            return written
+        counted = self._counted.get((written.topic, written.partition), 0)
+        return replace(written, start=min(max(written.start, counted), written.end))
+
+
+class RunningPipeline:
+    """One pipeline at work. Raises ValueError when its settings are not sound."""
 
     def __init__(
         self, settings: PipelineSettings, registry: QueryRegistry, now_ms: float, now_s: float
     ) -> None:
         self._registry = registry
+        self.name = settings.name
         self.graph = PipelineGraph(settings)
         self.flow = PipelineFlow(self.graph, now_ms, now_s)
         self.completion = Completion(self.graph, random=SystemRandom(), now_ms=now_ms, now_s=now_s)
@@ -86,16 +138,6 @@ class RunningPipeline:
         """Stages that have written more since their last report than is kept."""
         self._follow(settings)
 
-    @property
-    def name(self) -> str:
-        """The pipeline's name."""
-        return self.graph.settings.name
-
-    @property
-    def stages(self) -> Mapping[str, StageSettings]:
-        """The stages by name."""
-        return self.graph.stages
-
     def update(self, settings: PipelineSettings, now_ms: float) -> None:
         """Follow a reload. Raises ValueError when it is not sound; then nothing changed."""
         self.graph = PipelineGraph(settings)
@@ -104,7 +146,7 @@ class RunningPipeline:
         self.completion.update(self.graph, now_ms)
 
     def load(self, flow: Iterable[Record], ledger: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the records of an earlier process; return what was not taken up, and why."""
+        """Load the records of an earlier process; return what was not taken up, and why."""
         self.loaded_ms = now_ms
         kept = list(ledger)
         if kept:
@@ -112,7 +154,7 @@ class RunningPipeline:
         return self.completion.load(kept, now_ms) + self.load_flow(flow, now_ms)
 
     def load_flow(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the records of the flow, at any time; return what was not taken up, and why."""
+        """Load the records of the flow, at any time; return what was not taken up, and why."""
         before = {node: self.flow.state_of(node) for node in self.graph.nodes}
         refused = self.flow.load(records, now_ms)
         for node, old in before.items():
@@ -124,11 +166,7 @@ class RunningPipeline:
     def log(self, changes: Iterable[RateChange]) -> None:
         """Log rates that changed."""
         for each in changes:
-            _log.info(
-                "pipeline", pipeline=self.name, node=each.node, rate=each.rate, reason=each.reason
-            )
-
-    # Who belongs to it
+            _log.info("pipeline", pipeline=self.name, **asdict(each))
 
     def stage_of(self, client_id: str) -> StageSettings | None:
         """Return the stage that a client belongs to; None when to none."""
@@ -140,16 +178,10 @@ class RunningPipeline:
 
     def clients_of(self, stage: StageSettings) -> set[str]:
         """Return the client ids of a stage, as far as its queries are known."""
-        clients = set(stage.client_ids)
-        for member in stage.members:
-            if self._registry.query_of(member) is not None:
-                clients.add(member)
-            query = self._registry.query_named(member)
-            if query is not None:
-                clients.add(query.client_id)
-        return clients
-
-    # What its stages write and complete
+        registry = self._registry
+        look_ups = (registry.query_of, registry.query_named)
+        found = (look_up(member) for member in stage.members for look_up in look_ups)
+        return {*stage.client_ids, *(query.client_id for query in found if query is not None)}
 
     def completed(self, key: TopicPartition, offset: int) -> None:
         """Record how far a reader has completed what stages have written."""
@@ -175,10 +207,7 @@ class RunningPipeline:
     def lost_ends(self, members: Iterable[str], started_ms: float) -> set[TopicPartition]:
         """Return the partitions whose log ends say what a batch may have written unseen.
 
-        Args:
-            members: query name and client id of the batch.
-            started_ms: when it began.
-
+        `members` are the query name and the client id of the batch, `started_ms` when it began.
         """
         stage = next(filter(None, map(self._stages_by_member.get, members)), None)
         if stage is None or not self._recovery.concerns(stage, started_ms):
@@ -203,23 +232,15 @@ class RunningPipeline:
         report, query = accepted.report, accepted.query
         batch = report.batch
         assert batch is not None
-        ended_ms = now_ms - report.age_ms
-        execution_ms = float(batch.execution_ms or 0)
+        ended_ms, execution_ms = now_ms - report.age_ms, float(batch.execution_ms or 0)
         started_ms = ended_ms - execution_ms
         outputs = self._take_outputs(stage.name, ended_ms)
         lost = self._lost_outputs(stage, started_ms, ends)
         size = next((each.bytes_per_record for each in bounded if each.bytes_per_record), 0.0)
-        self.completion.stage_batch(
-            StageBatch(
-                stage=stage.name,
-                batch=batch.batch_id,
-                inputs=tuple(_inputs(stage, query, batch)),
-                outputs=(*outputs, *lost),
-                started_ms=started_ms,
-                size_bytes=round(batch.rows * (size or 0.0)),
-            ),
-            now_ms,
-        )
+        inputs = tuple(_inputs(stage, query, batch))
+        written, size_bytes = (*outputs, *lost), round(batch.rows * (size or 0.0))
+        done = StageBatch(stage.name, batch.batch_id, inputs, written, started_ms, size_bytes)
+        self.completion.stage_batch(done, now_ms)
         if batch.rows > 0 and execution_ms > 0:
             trigger = self.flow.stages[stage.name]
             # A short batch had little to do: what it shows is Spark's own time, not the stage's.
@@ -234,14 +255,7 @@ class RunningPipeline:
     def measure(
         self, arrived: Mapping[str, int], lags: Mapping[tuple[str, str], int], now_ms: float
     ) -> None:
-        """Give the flow what is measured.
-
-        Args:
-            arrived: by topic, how many records have arrived so far.
-            lags: by client and topic, how many records wait.
-            now_ms: the time.
-
-        """
+        """Give the flow what is measured, see `Arrivals`."""
         for source in self.graph.settings.sources:
             for topic in source.produces:
                 if topic in arrived:
@@ -250,14 +264,9 @@ class RunningPipeline:
             trigger = self.flow.stages[stage.name]
             if all(topic in arrived for topic in stage.consumes):
                 trigger.sample(sum(arrived[topic] for topic in stage.consumes), now_ms)
-            known = [
-                lags[client, topic]
-                for client in self.clients_of(stage)
-                for topic in stage.consumes
-                if (client, topic) in lags
-            ]
-            if known:
-                trigger.lag(sum(known))
+            waiting = lags.keys() & product(self.clients_of(stage), stage.consumes)
+            if waiting:
+                trigger.lag(sum(lags[key] for key in waiting))
 
     def document(self, now_ms: float) -> dict[str, Json]:
         """Return it as the API shows it."""
@@ -277,6 +286,7 @@ class RunningPipeline:
     def _follow(self, settings: PipelineSettings) -> None:
         for problem in find_endless(settings):
             _log.warning("a hold may never end", problem=problem)
+        self.stages = self.graph.stages
         self._stages_by_member = {
             member: stage for stage in self.stages.values() for member in stage.members
         }

@@ -1,24 +1,16 @@
 """What is known of a stage, and when it asks the nodes upstream for less or for more.
 
 A stage samples how many records/s it is sent. At the end of each period, if more than `ratio` of
-the samples were out of its band, it asks: to decrease when they were too high, to increase when
-they were too low. Samples on both sides count together, the side with more of them decides, and a
-tie asks for less.
+the samples were out of its band, the side with more of them decides; a tie asks for less.
 
-A Kafka stage pulls: when it slows down it is not sent more, its topic fills. Stages before it plan
-no more than `max_lag` has room for, see `batch_limit`. A source is no query and plans nothing. So
-lag asks as well, within the band too:
+A Kafka stage pulls: when it slows down it is not sent more, its topic fills. So lag asks as well,
+within the band too: above `max_lag` and not falling for less, of sources, since stages plan no more
+than there is room for (see `batch_limit`); at most EASED_SHARE of it and not growing for more.
+Lag is the least that was seen in the period: a stage that works in batches has the most of it right
+before a batch ends.
 
-- lag above `max_lag` that is not falling asks sources to decrease;
-- lag above EASED_SHARE of it keeps the stage from asking to increase, and so does growing lag;
-- less lag than that, not growing, asks to increase while the stage holds somebody back.
-
-Lag is the least that was seen in the period, since a stage that works in batches has the most of
-it right before a batch ends. A stage without a bound on lag that has begun to ask to increase goes
-on within the band, or the last part of a hold would stay for ever.
-
-Only a stage that holds somebody back asks to increase; when it is told that control has ended it
-keeps sampling and sends no more of these.
+Only a stage that holds somebody back asks for more. Without a bound on lag one that has begun to do
+so goes on within the band, or the last part of a hold would stay for ever.
 """
 
 import math
@@ -76,19 +68,22 @@ class RateMeter:
         return self.rate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TriggerPeriod:
-    """What a stage saw in one period."""
+    """What a stage saw in one period: samples, and how many of them were outside its band."""
 
     samples: int = 0
     above: int = 0
-    """Samples above the band."""
     below: int = 0
-    """Samples below the band."""
-    received_rate: float | None = None
-    """Mean of the samples, records/s; None without any."""
+    sum: float = 0.0
+    """Of the samples, records/s."""
     lag: int | None = None
     """The least, in records; None when nobody said."""
+
+    @property
+    def received_rate(self) -> float | None:
+        """Mean of the samples, records/s; None without any."""
+        return self.sum / self.samples if self.samples else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +97,14 @@ class Verdict:
 
 
 class Trigger:
-    """Readings and requests of one stage.
-
-    Readings of records and rates are finite numbers of 0 or more.
-    """
+    """Readings and requests of one stage. Readings are finite numbers of 0 or more."""
 
     def __init__(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
         """Its last request, as the API shows it."""
-        self.holds: frozenset[str] = frozenset()
+        self.held_nodes: frozenset[str] = frozenset()
         """The nodes upstream that are held because this stage asked."""
         self.scale = 1.0
         """What the band is multiplied with now, above 0: how far the stage is held itself."""
@@ -121,8 +113,7 @@ class Trigger:
         self._has_ended = False
         self._read = 0.0
         self._written: dict[str, float] = {}
-        self._lag: int | None = None
-        self.last = TriggerPeriod()
+        self.last = self._period = TriggerPeriod()
         """The period before this one."""
         self._begin(settings, max_lag, now_ms)
 
@@ -131,30 +122,30 @@ class Trigger:
         if (self.settings, self.max_lag) != (settings, max_lag):
             self._begin(settings, max_lag, now_ms)
 
-    def control(self, holds: frozenset[str], scale: float) -> None:
-        """Set `holds` and `scale`."""
-        self.holds, self.scale = holds, scale
-        if not holds:
+    def control(self, held_nodes: frozenset[str], scale: float) -> None:
+        """Set `held_nodes` and `scale`."""
+        self.held_nodes, self.scale = held_nodes, scale
+        if not held_nodes:
             self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
         """Add a reading of the records that the stage was sent so far; it only grows.
 
-        Best the log ends of the partitions that it consumes added up. Not what it fetched: a Kafka
-        stage pulls, so that says how fast it is.
+        It is the log ends of what it consumes, added up. Not what it fetched: a Kafka stage pulls,
+        so that says how fast it is.
         """
         rate = self._meter.read(total, now_ms)
-        if rate is None:
-            return
-        low, high = self.settings.band
-        self._samples += 1
-        self._sum += rate
-        self._above += rate > high * self.scale
-        self._below += rate < low * self.scale
+        if rate is not None:
+            period, (low, high) = self._period, self.settings.band
+            period.samples += 1
+            period.sum += rate
+            period.above += rate > high * self.scale
+            period.below += rate < low * self.scale
 
     def lag(self, records: int) -> None:
         """Add a reading of the records that wait for the stage."""
-        self._lag = records if self._lag is None else min(self._lag, records)
+        lag = self._period.lag
+        self._period.lag = records if lag is None else min(lag, records)
 
     def seen(self, now_ms: float) -> None:
         """Record a sign of life."""
@@ -192,10 +183,7 @@ class Trigger:
             self._written[topic] = earlier * YIELD_DECAY + records_out.get(topic, 0)
 
     def records_out(self, topics: Iterable[str]) -> float:
-        """Return how many records it writes to these topics for one that it reads; 1 until known.
-
-        The topics are different ones.
-        """
+        """Return how many records it writes to these topics per record read; 1 until known."""
         if not self._read:
             return 1.0
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
@@ -205,10 +193,7 @@ class Trigger:
 
         Periods that went by unnoticed are left out.
         """
-        mean = self._sum / self._samples if self._samples else None
-        before = self.last
-        self.last = TriggerPeriod(self._samples, self._above, self._below, mean, self._lag)
-        self._clear()
+        before, self.last, self._period = self.last, self._period, TriggerPeriod()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))
         verdict = self._judge(self.last, before.lag)
@@ -237,13 +222,8 @@ class Trigger:
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
         self.last = TriggerPeriod()
+        self._period = TriggerPeriod()
         self._easing = False
-        self._clear()
-
-    def _clear(self) -> None:
-        self._samples = self._above = self._below = 0
-        self._sum = 0.0
-        self._lag = None
 
     def _judge(self, period: TriggerPeriod, lag_before: int | None) -> Verdict | None:
         out = period.above + period.below
@@ -259,7 +239,7 @@ class Trigger:
             if is_growing or lag > max_lag * EASED_SHARE:
                 return None
             eased = f"only {lag:,} records wait for it"
-        if not self.holds:
+        if not self.held_nodes:
             return None
         if is_out:
             return Verdict(Direction.INCREASE, _band_reason("below", period.below, period))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from metrics.clock import MS_PER_SECOND
 
 ROUND_MS = 3
-"""Decimals of a millisecond that survive a wall-clock time in seconds kept as a float."""
+"""Decimals of a millisecond that survive in wall-clock seconds kept as a float."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which completed offsets are due to be committed to consumer groups, and what became of it."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.wire.topic_partition import TopicPartition
@@ -26,11 +27,12 @@ class GroupState:
 
 
 class Commits:
-    """What is due. A group is moved back only where the query itself went back."""
+    """What is due of the followed queries. A group goes back only where the query itself did."""
 
-    def __init__(self) -> None:
+    def __init__(self, queries: Callable[[], Iterable[QueryProgress]]) -> None:
+        self._queries = queries
         self._due: dict[QueryProgress, dict[TopicPartition, PartitionProgress]] = {}
-        self._states: dict[str, GroupState] = {}
+        self.states: defaultdict[str, GroupState] = defaultdict(GroupState)
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Add a partition whose completed offset may have changed to what is due."""
@@ -51,20 +53,19 @@ class Commits:
             partition.group_offset = None
             self.changed(query, partition)
 
-    def keep_only(self, groups: Iterable[str]) -> None:
-        """Forget how it went with all other groups."""
-        kept = set(groups)
-        self._states = {group: state for group, state in self._states.items() if group in kept}
-
     def due(self) -> dict[str, dict[TopicPartition, int]]:
         """Return by group the offset of the first record that is not complete. O(due)."""
         by_group: dict[str, dict[TopicPartition, int]] = {}
         for query, partitions in list(self._due.items()):
             offsets: dict[TopicPartition, int] = {}
             for key, partition in list(partitions.items()):
-                if _is_due(partition):
-                    assert partition.committed_to is not None
-                    offsets[key] = partition.committed_to
+                completed, committed = partition.committed_to, partition.group_offset
+                if completed is not None and (
+                    committed is None
+                    or completed > committed
+                    or (completed < committed and partition.may_go_back)
+                ):
+                    offsets[key] = completed
                 else:
                     del partitions[key]
             if not partitions:
@@ -73,45 +74,34 @@ class Commits:
                 by_group.setdefault(query.commit_group, {}).update(offsets)
         return by_group
 
-    def group_has(self, query: QueryProgress, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set what the query's group had before the first commit."""
-        for key, offset in offsets.items():
-            partition = query.partitions.get(key)
-            if partition is not None:
-                partition.group_offset = offset
+    def group_has(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Record what a group had before the first commit to it. It is not moved back by that."""
+        for query in self._of_group(group):
+            for key in offsets.keys() & query.partitions.keys():
+                query.partitions[key].group_offset = offsets[key]
 
-    def committed(
-        self, query: QueryProgress, offsets: Mapping[TopicPartition, int], now_ms: float
-    ) -> None:
-        """Record that these offsets are in the query's group."""
-        state = self.state(query.commit_group)
-        state.last_ms, state.error = now_ms, None
-        for key, offset in offsets.items():
-            partition = query.partitions.get(key)
-            if partition is None:
-                continue
-            before, partition.group_offset = partition.group_offset, offset
-            if before is not None and offset < before:
-                state.backwards += 1
-                text = f"group {query.commit_group} was moved back from {before} to {offset}"
-                query.add_event(EventKind.COMMITTED_BACKWARDS, partition, text, now_ms)
-            if partition.may_go_back and offset == partition.committed_to:
-                partition.may_go_back = False
-                query.changed(partition)  # its record says so
+    def committed(self, group: str, offsets: Mapping[TopicPartition, int], now_ms: float) -> None:
+        """Record that these offsets are in the group: they are due no more."""
+        for query in self._of_group(group):
+            state = self.states[group]
+            state.last_ms, state.error = now_ms, None
+            for key, offset in offsets.items():
+                partition = query.partitions.get(key)
+                if partition is None:
+                    continue
+                before, partition.group_offset = partition.group_offset, offset
+                if before is not None and offset < before:
+                    state.backwards += 1
+                    text = f"group {group} was moved back from {before} to {offset}"
+                    query.add_event(EventKind.COMMITTED_BACKWARDS, partition, text, now_ms)
+                if partition.may_go_back and offset == partition.committed_to:
+                    partition.may_go_back = False
+                    query.changed(partition)  # its record says so
 
-    def failed(self, query: QueryProgress, message: str) -> None:
+    def failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
-        self.state(query.commit_group).error = message[:MAX_MESSAGE_CHARS]
+        for _ in self._of_group(group):
+            self.states[group].error = message[:MAX_MESSAGE_CHARS]
 
-    def state(self, group: str | None) -> GroupState:
-        """Return how committing to a group goes."""
-        return self._states.setdefault(group, GroupState()) if group is not None else GroupState()
-
-
-def _is_due(partition: PartitionProgress) -> bool:
-    completed, committed = partition.committed_to, partition.group_offset
-    if completed is None:
-        return False
-    if committed is None or completed > committed:
-        return True
-    return completed < committed and partition.may_go_back
+    def _of_group(self, group: str) -> list[QueryProgress]:
+        return [query for query in self._queries() if query.commit_group == group]

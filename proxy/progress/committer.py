@@ -1,6 +1,7 @@
 """Commits what queries have completed to their consumer groups, each group by itself."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from proxy.cluster.partitions import named
 from proxy.cluster.upstream import RefusedError, UpstreamError
 from proxy.wire.topic_partition import TopicPartition
 
+from .commits import Commits
 from .group_offsets import GroupOffsets, Refused
-from .query_registry import QueryRegistry
 
 COMMIT_INTERVAL_S = 1.0
 """What came due in this time goes out in one request per group."""
@@ -31,7 +32,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _RefusedCommit:
     """Kafka does not take an offset for a partition."""
 
     offset: int
@@ -44,23 +45,18 @@ class _Refusal:
 class Committer:
     """Keeps the consumer groups of queries where the queries are.
 
-    A group has its own connection, opened when something is due for the first time, and nothing
-    that happens to one group holds up another. What could not be committed stays due.
-
-    Args:
-        registry: says what is due, and gets what became of it.
-        new_client: makes a client of the cluster, for one group.
-        clock_ms: monotonic, for the registry.
-
+    A group has its own connection, a client of `new_client`, opened when something is due for the
+    first time, and nothing that happens to one group holds up another. What could not be committed
+    stays due. `clock_ms` is monotonic.
     """
 
     def __init__(
         self,
-        registry: QueryRegistry,
+        commits: Commits,
         new_client: Callable[[], KafkaClient],
         clock_ms: Callable[[], float],
     ) -> None:
-        self._registry = registry
+        self._commits = commits
         self._new_client = new_client
         self._clock_ms = clock_ms
         self._groups: dict[str, _GroupCommitter] = {}
@@ -90,13 +86,12 @@ class Committer:
         return not self._due()
 
     def _due(self) -> list[tuple["_GroupCommitter", Mapping[TopicPartition, int]]]:
-        return [(self._group(name), due) for name, due in self._registry.commits().items() if due]
-
-    def _group(self, name: str) -> "_GroupCommitter":
-        if name not in self._groups:
+        """Return each group that has something due, and that."""
+        due = {name: offsets for name, offsets in self._commits.due().items() if offsets}
+        for name in due.keys() - self._groups.keys():
             client = self._new_client()
-            self._groups[name] = _GroupCommitter(name, self._registry, client, self._clock_ms)
-        return self._groups[name]
+            self._groups[name] = _GroupCommitter(name, self._commits, client, self._clock_ms)
+        return [(self._groups[name], offsets) for name, offsets in due.items()]
 
     def _close(self) -> None:
         for group in self._groups.values():
@@ -107,16 +102,16 @@ class _GroupCommitter:
     """Commits to one group: what of it was read, what is refused, and when to try again."""
 
     def __init__(
-        self, name: str, registry: QueryRegistry, client: KafkaClient, clock_ms: Callable[[], float]
+        self, name: str, commits: Commits, client: KafkaClient, clock_ms: Callable[[], float]
     ) -> None:
         self.client = client
         self._name = name
-        self._registry = registry
+        self._commits = commits
         self._clock_ms = clock_ms
         self._offsets = GroupOffsets(name, client)
         self._read: set[TopicPartition] = set()
-        """The registry has what the group had committed of these before our first commit."""
-        self._refused: dict[TopicPartition, _Refusal] = {}
+        """It is known what the group had committed of these before our first commit."""
+        self._refused: dict[TopicPartition, _RefusedCommit] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
         self._problem: str | None = None
@@ -125,12 +120,11 @@ class _GroupCommitter:
 
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
         """Return whether there is something to do, and it is time for it."""
-        if self._lock.locked() or _now_s() < self._again_s:
-            return False
-        return bool(self._to_try(due))
+        is_time = not self._lock.locked() and _now_s() >= self._again_s
+        return is_time and bool(self._to_try(due))
 
     async def commit(self) -> None:
-        """Try once to commit what is due; the registry gets how it went."""
+        """Try once to commit what is due, and report how it went."""
         async with self._lock:
             try:
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
@@ -156,29 +150,28 @@ class _GroupCommitter:
             await self.commit()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._registry.commits().get(self._name, {})
+        return self._commits.due().get(self._name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
         now_s = _now_s()
-        return {
-            partition: offset
-            for partition, offset in due.items()
-            if (refusal := self._refused.get(partition)) is None
-            or refusal.offset != offset
-            or refusal.again_s <= now_s
+        refused = {
+            (partition, refusal.offset)
+            for partition, refusal in self._refused.items()
+            if refusal.again_s > now_s
         }
+        return {part: offset for part, offset in due.items() if (part, offset) not in refused}
 
     async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
         """Read where the group is in partitions that were not committed before.
 
-        What is due may be less afterwards: the registry leaves out what would move the group back.
+        What is due may be less afterwards, without what would move the group back.
         """
         new = tried.keys() - self._read
         offsets, refused = await self._offsets.read(new)
         self._refuse(tried, refused)
         self._read |= new - refused.keys()
-        self._registry.group_has(self._name, offsets)
+        self._commits.group_has(self._name, offsets)
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         tried = {part: offset for part, offset in offsets.items() if part in self._read}
@@ -190,47 +183,42 @@ class _GroupCommitter:
         for partition in taken:
             self._refused.pop(partition, None)
         if taken:
-            self._registry.committed(self._name, taken, self._clock_ms())
+            self._commits.committed(self._name, taken, self._clock_ms())
 
     def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
-        now_s = _now_s()
         for partition, reason in refused.items():
             before = self._refused.get(partition)
-            backoff_s = _longer(before.backoff_s if before else 0.0)
-            self._refused[partition] = _Refusal(
-                tried[partition], reason, backoff_s, now_s + backoff_s
+            pause_s = _longer(before.backoff_s if before else 0.0)
+            self._refused[partition] = _RefusedCommit(
+                tried[partition], reason, pause_s, again_s=_now_s() + pause_s
             )
 
     def _failed(self, reason: str) -> None:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._registry.commit_failed(self._name, reason)
+        self._commits.failed(self._name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
             self._log_problem(reason)
 
     def _report_refused(self) -> None:
-        """Report the partitions that are due and refused, which the others do not wait for."""
+        """Report the partitions that are due and refused; the others do not wait for them."""
         if self._refused:
             due = self._due()
             self._refused = {part: why for part, why in self._refused.items() if part in due}
-        if not self._refused:
-            self._log_problem(None)
-            return
-        partitions: dict[str, list[TopicPartition]] = {}
+        partitions: defaultdict[str, list[TopicPartition]] = defaultdict(list)
         for partition, refusal in self._refused.items():
-            partitions.setdefault(refusal.reason, []).append(partition)
+            partitions[refusal.reason].append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
-        self._registry.commit_failed(self._name, message)
-        self._log_problem(message)
+        if message:
+            self._commits.failed(self._name, message)
+        self._log_problem(message or None)
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
-        if problem == self._problem:
-            return
-        if problem is None:
+        if problem is None and self._problem is not None:
             _log.info("offsets committed again", group=self._name)
-        else:
+        elif problem != self._problem:
             _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
         self._problem = problem
 

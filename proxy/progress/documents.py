@@ -1,6 +1,7 @@
 """The progress of a query as JSON, for people and scripts."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from metrics.clock import MS_PER_SECOND
@@ -16,21 +17,20 @@ MAX_RANGES_SHOWN = 20
 """Of one set of ranges; the records are those of all."""
 
 Document: TypeAlias = dict[str, object]
-"""A JSON object."""
 
 
+@dataclass(frozen=True, slots=True)
 class Times:
     """Turns monotonic times into seconds of the Unix epoch."""
 
-    def __init__(self, now_ms: float, now_s: float) -> None:
-        self.now_ms = now_ms
-        self._now_s = now_s
+    now_ms: float
+    now_s: float
 
     def at_s(self, at_ms: float | None) -> float | None:
         """Return a time in seconds of the Unix epoch, to the millisecond; None for None."""
         if at_ms is None:
             return None
-        return round(self._now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
+        return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
 def query_document(query: QueryProgress, commit: GroupState | None, times: Times) -> Document:

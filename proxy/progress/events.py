@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """What a event is about."""
+    """What an event is about."""
 
     LOST_REPORTS = "lost_reports"
     """Offsets were completed by batches whose reports did not arrive."""
@@ -60,10 +60,8 @@ class ProgressEvent:
     topic: str | None
     partition: int | None
     text: str
-    """What happened, in words, with the figures."""
     at_ms: float
     """Monotonic time."""
 
 
 OnEvent = Callable[[ProgressEvent], None]
-"""Called with what happened."""

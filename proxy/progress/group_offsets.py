@@ -11,9 +11,8 @@ from proxy.cluster.partitions import by_topic
 from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError, name_of
 from proxy.wire.topic_partition import TopicPartition
 
-OFFSET_FETCH_VERSION = 3
-OFFSET_COMMIT_VERSION = 3
-"""Since Kafka 0.11; a simple consumer needs nothing of what came later."""
+VERSION = 3
+"""Of both requests, since Kafka 0.11; a simple consumer needs nothing of what came later."""
 
 _NO_OFFSET = -1
 _NO_METADATA = ""
@@ -76,7 +75,7 @@ class GroupOffsets:
         offsets: dict[TopicPartition, int] = {}
         refused: Refused = {}
         for topics in by_topic(dict.fromkeys(partitions)):
-            request = OffsetFetchRequest[OFFSET_FETCH_VERSION](
+            request = OffsetFetchRequest[VERSION](
                 group_id=self._group,
                 topics=[(topic, [number for number, _ in rows]) for topic, rows in topics.items()],
             )
@@ -98,7 +97,7 @@ class GroupOffsets:
         """
         refused: Refused = {}
         for topics in by_topic(offsets):
-            request = OffsetCommitRequest[OFFSET_COMMIT_VERSION](
+            request = OffsetCommitRequest[VERSION](
                 group_id=self._group,
                 topics=[
                     (topic, [(number, offset, _NO_METADATA) for number, offset in rows])

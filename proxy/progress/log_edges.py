@@ -8,10 +8,13 @@ CUT_CONFIRM_MS = 1000.0
 """How long the log must be seen to end below what is completed before it is taken for another."""
 
 MIN_END_AGE_MS = 100.0
-"""An end that was learned later than that is recent, whoever asks."""
+"""A younger end is recent, whoever asks."""
 
 SILENCE_PER_AGE = 60.0
 """An end may be older by one millisecond for each so many that nothing was seen of its reader."""
+
+MAX_FORMER_IDS = 4
+"""How many ids of topics that are gone are remembered."""
 
 MAX_SAMPLES = 128
 """Of the end of one log; two kilobytes."""
@@ -20,9 +23,8 @@ MAX_SAMPLES = 128
 def end_age_ms(silent_ms: float) -> float:
     """Return how old a known end may be before it is asked for.
 
-    A batch that is processed for long reads and reports nothing. The end that is known is then at
-    most 1/SILENCE_PER_AGE of that time old, and so is the part of what came meanwhile that lag
-    leaves out.
+    A batch that is processed for long reads and reports nothing. Lag then leaves out at most
+    1/SILENCE_PER_AGE of what came meanwhile.
     """
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 
@@ -86,10 +88,9 @@ class LogEdges:
     """The ends of one partition's log; times are monotonic milliseconds.
 
     A lower high watermark than the one known is left out: answers overtake each other, and one for
-    read_committed ends at the last stable offset. One from a look-up that is even below what the
-    query has completed means that the log is another one (a topic made anew, or cut after an
-    unclean election), once a look-up CUT_CONFIRM_MS later says the same and none in between was
-    higher.
+    read_committed ends at the last stable offset. One from a look-up below what the query has
+    completed means that the log is another one (a topic made anew, or cut after an unclean
+    election), once a look-up CUT_CONFIRM_MS later says the same and none in between was higher.
     """
 
     __slots__ = (
@@ -99,10 +100,9 @@ class LogEdges:
 
     def __init__(self) -> None:
         self.topic_id: bytes | None = None
-        """The 16 bytes that tell the topic from another one of its name; None while only messages
-        without were seen."""
+        """16 bytes; None while only messages without were seen."""
         self.former_topic_ids: list[bytes] = []
-        """Of topics that had the name before; the latest ones."""
+        """Of topics that had the name before; the latest MAX_FORMER_IDS."""
         self.forget()
 
     def forget(self) -> None:

@@ -27,8 +27,8 @@ RETRY_PAUSE_S = 1.0
 """Besides, when somebody could not be asked."""
 
 MAX_OFFSETS_PER_S = 2500
-"""So many are asked for in a second, of all brokers together, by each of these two; the others come
-later. Each takes some 15 µs of the event loop's time."""
+"""Asked for by each of these two, of all brokers together; the others come later. Each takes some
+15 µs of the event loop's time."""
 
 SLICE = 250
 """Partitions in one question: the event loop does other work between two."""
@@ -46,13 +46,8 @@ class LogEnds:
     """Keeps the ends and starts of followed logs in the registry, over a connection to each leader.
 
     Nothing is opened while no partition is followed. Topics that are not there are left out and
-    looked for again; asking never makes one.
-
-    Args:
-        registry: says which partitions are followed, and whose ends are stale.
-        client: asks the cluster; closed when `run` ends.
-        clock_ms: monotonic, for the registry.
-
+    looked for again; asking never makes one. `client` is closed when `run` ends; `clock_ms` is
+    monotonic.
     """
 
     def __init__(
@@ -64,9 +59,9 @@ class LogEnds:
         self._followed: frozenset[TopicPartition] = frozenset()
         self._absent: frozenset[TopicPartition] = frozenset()
         self._failing: set[TopicPartition] = set()
-        """Those that had an error, or no leader, since all were asked for: left out until then."""
+        """Those that had an error, or no leader: left out until all are asked for."""
         self._problems: dict[object, str | None] = {}
-        """What is wrong with each of the two polls."""
+        """By poll."""
         self._problem: str | None = None
         """What was logged last; None when all is well."""
 
@@ -125,7 +120,7 @@ class LogEnds:
         on_absent: Callable[[frozenset[TopicPartition]], None],
     ) -> None:
         """Ask all leaders at the same time. Raises UpstreamError when one could not be asked."""
-        failures: list[UpstreamError | None] = []
+        failures: list[BaseException | None] = []
         try:
             await self._client.leaders(partitions)
         except UpstreamError as error:
@@ -137,7 +132,7 @@ class LogEnds:
             self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
             for leader, of_leader in by_leader.items()
         )
-        failures.extend(await asyncio.gather(*asked))
+        failures += await asyncio.gather(*asked, return_exceptions=True)
         for failure in filter(None, failures):
             raise failure
 
@@ -147,21 +142,15 @@ class LogEnds:
         partitions: list[TopicPartition],
         timestamps: Sequence[int],
         offsets_per_s: float,
-    ) -> UpstreamError | None:
-        """Ask a leader, a slice at a time; return why that was not possible."""
-        try:
-            for start in range(0, len(partitions), SLICE):
-                some = partitions[start : start + SLICE]
-                for timestamp in timestamps:
-                    learn = (
-                        self._registry.log_end if timestamp == LATEST else self._registry.log_start
-                    )
-                    async for partition, offset in self._offsets(leader, some, timestamp):
-                        learn(*partition, offset, self._clock_ms())
-                    await asyncio.sleep(len(some) / offsets_per_s)
-        except UpstreamError as error:
-            return error
-        return None
+    ) -> None:
+        """Ask a leader, a slice at a time. Raises UpstreamError when that is not possible."""
+        record = {LATEST: self._registry.log_end, EARLIEST: self._registry.log_start}
+        for start in range(0, len(partitions), SLICE):
+            some = partitions[start : start + SLICE]
+            for timestamp in timestamps:
+                async for partition, offset in self._offsets(leader, some, timestamp):
+                    record[timestamp](*partition, offset, self._clock_ms())
+                await asyncio.sleep(len(some) / offsets_per_s)
 
     async def _offsets(
         self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int
@@ -189,11 +178,9 @@ class LogEnds:
         """Log each problem once, and when all is well again."""
         self._problems[poll] = problem
         problem = next(filter(None, self._problems.values()), None)
-        if problem == self._problem:
-            return
-        if problem is None:
+        if problem is None and self._problem is not None:
             _log.info("log ends read again")
-        else:
+        elif problem != self._problem:
             _log.warning("log ends not read, lag may be out of date", error=problem)
         self._problem = problem
 

@@ -44,24 +44,17 @@ class RangeSet(Generic[Point]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self)})"
-
     def end_at(self, point: Point) -> Point | None:
         """Return where the range that has this point ends; None when none has it."""
         index = bisect_right(self.starts, point) - 1
-        if index < 0 or self.ends[index] <= point:
-            return None
-        return self.ends[index]
+        return self.ends[index] if index >= 0 and self.ends[index] > point else None
 
     def covered(self, start: Point, end: Point) -> Point:
         """Return how much of the range from `start` to before `end` is in the set."""
         covered: Point = 0
-        if start >= end:
-            return covered
-        low, high = bisect_right(self.ends, start), bisect_left(self.starts, end)
-        for index in range(low, high):
-            covered += min(self.ends[index], end) - max(self.starts[index], start)
+        if start < end:
+            for index in range(bisect_right(self.ends, start), bisect_left(self.starts, end)):
+                covered += min(self.ends[index], end) - max(self.starts[index], start)
         return covered
 
     def add(self, start: Point, end: Point) -> Point:
@@ -89,11 +82,9 @@ class RangeSet(Generic[Point]):
 
         At the bound a hole within a range may close again; see `filled_gaps`.
         """
-        if start >= end or not self.starts:
-            return
         starts, ends = self.starts, self.ends
         low, high = bisect_right(ends, start), bisect_left(starts, end)
-        if low >= high:
+        if start >= end or low >= high:
             return
         left = [(starts[low], start)] if starts[low] < start else []
         right = [(end, ends[high - 1])] if end < ends[high - 1] else []
@@ -114,9 +105,7 @@ class RangeSet(Generic[Point]):
     def missing(self, start: Point, end: Point) -> list[tuple[Point, Point]]:
         """Return the ranges of `start` to before `end` that are not in the set, in order."""
         gaps: list[tuple[Point, Point]] = []
-        for index in range(bisect_right(self.ends, start), len(self.starts)):
-            if self.starts[index] >= end:
-                break
+        for index in range(bisect_right(self.ends, start), bisect_left(self.starts, end)):
             if self.starts[index] > start:
                 gaps.append((start, self.starts[index]))
             start = self.ends[index]
@@ -139,11 +128,10 @@ class RangeSet(Generic[Point]):
         while len(starts) > self._max:
             if self._drop_lowest:
                 del starts[0], ends[0]
-                continue
-            gap, index = min((starts[i + 1] - ends[i], i) for i in range(len(starts) - 1))
-            self.filled_gaps += gap
-            del starts[index + 1]
-            del ends[index]
+            else:
+                gap, index = min((starts[i + 1] - ends[i], i) for i in range(len(starts) - 1))
+                self.filled_gaps += gap
+                del starts[index + 1], ends[index]
 
 
 class OffsetRanges(RangeSet[int]):

@@ -13,7 +13,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
-from .log_edges import LogEdges
+from .log_edges import MAX_FORMER_IDS, LogEdges
 from .offset_ranges import OffsetRange, OffsetRanges
 from .report import BatchRange
 from .skipped_ranges import SkippedRanges, SkipReason
@@ -21,8 +21,7 @@ from .skipped_ranges import SkippedRanges, SkipReason
 if TYPE_CHECKING:
     from .query import QueryProgress
 
-MAX_FORMER_IDS = 4
-"""How many ids of topics that are gone are remembered."""
+MERGED = "too many {} ranges: the nearest ones are kept as one"
 
 
 class PartitionProgress:
@@ -49,7 +48,7 @@ class PartitionProgress:
         self.read_ms: float | None = None
         """When it was last asked for."""
         self.is_dropped = False
-        """Whether the query has let go of it; whoever holds it looks for the new one."""
+        """Whether the query has let go of it; a new one may have its place."""
         self.skipped = SkippedRanges()
         self.refetched_records = 0
         """How many records were delivered that had been delivered before."""
@@ -66,9 +65,9 @@ class PartitionProgress:
         self.committed_at_s: float | None = None
         """When `committed_to` was reported, in seconds of the Unix epoch."""
         self.delivered = OffsetRanges()
-        """What was delivered, at or above `committed_to`."""
+        """At or above `committed_to`."""
         self.failed = OffsetRanges()
-        """The part of it that will be delivered again."""
+        """The part of `delivered` that will be delivered again."""
         self._forget_log()
 
     def _forget_log(self) -> None:
@@ -97,18 +96,14 @@ class PartitionProgress:
 
         What was delivered beyond a hole, as when several executors read, is in `pending` only.
         """
-        delivered, skipped = self.delivered, self.skipped.known
-        at = self.committed_to
-        if at is None:
-            if not delivered.starts:
-                return self.fetched_from
+        delivered, skipped, at = self.delivered, self.skipped.known, self.committed_to
+        if at is not None:
+            at = delivered.end_at(at) or at
+        elif delivered.starts:
             at = delivered.ends[0]
-        elif (end := delivered.end_at(at)) is not None:
-            at = end
-        while skipped.starts:
-            end = skipped.end_at(at)
-            if end is None:
-                break
+        else:
+            return self.fetched_from
+        while (end := skipped.end_at(at)) is not None:
             at = delivered.end_at(end) or end
         return at
 
@@ -123,7 +118,7 @@ class PartitionProgress:
         return self.delivered.without(self.failed)
 
     def lag_records(self) -> int | None:
-        """Return how many records lie between `lag_from` and the log end; None if unknown."""
+        """Return how many records lie between `lag_from` and the log end; None when unknown."""
         end, at = self.log.high_watermark, self.committed_to
         if at is None:
             at = self.position
@@ -163,7 +158,7 @@ class PartitionProgress:
         if failed.starts:
             failed.remove(low, end)
         if was_exact and (delivered.filled_gaps or failed.filled_gaps):
-            self._record_merged("delivered", now_ms)
+            self._add_event(EventKind.MERGED, MERGED.format("delivered"), now_ms)
         if done is None:
             self._record_move(now_ms)
 
@@ -177,10 +172,7 @@ class PartitionProgress:
                 self.stuck_since_ms = now_ms
 
     def record_lookup_end(self, end: int, now_ms: float, *, client_saw_it: bool) -> None:
-        """Record a log end from a look-up; see LogEdges on one that is lower than before.
-
-        `client_saw_it`: whether it was a client of the query that looked it up.
-        """
+        """Record a log end from a look-up, by a client of the query or not; see LogEdges."""
         if end < 0:
             return
         self.client_saw_end |= client_saw_it
@@ -207,7 +199,7 @@ class PartitionProgress:
             text = f"{records} records skipped, offsets {new[0][0]} to before {new[-1][1]}"
             self._add_event(EventKind.SKIPPED, f"{text}: {reason}", now_ms)
         if was_exact and known.filled_gaps:
-            self._record_merged("skipped", now_ms)
+            self._add_event(EventKind.MERGED, MERGED.format("skipped"), now_ms)
 
     # Another log under the same name
 
@@ -256,22 +248,16 @@ class PartitionProgress:
         self.end_alarm("a new run began", now_ms)
 
     def fail_pending(self) -> None:
-        """Record that what is in flight will be delivered again: the run that read it has ended."""
+        """Record that what is in flight will be delivered again: the run has ended."""
         self.failed = self.delivered.copy()
 
     def complete(
         self, read: BatchRange, run_id: str, gap: SkipReason | None, now_ms: float, now_s: float
     ) -> None:
-        """Record what a batch completed.
+        """Record what a batch completed; ReportHandler has refused offsets that cannot be.
 
-        Args:
-            read: the offsets; ReportHandler has refused those that cannot be.
-            run_id: of the query's run.
-            gap: why offsets between those completed and the batch are skipped, if there are any;
-                None when batches whose reports were lost completed them.
-            now_ms: the time.
-            now_s: the time in seconds of the Unix epoch.
-
+        `gap`: why offsets between those completed and the batch are skipped, if there are any;
+        None when batches whose reports were lost completed them. `now_s`: of the Unix epoch.
         """
         start, end = self._start_of(read, run_id), read.end
         if start > end and not self.started_over:
@@ -362,10 +348,6 @@ class PartitionProgress:
         if self.stuck:
             self.end_alarm(f"moves again, {lag} records behind", now_ms)
         self.stuck_since_ms = now_ms if lag else None
-
-    def _record_merged(self, what: str, now_ms: float) -> None:
-        text = f"too many {what} ranges: the nearest ones are kept as one"
-        self._add_event(EventKind.MERGED, text, now_ms)
 
     def _add_event(self, kind: EventKind, text: str, now_ms: float) -> None:
         self._query.add_event(kind, self, text, now_ms)

@@ -36,7 +36,7 @@ class ProgressCollector(Collector):
 
     The first `max_label_sets` partitions have series of their own, in the order in which they came
     to be followed. The others are added up with OTHER for query, topic and partition; of their lag
-    in seconds the longest is shown. Scrape in the thread that the registry is used in.
+    in seconds the longest is shown. Scrape in the registry's thread.
 
     Raises ValueError when `max_label_sets` is below 1.
     """
@@ -71,11 +71,8 @@ class ProgressCollector(Collector):
                     others[index] = others.get(index, 0) + value
         for index, value in others.items():
             families[index].add_metric((OTHER,) * len(LABELS), value)
-        results = CounterMetricFamily(
-            PREFIX + "spark_reports_total",
-            "Batch reports of queries, by what became of them.",
-            labels=("result",),
-        )
+        text = "Batch reports of queries, by what became of them."
+        results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
         for result, count in self._queries.reports.results.items():
             results.add_metric((str(result),), count)
         return [*families, results]

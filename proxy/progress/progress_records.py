@@ -1,17 +1,15 @@
 """What is kept in the state of each partition: one record each, written when it changes."""
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from proxy.state import Journal, Json, Record, RecordFormat
+from proxy.state import Json, Record, RecordFormat
 from proxy.wire.topic_partition import TopicPartition
 
-from .commits import Commits
+from .partition import PartitionProgress
 from .query import QueryProgress
-from .query_clients import QueryClients
 from .report import MAX_INT32, MAX_INT64, Name, Topic, Uuid
 
 MAX_LABEL_CHARS = 1024
@@ -50,7 +48,6 @@ class ProgressRecord(BaseModel):
 
 
 JournalItem: TypeAlias = tuple[QueryProgress, TopicPartition]
-"""Which partition of which query."""
 
 FORMAT = RecordFormat("progress", 1, ProgressRecord)
 """Keys are `progress/LABEL/TOPIC/PARTITION`."""
@@ -60,9 +57,8 @@ def read_record(record: Record) -> ProgressRecord:
     """Read a record. Raises ValueError with what is wrong with it."""
     entry = FORMAT.read(record)
     if record.key != FORMAT.key(entry.label, entry.topic, entry.partition):
-        raise ValueError(
-            f"it is about {entry.label!r}, {entry.topic}-{entry.partition}, which is not its key"
-        )
+        what = f"{entry.label!r}, {entry.topic}-{entry.partition}"
+        raise ValueError(f"it is about {what}, which is not its key")
     if entry.delivered < entry.completed:
         raise ValueError(f"delivered {entry.delivered} is below completed {entry.completed}")
     return entry
@@ -80,8 +76,7 @@ def record_of(item: JournalItem) -> Record | None:
     partition = query.partitions.get(key)
     if partition is None or query.progress_id is None or partition.run_id is None:
         return None
-    completed = partition.committed_to
-    if completed is None:
+    if (completed := partition.committed_to) is None:
         return None
     topic_id = partition.log.topic_id
     value: Json = {
@@ -102,65 +97,11 @@ def record_of(item: JournalItem) -> Record | None:
     return FORMAT.record((query.name, *key), value)
 
 
-def load_records(
-    records: Iterable[Record],
-    clients: QueryClients,
-    journal: Journal[JournalItem],
-    commits: Commits,
-) -> list[str]:
-    """Restore records into queries that have no progress yet; return what was refused, and why.
-
-    Of records with one label those of the query that was reported on last are taken: others were
-    left by a query that it took over from. A configured query is found by its name, any other by
-    its client id. Nothing is done to the state, but a record whose label changes is moved.
-    """
-    refused: list[str] = []
-    by_label: dict[str, list[ProgressRecord]] = {}
-    for record in records:
-        try:
-            entry = read_record(record)
-        except ValueError as error:
-            refused.append(f"progress record {record.key!r} is left out: {error}")
-        else:
-            by_label.setdefault(entry.label, []).append(entry)
-    newest_first = sorted(by_label.items(), key=lambda item: -max(entry.at_s for entry in item[1]))
-    for label, each in newest_first:
-        latest = max(each, key=lambda entry: entry.at_s)
-        query, problem = _query_for(latest, clients)
-        for entry in each:
-            key = FORMAT.key(label, entry.topic, entry.partition)
-            if query is None:
-                refused.append(f"progress record {key!r} is left out: {problem}")
-            elif entry.query_id != latest.query_id:
-                text = f"it is of query {entry.query_id}, {label!r} is {latest.query_id} now"
-                refused.append(f"progress record {key!r} is left out: {text}")
-            elif not _restore(query, entry, commits, clients.now_ms):
-                refused.append(f"progress record {key!r} is left out: too many partitions")
-            elif query.name != label:
-                journal.mark_deleted(key)
-                journal.mark_changed((query, (entry.topic, entry.partition)))
-    return refused
-
-
-def _query_for(entry: ProgressRecord, clients: QueryClients) -> tuple[QueryProgress | None, str]:
-    query = clients.query_named(entry.label)
-    if query is None or query.settings is None:
-        query = clients.follow(entry.client_id, make_room=False)
-    if query is None:
-        return None, "there are too many queries"
-    if query.query_id is not None:
-        return None, f"client {query.client_id!r} is of query {query.query_id}"
-    query.query_id = query.progress_id = entry.query_id
-    query.run_id = entry.run_id
-    query.reported_name = entry.name
-    clients.relabel(query)
-    return query, ""
-
-
-def _restore(query: QueryProgress, entry: ProgressRecord, commits: Commits, now_ms: float) -> bool:
+def restore(query: QueryProgress, entry: ProgressRecord, now_ms: float) -> PartitionProgress | None:
+    """Restore a partition of a query; return it, or None when there is no room for it."""
     partition = query.open(entry.topic, entry.partition, now_ms)
     if partition is None:
-        return False
+        return None
     partition.run_id = entry.run_id
     partition.committed_to = entry.completed
     partition.committed_at_s = entry.at_s
@@ -169,5 +110,4 @@ def _restore(query: QueryProgress, entry: ProgressRecord, commits: Commits, now_
     partition.may_go_back = entry.backwards
     if entry.topic_id is not None:
         partition.log.topic_id = bytes.fromhex(entry.topic_id)
-    commits.changed(query, partition)
-    return True
+    return partition

@@ -52,15 +52,11 @@ class QuerySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSettings:
-    """The configured queries, no two with one name, client id or group, and how many there may be.
-
-    `proxy.config` has checked all of it.
-    """
+    """The configured queries, no two with one name, client id or group: `proxy.config` checks."""
 
     queries: tuple[QuerySettings, ...] = ()
     max_queries: int = MAX_QUERIES
-    """With those that only reports or rules name, 1 or more. The configured ones are always
-    followed."""
+    """With those that only reports or rules name, 1 or more; configured ones are all followed."""
 
 
 class RunState(StrEnum):
@@ -87,10 +83,7 @@ class LastBatch:
 
 
 class QueryProgress:
-    """What the client of one query was given and has completed.
-
-    Times are monotonic milliseconds.
-    """
+    """What the client of one query was given and has completed. Times: monotonic milliseconds."""
 
     def __init__(self, client_id: str, name: str, clients: "QueryClients") -> None:
         self.name = name
@@ -112,7 +105,7 @@ class QueryProgress:
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
-        """When its listener last said anything of its run, if only that it lives."""
+        """When its listener last reported anything, if only that the run lives."""
         self.first_sweep_ms: float | None = None
         """When the first sweep found it, if it had neither read nor reported by then."""
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
@@ -133,19 +126,15 @@ class QueryProgress:
         self.run_began_ms = began_ms
         """None when it began before this process, and has reported no batch to it."""
         self.run_sender: str | None = None
-        """The listener that said of the present run that it starts or runs, if any: what it says
-        of other runs of the query is older."""
+        """The listener that reported the present run's start or life: what it reports of other
+        runs of the query is older."""
         self.run_batches = 0
-        """How many progress reports of this run were accepted."""
+        """How many were reported and accepted."""
         self.last_batch_id: int | None = None
-        """Of this run."""
         self.trigger: TriggerReport | None = None
-        """Of this run; None: not known."""
         self.ended = False
         self.idle = False
-        """Whether the last report said that there was nothing to do."""
         self.error: str | None = None
-        """What the run ended of."""
         self.advice: dict[EventKind, ProgressEvent] = {}
         """What is to be mended for this run; it is not among the events."""
         self._advised: set[EventKind] = set()
@@ -169,8 +158,8 @@ class QueryProgress:
     @property
     def last_read_ms(self) -> float | None:
         """When a partition was last asked for. Costs a walk over all of them."""
-        times = [p.read_ms for p in self.partitions.values() if p.read_ms is not None]
-        return max(times, default=None)
+        times = (each.read_ms for each in self.partitions.values())
+        return max((time for time in times if time is not None), default=None)
 
     @property
     def last_seen_ms(self) -> float | None:
@@ -198,36 +187,28 @@ class QueryProgress:
         return RunState.IDLE if self.idle else RunState.RUNNING
 
     def reader(self, node_id: int | None = None) -> Reader:
-        """Return the reader of one connection, to the broker with that id.
-
-        Positions are followed by connection: several executors may read one partition.
-        """
+        """Return a reader for one connection, to that broker: several may read one partition."""
         return Reader(self.open, node_id)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end that a client of the query has looked up."""
-        progress = self.open(topic, partition, now_ms)
-        if progress is not None:
+        if (progress := self.open(topic, partition, now_ms)) is not None:
             progress.record_lookup_end(offset, now_ms, client_saw_it=True)
 
     def log_start(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log start that a client of the query has looked up."""
-        progress = self.open(topic, partition, now_ms)
-        if progress is not None:
+        if (progress := self.open(topic, partition, now_ms)) is not None:
             progress.record_log_start(offset, now_ms)
 
     def open(self, topic: str, partition: int, now_ms: float) -> PartitionProgress | None:
         """Return a partition, made when it is new; None when there are MAX_PARTITIONS."""
         progress = self.partitions.get((topic, partition))
-        if progress is not None:
-            return progress
-        if len(self.partitions) >= MAX_PARTITIONS:
-            if not self._too_many:
-                self._too_many = True
-                text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
-                self.add_event(EventKind.TOO_MANY, None, text, now_ms)
-            return None
-        progress = self.partitions[topic, partition] = PartitionProgress(topic, partition, self)
+        if progress is None and len(self.partitions) < MAX_PARTITIONS:
+            progress = self.partitions[topic, partition] = PartitionProgress(topic, partition, self)
+        elif progress is None and not self._too_many:
+            self._too_many = True
+            text = f"more than {MAX_PARTITIONS} partitions: the others are not followed"
+            self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
     def _partition(self, key: TopicPartition, now_ms: float) -> PartitionProgress:
@@ -236,10 +217,7 @@ class QueryProgress:
         return partition
 
     def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
-        """Record a new run, which began then. What was in flight will be delivered again.
-
-        `began_ms`: None when the run has been going for a time that is not known.
-        """
+        """Record a new run, which began then, if that is known; what was pending has failed."""
         if self.run_id is not None:
             self.former_runs.append(self.run_id)
         for partition in self.partitions.values():
@@ -264,8 +242,7 @@ class QueryProgress:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
         self.progress_id = self.query_id
         for key, read in ranges.items():
-            partition = self._partition(key, now_ms)
-            partition.complete(read, self.run_id, gap, now_ms, now_s)
+            self._partition(key, now_ms).complete(read, self.run_id, gap, now_ms, now_s)
         self.run_batches += 1
         self.last_batch_id = batch_id
 
@@ -318,7 +295,7 @@ class QueryProgress:
         self.clients.add_event(event)
 
     def advise(self, kind: EventKind, text: str | None, now_ms: float) -> None:
-        """Set what is to be mended, and pass it on once for each run; None: nothing any more."""
+        """Set what is to be mended, and pass it on once for each run; None: nothing is."""
         if text is None:
             self.advice.pop(kind, None)
             return
@@ -336,5 +313,5 @@ class QueryProgress:
     def _has_left(self, partition: PartitionProgress) -> bool:
         if self.run_batches < LEFT_AFTER_BATCHES or partition.run_id == self.run_id:
             return False
-        began_ms = self.run_began_ms
-        return partition.read_ms is None or began_ms is None or partition.read_ms < began_ms
+        read_ms, began_ms = partition.read_ms, self.run_began_ms
+        return read_ms is None or began_ms is None or read_ms < began_ms

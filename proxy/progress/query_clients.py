@@ -4,10 +4,12 @@ Configured queries are always there. Others come with a report or an adaptive ru
 they are away for long or the room is needed.
 """
 
-from abc import ABC, abstractmethod
+from proxy.state import Journal
 
+from .commits import Commits
 from .events import EventKind, OnEvent
 from .partition import PartitionProgress
+from .progress_records import FORMAT, key_of, record_of
 from .query import ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
@@ -15,25 +17,24 @@ FORGET_AFTER_MS = 3 * 86_400_000.0
 daily job finds its progress after a weekend's first day."""
 
 
-class QueryClients(ABC):
-    """The followed queries. Times are monotonic milliseconds.
+class QueryClients:
+    """The followed queries, and what of them is to be written and committed.
 
-    Args:
-        on_event: is called with what somebody should know; each query keeps its latest events.
-
+    `on_event` is called with what somebody should know; each query keeps its latest events. Times
+    are monotonic milliseconds.
     """
 
-    def __init__(self, on_event: OnEvent) -> None:
+    def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
         self.add_event = on_event
         self._queries: dict[str, QueryProgress] = {}
         self._labels: dict[str, QueryProgress] = {}
-        self._settings = ProgressSettings()
-        self._clients: dict[str, str] = {}
-        """Client ids by the names of the configuration."""
+        self.journal = Journal(record_of, key_of)
+        self.commits = Commits(self._queries.values)
         self.generation = 0
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
+        self.update(settings)
 
     @property
     def queries(self) -> list[QueryProgress]:
@@ -52,9 +53,10 @@ class QueryClients(ABC):
         """Return the client id of a query that states only its name."""
         return self._clients.get(name, name)
 
-    def configure(self, settings: ProgressSettings) -> None:
+    def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
-        self._settings = settings
+        groups_before = {query: query.commit_group for query in self.queries}
+        self._max_queries = settings.max_queries
         self._clients = {each.name: each.client_id for each in settings.queries}
         configured = {each.client_id: each for each in settings.queries}
         for query in self.queries:
@@ -68,10 +70,14 @@ class QueryClients(ABC):
         # Those that are configured first: their labels are fixed.
         for query in sorted(self.queries, key=lambda query: query.settings is None):
             self.relabel(query)
+            if query.commit_group != groups_before.get(query):
+                self.commits.regroup(query)
+        for group in self.commits.states.keys() - {each.commit_group for each in settings.queries}:
+            del self.commits.states[group]
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
-        return len(self._queries) < self._settings.max_queries or self._longest_gone() is not None
+        return len(self._queries) < self._max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
         """Return the query of a client id, made when there is none; None when there is no room.
@@ -81,7 +87,7 @@ class QueryClients(ABC):
         query = self._queries.get(client_id)
         if query is not None:
             return query
-        while len(self._queries) >= self._settings.max_queries:
+        while len(self._queries) >= self._max_queries:
             gone = self._longest_gone() if make_room else None
             if gone is None:
                 return None
@@ -119,11 +125,20 @@ class QueryClients(ABC):
             elif query.settings is None and now_ms - seen_ms >= FORGET_AFTER_MS:
                 self.forget(query, "it was away for long")
 
+    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Record that a partition's record, and what is to be committed, may be out of date."""
+        self.journal.mark_changed((query, partition.key))
+        self.commits.changed(query, partition)
+
+    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
+        """Record that a partition's record is not wanted any more."""
+        self.journal.mark_removed((query, partition.key))
+        self.commits.removed(query, partition)
+
     def relabel(self, query: QueryProgress) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
-        wanted = query.reported_name or query.query_id or query.client_id
-        if query.settings is not None:
-            wanted = query.settings.name
+        known = query.reported_name or query.query_id or query.client_id
+        wanted = query.settings.name if query.settings is not None else known
         holder = self._labels.get(wanted)
         if holder is query:
             return
@@ -132,18 +147,6 @@ class QueryClients(ABC):
         elif holder is not None:
             wanted = self._free_label(wanted, query.client_id)
         self._set_label(query, wanted)
-
-    @abstractmethod
-    def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Record that a partition's record, and what is to be committed, may be out of date."""
-
-    @abstractmethod
-    def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
-        """Record that a partition's record is not wanted any more."""
-
-    @abstractmethod
-    def relabelled(self, query: QueryProgress, old_label: str) -> None:
-        """Record that the records of a query are to stand under another label."""
 
     def _free_label(self, wanted: str, client_id: str) -> str:
         label = f"{wanted} ({client_id})"
@@ -158,7 +161,9 @@ class QueryClients(ABC):
         query.name = label
         if self._labels.get(old_label) is query:
             del self._labels[old_label]
-            self.relabelled(query, old_label)
+            for key in query.partitions:
+                self.journal.mark_deleted(FORMAT.key(old_label, *key))
+                self.journal.mark_changed((query, key))
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:
@@ -168,13 +173,12 @@ class QueryClients(ABC):
         return query
 
     def _longest_gone(self) -> QueryProgress | None:
-        gone = [
-            query
-            for query in self._queries.values()
-            if query.settings is None and not query.is_live(self.now_ms)
-        ]
         return min(
-            gone,
+            (
+                query
+                for query in self._queries.values()
+                if query.settings is None and not query.is_live(self.now_ms)
+            ),
             key=lambda query: self.now_ms if query.last_seen_ms is None else query.last_seen_ms,
             default=None,
         )

@@ -4,8 +4,10 @@ On the path of each Fetch: a dictionary look-up and a few comparisons while a re
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from proxy.wire.fetch import FetchedPartition
+from proxy.wire.topic_partition import TopicPartition
 
 from .partition import PartitionProgress
 from .skipped_ranges import SkipReason
@@ -14,36 +16,26 @@ OFFSET_OUT_OF_RANGE = 1
 """Kafka's error code for a position that is not in the log."""
 
 MAX_CURSORS = 20_000
-"""So many partitions of one connection are kept before those are dropped that the query let go of.
-Twice as many as a query may have at a time."""
+"""Of one connection, before those are dropped that the query let go of: twice a query's bound."""
 
 OpenPartition = Callable[[str, int, float], PartitionProgress | None]
 """Returns what is kept of a topic's partition, at this time; None when there are too many."""
 
 
+@dataclass(slots=True, eq=False)
 class ReadCursor:
     """Where one connection is in one partition."""
 
-    __slots__ = (
-        "delivered_to",
-        "fetch_offset",
-        "has_records",
-        "out_of_range",
-        "progress",
-        "topic_id",
-    )
-
-    def __init__(self, progress: PartitionProgress, topic_id: bytes | None, offset: int) -> None:
-        self.progress = progress
-        self.topic_id = topic_id
-        self.fetch_offset = offset
-        """Of the last request."""
-        self.delivered_to = offset
-        """What was delivered from `fetch_offset` to here is recorded already."""
-        self.has_records = False
-        """Whether records came since that request whose last offset is not known."""
-        self.out_of_range = False
-        """Whether `fetch_offset` was."""
+    progress: PartitionProgress
+    topic_id: bytes | None
+    fetch_offset: int
+    """Of the last request."""
+    delivered_to: int
+    """What was delivered from `fetch_offset` to here is recorded already."""
+    has_records: bool = False
+    """Whether records came since that request whose last offset is not known."""
+    out_of_range: bool = False
+    """Whether `fetch_offset` was."""
 
 
 class Reader:
@@ -51,12 +43,7 @@ class Reader:
 
     What was delivered is known from the end of an answer, where that could be read, and otherwise
     from the next position: a client that asked from A, got records and then asks from X was given
-    all between. One that got none has only moved.
-
-    Args:
-        open_partition: gives what is kept of a partition.
-        node_id: the broker at the other end; None when not known.
-
+    all between. One that got none has only moved. `node_id` is the broker's; None when not known.
     """
 
     __slots__ = ("_node_id", "_open", "cursors")
@@ -64,7 +51,7 @@ class Reader:
     def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
         self._open = open_partition
         self._node_id = node_id
-        self.cursors: dict[tuple[str, int], ReadCursor] = {}
+        self.cursors: dict[TopicPartition, ReadCursor] = {}
 
     def fetch_asked(
         self, topic: str, partition: int, topic_id: bytes | None, offset: int, now_ms: float
@@ -138,12 +125,7 @@ class Reader:
             progress.record_log_start(answer.log_start_offset, now_ms)
 
     def _begin(
-        self,
-        topic: str,
-        partition: int,
-        topic_id: bytes | None,
-        offset: int | None,
-        now_ms: float,
+        self, topic: str, partition: int, topic_id: bytes | None, offset: int | None, now_ms: float
     ) -> ReadCursor | None:
         """Return the cursor of a partition that this connection did not read before."""
         key = (topic, partition)
@@ -153,16 +135,13 @@ class Reader:
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
-            return ReadCursor(progress, topic_id, -1)
+            return ReadCursor(progress, topic_id, -1, -1)
         progress.read_ms = now_ms
         progress.record_fetch_offset(offset, now_ms)
         if len(self.cursors) >= MAX_CURSORS:
-            self.cursors = {
-                each: cursor
-                for each, cursor in self.cursors.items()
-                if not cursor.progress.is_dropped
-            }
-        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset)
+            kept = {each: at for each, at in self.cursors.items() if not at.progress.is_dropped}
+            self.cursors = kept
+        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
 
 

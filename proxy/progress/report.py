@@ -37,19 +37,13 @@ MAX_ERROR_CHARS = 65_536
 MAX_DURATIONS = 100
 
 MAX_INT64 = 2**63 - 1
-"""The highest offset and count."""
-
 MAX_INT32 = 2**31 - 1
-"""The highest partition."""
 
 MAX_AGE_MS = 7 * 86_400_000.0
 """The oldest event that is reported: a week."""
 
-MAX_INTERVAL_MS = float(MAX_INT64)
-
 MAX_CHARS_SHOWN = 60
-
-_EXAMPLE = "send one report of proxy.spark.QuotaListener, in JSON"
+"""Of a key or value that is wrong, in an error."""
 
 
 class Refusal(StrEnum):
@@ -82,13 +76,9 @@ class ReportRefused(Exception):  # noqa: N818 - named for what happened
     def __init__(self, reason: Refusal, message: str, fix: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = STATUS[reason]
         self.message = message
         self.fix = fix
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return STATUS[self.reason]
 
 
 def _printable(text: str) -> str:
@@ -128,7 +118,6 @@ Topic = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9._-]{1,249}$")]
 Partition = Annotated[int, BeforeValidator(_partition), Field(le=MAX_INT32)]
 Int64 = Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
 Offsets = dict[Topic, dict[Partition, Int64]]
-"""Topic to partition to offset."""
 
 
 class _Part(BaseModel):
@@ -159,8 +148,7 @@ class BatchRange:
 
     def of_both(self, other: "BatchRange") -> "BatchRange":
         """Return what two sources that read the partition have both completed."""
-        is_known = self.start is not None and other.start is not None
-        start = min(self.start or 0, other.start or 0) if is_known else None
+        start = None if self.start is None or other.start is None else min(self.start, other.start)
         return BatchRange(start, min(self.end, other.end))
 
 
@@ -187,7 +175,7 @@ class BatchReport(_Part):
 
     @cached_property
     def ranges(self) -> Mapping[TopicPartition, BatchRange]:
-        """What the batch completed of each partition that it read to somewhere.
+        """What the batch completed of each partition.
 
         A query may read one topic by several sources, each at its own offsets. What all of them
         have read counts: the lowest start (None when one has none) and the lowest end. So the
@@ -199,9 +187,8 @@ class BatchReport(_Part):
             for topic, ends in source.end.items():
                 of_topic = starts.get(topic, {})
                 for partition, end in ends.items():
-                    read = BatchRange(of_topic.get(partition), end)
-                    other = ranges.get((topic, partition))
-                    ranges[topic, partition] = read if other is None else read.of_both(other)
+                    key, read = (topic, partition), BatchRange(of_topic.get(partition), end)
+                    ranges[key] = read.of_both(ranges[key]) if key in ranges else read
         return ranges
 
 
@@ -218,7 +205,7 @@ class TriggerReport(_Part):
     """When a run plans its batches."""
 
     kind: Annotated[TriggerKind, Field(strict=False)]
-    interval_ms: Annotated[float, Field(ge=0, le=MAX_INTERVAL_MS)] | None = None
+    interval_ms: Annotated[float, Field(ge=0, le=float(MAX_INT64))] | None = None
     """Between the starts of two batches, or between two checkpoints; 0: as fast as it can."""
 
 
@@ -263,21 +250,21 @@ class Report(_Part):
 
 
 def parse_report(raw: bytes) -> Report:
-    """Read a report.
+    """Parse a report. Whether it agrees with others and the log is checked by ReportHandler.
 
     Nothing is converted: a number that is written as text or as `true`, NaN and what does not fit
     64 bits are refused, keys that are not known are left out.
 
-    Raises ReportRefused: malformed when it is none, impossible for figures that no batch can have:
-    negative rows, offsets or times. Whether offsets agree with each other and the log is checked
-    by the registry.
+    Raises ReportRefused: malformed when it is none, impossible for negative rows, offsets or times.
     """
-    if len(raw) > MAX_REPORT_BYTES:
-        raise _malformed(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
     try:
+        if len(raw) > MAX_REPORT_BYTES:
+            raise ValueError(f"a report of {len(raw)} bytes; the most is {MAX_REPORT_BYTES}")
         report = Report.model_validate_json(raw)
-    except ValidationError as error:
-        raise _malformed(_in_words(error)) from None
+    except ValueError as error:
+        text = _in_words(error) if isinstance(error, ValidationError) else str(error)
+        fix = "send one report of proxy.spark.QuotaListener, in JSON"
+        raise ReportRefused(Refusal.MALFORMED, text, fix) from None
     if report.batch is not None:
         for where, value in _figures(report.batch):
             if value < 0:
@@ -298,7 +285,7 @@ def _size(batch: BatchReport) -> int:
 
 
 def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Yield where each figure stands, and the figure. There may be tens of thousands."""
+    """Yield where each number stands, and the number. There may be tens of thousands."""
     yield ("batch_id",), batch.batch_id
     yield ("rows",), batch.rows
     for name, value in batch.durations_ms.items():
@@ -309,10 +296,6 @@ def _figures(batch: BatchReport) -> Iterator[tuple[tuple[str | int, ...], int]]:
             for topic, offsets in (getattr(source, what) or {}).items():
                 for partition, offset in offsets.items():
                     yield ("sources", number, what, topic, partition), offset
-
-
-def _malformed(message: str) -> ReportRefused:
-    return ReportRefused(Refusal.MALFORMED, message, _EXAMPLE)
 
 
 def _in_words(error: ValidationError) -> str:

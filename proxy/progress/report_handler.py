@@ -2,21 +2,26 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proxy.wire.topic_partition import TopicPartition
 
 from .events import EventKind
+from .offset_ranges import OffsetRanges
 from .partition import PartitionProgress
 from .query import MAX_PARTITIONS, LastBatch, QueryProgress
 from .query_clients import QueryClients
 from .report import BatchRange, Refusal, Report, ReportRefused
-from .senders import Senders
 from .skipped_ranges import SkipReason
 
 MAX_ERROR_SHOWN = 1000
-"""Characters of a failure that are kept: as many as the listener sends."""
+"""Characters of a failure: as many as the listener sends."""
+
+MAX_SENDERS = 1000
+"""How many listeners are remembered; the one that reported longest ago is forgotten first."""
+
+MAX_REFUSED_RANGES = 16
 
 KnowsClient = Callable[[str], bool]
 """Returns whether a client id has ever connected."""
@@ -38,13 +43,59 @@ class AcceptedReport:
     """How many reports of its sender, of this or another query, were lost just before it."""
 
 
+@dataclass(slots=True)
+class Sender:
+    """One listener, by the numbers of its reports."""
+
+    last: int
+    """The highest one that was accepted."""
+    lost: int = 0
+    """How many below it never came."""
+    refused: OffsetRanges = field(default_factory=lambda: OffsetRanges(MAX_REFUSED_RANGES))
+    """Higher ones that came and were refused: not lost."""
+
+
+class Senders:
+    """The listeners that reported, by id. One that is not known may start at any number."""
+
+    def __init__(self) -> None:
+        self._senders: dict[str, Sender] = {}
+
+    def is_repeated(self, sender_id: str, number: int) -> bool:
+        """Return whether this number, or a higher one, was accepted already."""
+        sender = self._senders.get(sender_id)
+        return sender is not None and number <= sender.last
+
+    def lost(self, sender_id: str) -> int:
+        """Return how many numbers of a sender below its last accepted one never came."""
+        sender = self._senders.get(sender_id)
+        return sender.lost if sender is not None else 0
+
+    def accept(self, sender_id: str, number: int) -> int:
+        """Record a number that is accepted; return how many were lost just before it."""
+        sender = self._senders.pop(sender_id, None) or Sender(number - 1)
+        if len(self._senders) >= MAX_SENDERS:
+            del self._senders[next(iter(self._senders))]
+        self._senders[sender_id] = sender
+        lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
+        sender.refused.remove_below(number + 1)
+        sender.last = number
+        sender.lost += lost
+        return lost
+
+    def refuse(self, sender_id: str, number: int) -> None:
+        """Record a number that came but is not accepted."""
+        sender = self._senders.get(sender_id)
+        if sender is not None and number > sender.last:
+            sender.refused.add(number, number + 1)
+
+
 class ReportHandler:
     """Checks reports against what is known, and applies them.
 
-    An end offset is taken for a lie when it is beyond the highest log end that was seen here, and
-    that is known to be up to date: the cluster was just asked, or a client of the query looked the
-    end up through this proxy in this run, from which the driver has its offsets then. Otherwise
-    nothing is known of it.
+    An end offset is refused when it is beyond the highest log end that was seen here, and that is
+    up to date: the cluster was just asked, or a client of the query looked the end up through this
+    proxy in this run, from which the driver has its offsets then.
     """
 
     def __init__(self, clients: QueryClients, knows_client: KnowsClient) -> None:
@@ -52,18 +103,14 @@ class ReportHandler:
         self._knows_client = knows_client
         self._senders = Senders()
         self.results: Counter[str] = Counter()
-        """Reports by what became of them: `accepted`, `lost`, or why they were refused. Heartbeats
-        that were accepted do not count."""
+        """By what became of them: `accepted` (but no heartbeats), `lost`, or why refused."""
 
     def refuse(self, error: ReportRefused) -> None:
         """Count a report that `parse_report` refused."""
         self.results[error.reason] += 1
 
     def unknown_ends(self, report: Report) -> set[TopicPartition]:
-        """Return the partitions of which a report says more than is known of the log.
-
-        Ask the cluster for their ends, and pass them on to `accept`.
-        """
+        """Return the partitions whose log ends are to be asked for, and passed on to `accept`."""
         client_id = report.client_id or self._clients.client_of(report.name or "")
         query = self._clients.query_of(client_id)
         partitions = query.partitions if query is not None else {}
@@ -82,9 +129,9 @@ class ReportHandler:
         now_s: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> AcceptedReport:
-        """Apply a report. Raises ReportRefused, and then nothing but counts has changed.
+        """Apply a report; `ends`: log ends that the cluster was just asked for.
 
-        `ends`: log ends that the cluster was just asked for.
+        Raises ReportRefused, and then nothing but counts has changed.
         """
         query: QueryProgress | None = None
         try:
@@ -107,39 +154,37 @@ class ReportHandler:
             assert query is not None, "there was room"
         elif query.client_id != client_id:
             self._clients.move(query, client_id)
-        is_late = _is_late(report, query)
         if report.number is None:
-            return self._apply_heartbeat(report, query, now_ms)
+            is_past = _is_past(report, query, now_ms)
+            new_run = not is_past and self._apply(report, query, now_ms, now_s)
+            return AcceptedReport(report, query, new_run)
         lost = self._senders.accept(report.sender, report.number)
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
         query.lost_reports += lost
-        if is_late:
-            if report.batch is not None:
-                query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
-            return AcceptedReport(report, query, lost_reports=lost)
-        new_run = self._apply(report, query, now_ms, now_s)
-        return AcceptedReport(report, query, new_run, lost)
+        if not _is_late(report, query):
+            new_run = self._apply(report, query, now_ms, now_s)
+            return AcceptedReport(report, query, new_run, lost)
+        if report.batch is not None:
+            query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
+        return AcceptedReport(report, query, lost_reports=lost)
 
     def _client_of(self, report: Report) -> str:
         if report.client_id is not None:
             return report.client_id
         if report.name is not None:
             return self._clients.client_of(report.name)
-        raise ReportRefused(
-            Refusal.NO_CLIENT,
-            f"query {report.query_id} has neither a name nor a client id",
-            "name the query with queryName, or tell the listener its Kafka client id",
-        )
+        text = f"query {report.query_id} has neither a name nor a client id"
+        fix = "name the query with queryName, or tell the listener its Kafka client id"
+        raise ReportRefused(Refusal.NO_CLIENT, text, fix)
 
     def _movable(self, report: Report, now_ms: float) -> QueryProgress | None:
         """Return what is known of the query, if it read with another client id in another run."""
-        for query in self._clients.queries:
-            if query.query_id == report.query_id:
-                can_move = query.settings is None and not query.reports_are_fresh(now_ms)
-                return query if can_move else None
-        return None
+        known = (query for query in self._clients.queries if query.query_id == report.query_id)
+        query = next(known, None)
+        is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
+        return None if is_held else query
 
     # Checks
 
@@ -175,36 +220,28 @@ class ReportHandler:
                 fix = (
                     f"a client {report.name!r} has: say so in QuotaListener(clients=...); or {fix}"
                 )
-            raise ReportRefused(
-                Refusal.UNKNOWN_QUERY,
-                f"no client {client_id!r} has connected, and the configuration has none",
-                fix,
-            )
+            text = f"no client {client_id!r} has connected, and the configuration has none"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
         self._clients.now_ms = now_ms
         if query is None and not self._clients.has_room():
             count = len(self._clients.queries)
-            raise ReportRefused(
-                Refusal.UNKNOWN_QUERY,
-                f"{count} queries are followed already, and none of them is gone",
-                "raise limits.max_client_entities, or stop queries",
-            )
+            text = f"{count} queries are followed already, and none of them is gone"
+            fix = "raise limits.max_client_entities, or stop queries"
+            raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
 
-    # What is accepted
-
-    def _apply_heartbeat(
-        self, report: Report, query: QueryProgress, now_ms: float
-    ) -> AcceptedReport:
-        """Record that a run lives. One that is not known began some time ago."""
-        if _is_past(report, query, now_ms):
-            return AcceptedReport(report, query)
+    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
+        """Apply what is of the present run, or of a new one; return whether it is a new one."""
+        began_ms = now_ms - report.age_ms
+        # A run that is idle, or lives, may have been going for long: it does not begin now.
+        known_ms = began_ms if report.event in ("started", "progress") else None
         new_run = query.run_id != report.run_id
         if new_run:
-            _begin_run(report, query, None, now_ms)
-        self._apply_run(report, query, now_ms)
-        return AcceptedReport(report, query, new_run)
-
-    def _apply_run(self, report: Report, query: QueryProgress, now_ms: float) -> None:
-        """Record what each report of the present run says."""
+            if query.query_id not in (None, report.query_id):
+                text = f"query {report.query_id} takes over from {query.query_id}"
+                query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
+            query.begin_run(report.run_id, known_ms, now_ms)
+        elif query.run_began_ms is None:  # it began before this proxy did
+            query.run_began_ms = known_ms
         if report.event in ("started", "running"):
             query.run_sender = report.sender
         query.last_heard_ms = now_ms
@@ -212,44 +249,24 @@ class ReportHandler:
         query.reported_name = report.name or query.reported_name
         query.trigger = report.trigger or query.trigger
         self._clients.relabel(query)
-
-    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
-        """Apply an event of the present run, or of a new one; return whether it is a new one."""
+        if report.event == "running":
+            return new_run
         query.last_report_ms = now_ms
-        began_ms = now_ms - report.age_ms
-        # A run that is idle may have been going for long: it does not begin now.
-        known_ms = began_ms if report.event in ("started", "progress") else None
-        new_run = query.run_id != report.run_id
-        if new_run:
-            _begin_run(report, query, known_ms, now_ms)
-        elif query.run_began_ms is None:  # it began before this proxy did
-            query.run_began_ms = known_ms
-        self._apply_run(report, query, now_ms)
         query.idle = report.event == "idle"
         batch = report.batch
         if batch is not None:
             sender_lost = self._senders.lost(report.sender)
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
-            query.last_batch = LastBatch(
-                batch.batch_id, batch.rows, batch.execution_ms, ended_ms=began_ms
-            )
+            query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
             query.complete(batch.batch_id, batch.ranges, gap, now_ms, now_s)
         elif report.event == "terminated":
-            error = report.error[:MAX_ERROR_SHOWN] if report.error is not None else None
-            query.end_run(error, now_ms)
+            query.end_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms)
         return new_run
 
 
 def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
     return report.batch.ranges if report.batch is not None else {}
-
-
-def _begin_run(report: Report, query: QueryProgress, began_ms: float | None, now_ms: float) -> None:
-    if query.query_id not in (None, report.query_id):
-        text = f"query {report.query_id} takes over from {query.query_id}"
-        query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-    query.begin_run(report.run_id, began_ms, now_ms)
 
 
 def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
@@ -266,8 +283,8 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:
     """Return whether a heartbeat is of a run that is known to be over, or of one that never was.
 
-    A driver that lives on without its queries may say that they run: while another one is heard of
-    another run of the query, that is believed. A driver itself speaks of its latest run only.
+    A driver that lives on without its queries may report that they run: while another one reports
+    another run of the query, that is believed. A driver itself reports its latest run only.
     """
     if report.run_id == query.run_id:
         return query.ended
@@ -332,10 +349,7 @@ def _check_range(
     asked_end: int | None,
     run_id: str,
 ) -> None:
-    """Raise ReportRefused when a batch cannot have completed this of a partition.
-
-    `asked_end`: of the log, if the cluster was just asked for it.
-    """
+    """Raise ReportRefused when a batch cannot have completed this of a partition."""
     where, start, end = f"{key[0]}-{key[1]}", read.start, read.end
     seen = partition.log.high_watermark if partition is not None else None
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
@@ -356,8 +370,6 @@ def _check_range(
     low = end if start is None else min(start, end)
     if low < done:
         again = start is not None and start < end <= done
-        raise ReportRefused(
-            Refusal.REPEATED if again else Refusal.OUT_OF_ORDER,
-            f"{where} begins at {low}, but this run has completed all below {done}",
-            _IN_ORDER,
-        )
+        reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
+        text = f"{where} begins at {low}, but this run has completed all below {done}"
+        raise ReportRefused(reason, text, _IN_ORDER)

@@ -37,21 +37,19 @@ class SkippedRange:
     records: int
     """How many offsets were skipped; less than the range has when it stands for several."""
     at_ms: float
-    """When it was noticed; the latest time when it stands for several."""
+    """When it was noticed; of several the latest."""
 
 
 class SkippedRanges:
-    """The skipped ranges of one partition.
+    """The skipped ranges of one partition; what is `known` does not count when skipped again.
 
-    What is skipped again, for whatever reason, is not counted again while it is in `known`. Its
-    bound counts what lies in a narrow gap between two skipped ranges as known.
+    The bound of `known` counts a narrow gap between two skipped ranges as known.
     """
 
     __slots__ = ("known", "ranges", "records")
 
     def __init__(self) -> None:
         self.known = OffsetRanges()
-        """What is not counted anew."""
         self.ranges: list[SkippedRange] = []
         """In order of time; at most MAX_SKIPS."""
         self.records = 0

@@ -15,13 +15,12 @@ Replay: TypeAlias = Callable[[str], None]
 
 
 class TopicNames:
-    """Topic id to name, for the whole proxy.
+    """Topic id (16 bytes) to name, for the whole proxy.
 
     What is seen of a topic before its name is known waits here as a replay, so that nothing is lost
-    meanwhile: a client in a fetch session does not say it again. Somebody has to look the `wanted`
-    ids up, and call `resolved` or, when the cluster does not know an id either, `unresolvable`. An
-    id that is given up may be named again later; then it is wanted again. Who looks up sets the
-    pace. Ids are 16 bytes. `on_wanted` is called when an id becomes wanted.
+    meanwhile: a client in a fetch session does not say it again. Who is called by `on_wanted`, when
+    an id becomes wanted, looks the `wanted` ids up and calls `resolved` or, when the cluster does
+    not know an id either, `unresolvable`. An id that is named again later is wanted again.
     """
 
     def __init__(
@@ -54,14 +53,18 @@ class TopicNames:
             replay(name)
             return
         if len(self._queue) >= self._max_queued:
-            self._lose_oldest()
+            oldest_id, _ = self._queue.popleft()
+            self.lost += 1
+            self._waiting[oldest_id] -= 1
+            if not self._waiting[oldest_id]:
+                del self._waiting[oldest_id]
         self._queue.append((topic_id, replay))
         self._waiting[topic_id] += 1
         if self._waiting[topic_id] == 1:
             self._on_wanted()
 
     def wanted(self) -> tuple[bytes, ...]:
-        """Return the ids that something waits for."""
+        """Return the ids that replays wait for."""
         return tuple(self._waiting)
 
     def resolved(self, names: Mapping[bytes, str]) -> None:
@@ -76,8 +79,7 @@ class TopicNames:
 
     def unresolvable(self, ids: Iterable[bytes]) -> None:
         """Remove these ids, if they are still wanted, and what waits for them."""
-        gone = {topic_id for topic_id in ids if topic_id in self._waiting}
-        self.lost += len(self._take(gone))
+        self.lost += len(self._take(ids))
 
     def _take(self, ids: Iterable[bytes]) -> list[tuple[bytes, Replay]]:
         """Remove and return what waits for these ids, in order."""
@@ -87,10 +89,3 @@ class TopicNames:
         taken = [entry for entry in self._queue if entry[0] in gone]
         self._queue = deque(entry for entry in self._queue if entry[0] not in gone)
         return taken
-
-    def _lose_oldest(self) -> None:
-        topic_id, _ = self._queue.popleft()
-        self.lost += 1
-        self._waiting[topic_id] -= 1
-        if not self._waiting[topic_id]:
-            del self._waiting[topic_id]

@@ -1,11 +1,11 @@
-"""Follow the fetch session of one client on one connection: what was asked for and answered.
+"""Follows the fetch session of one client on one connection: what was asked for and answered.
 
-In an incremental fetch session (KIP-227) a request names only what has changed, and a response
-leaves out partitions without news. So the session's partitions are kept, each with the offset that
-it was last asked from.
+In an incremental session (KIP-227) a request names only what has changed, and a response leaves out
+partitions without news. So each is kept with the offset that it was last asked from.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 from proxy.progress.topics import TopicNames
@@ -23,17 +23,15 @@ MAX_SESSION_PARTITIONS = 10_000
 """Kept of a session. The offsets of further partitions are not known when they are answered."""
 
 
+@dataclass(slots=True, eq=False)
 class FetchSession:
     """Partitions with the offsets that they were last asked from."""
 
-    __slots__ = ("latest", "positions", "session_id")
-
-    def __init__(self, session_id: int) -> None:
-        self.session_id = session_id
-        """NO_SESSION until the broker has made one."""
-        self.positions: dict[tuple[TopicKey, int], int] = {}
-        self.latest: FetchInFlight | None = None
-        """The request that was applied last."""
+    session_id: int
+    """NO_SESSION until the broker has made one."""
+    positions: dict[tuple[TopicKey, int], int]
+    latest: "FetchInFlight | None" = None
+    """The request that was applied last."""
 
 
 class FetchInFlight:
@@ -78,35 +76,22 @@ class FetchInFlight:
             asked = asked.later
         positions = self.session_asked.positions if asked is None else asked.overwritten
         offset = positions.get(key)
-        reader, now_ms = self.tracker.reader, self.now_ms
+        reader, names = self.tracker.reader, self.tracker.names
         if isinstance(topic, str):
-            reader.fetch_answered(topic, index, None, offset, fetched, now_ms)
-            return
-        name = self.tracker.names.known.get(topic)
-        if name is not None:
-            reader.fetch_answered(name, index, topic, offset, fetched, now_ms)
-            return
-        again = partial(
-            reader.fetch_answered,
-            partition=index,
-            topic_id=topic,
-            asked_offset=offset,
-            answer=fetched,
-            now_ms=now_ms,
-        )
-        self.tracker.names.when_known(topic, again)
+            reader.fetch_answered(topic, index, None, offset, fetched, self.now_ms)
+        elif (name := names.known.get(topic)) is not None:
+            reader.fetch_answered(name, index, topic, offset, fetched, self.now_ms)
+        else:
+            args = (index, topic, offset, fetched, self.now_ms)
+            names.when_known(topic, lambda known: reader.fetch_answered(known, *args))
 
 
 class FetchTracker:
     """Keeps the fetch session of one client on one connection.
 
     Following may begin in the middle of a session: its partitions are then known as they are named.
-    Of several sessions on the connection only the newest is kept. Times are monotonic.
-
-    Args:
-        names: of the topics.
-        reader: gets each position that is asked for, and each partition that is answered.
-
+    Of several sessions on the connection only the newest is kept. Times are monotonic. `reader`
+    gets each position that is asked for, and each partition that is answered.
     """
 
     def __init__(self, names: TopicNames, reader: Reader) -> None:
@@ -123,15 +108,17 @@ class FetchTracker:
         for topic, index, offset in ask.positions:
             if isinstance(topic, str):
                 reader.fetch_asked(topic, index, None, offset, now_ms)
-                continue
-            name = names.known.get(topic)
-            if name is not None:
+            elif (name := names.known.get(topic)) is not None:
                 reader.fetch_asked(name, index, topic, offset, now_ms)
-                continue
-            again = partial(
-                reader.fetch_asked, partition=index, topic_id=topic, offset=offset, now_ms=now_ms
-            )
-            names.when_known(topic, again)
+            else:
+                again = partial(
+                    reader.fetch_asked,
+                    partition=index,
+                    topic_id=topic,
+                    offset=offset,
+                    now_ms=now_ms,
+                )
+                names.when_known(topic, again)
 
     def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
@@ -139,9 +126,8 @@ class FetchTracker:
         Responses come in the order of the requests; those left out are taken for never answered.
         Raises ValueError for a request that was not shown, or that was answered before.
         """
-        in_flight = self._in_flight
-        while in_flight:
-            asked = in_flight.popleft()
+        while self._in_flight:
+            asked = self._in_flight.popleft()
             if asked.ask is ask:
                 asked.now_ms = now_ms
                 return asked
@@ -154,20 +140,16 @@ class FetchTracker:
         """
         if self.session is not None and self.session.session_id == ask.session_id:
             self.session = None
-        session = FetchSession(NO_SESSION)
-        session.positions = {
-            (topic, index): offset
-            for topic, index, offset in ask.positions[:MAX_SESSION_PARTITIONS]
-        }
-        return session
+        some = ask.positions[:MAX_SESSION_PARTITIONS]
+        return FetchSession(NO_SESSION, {(topic, index): offset for topic, index, offset in some})
 
     def _apply(self, ask: FetchRequestPartitions) -> FetchSession:
         """Return the session that an incremental request names, as it is after that."""
         session = self.session
         if session is None or session.session_id != ask.session_id:
-            session = self.session = FetchSession(ask.session_id)
-        positions, before = session.positions, session.latest
-        overwritten = before.overwritten if before is not None else {}
+            session = self.session = FetchSession(ask.session_id, {})
+        positions = session.positions
+        overwritten = session.latest.overwritten if session.latest is not None else {}
         for topic, index, offset in ask.positions:
             key = (topic, index)
             if key in positions or len(positions) < MAX_SESSION_PARTITIONS:

@@ -92,7 +92,9 @@ class Queries:
         self._client = KafkaClient(bootstrap, limit_s=None)
         self._names_wanted = asyncio.Event()
         self._names = TopicNames(self._names_wanted.set)
-        self._committer = Committer(self._registry, partial(KafkaClient, bootstrap), clock_ms)
+        self._committer = Committer(
+            self._registry.commits, partial(KafkaClient, bootstrap), clock_ms
+        )
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = RunningPipelines(
             pipelines,

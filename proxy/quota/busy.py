@@ -1,6 +1,9 @@
 """For how long a broker is at work for the requests of one connection."""
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class BusyTime:
     """Measures the service time of requests, for `request_percentage`.
 
@@ -8,13 +11,10 @@ class BusyTime:
     counts once; and the proxy's own holds do not count. All times are monotonic, in milliseconds.
     """
 
-    __slots__ = ("_free_ms", "_held_until_ms", "_last_ms")
-
-    def __init__(self) -> None:
-        self._free_ms = 0.0
-        """Since when the broker is at work for nothing but what is still in flight."""
-        self._held_until_ms = 0.0
-        self._last_ms = 0.0
+    _free_ms: float = 0.0
+    """Since when the broker is at work for nothing but what is still in flight."""
+    _held_until_ms: float = 0.0
+    _last_ms: float = 0.0
 
     def answered(self, sent_ms: float, idle_ms: float, now_ms: float) -> float:
         """Return for how long the broker was at work for a request; its response is there now.

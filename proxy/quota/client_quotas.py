@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .entities import BUSY_MS_PER_PERCENT, ClientIdentity, QuotaKind
@@ -27,9 +27,8 @@ class ThrottleTime:
     """A response that must be held."""
 
     due_ms: float
-    """When it may leave."""
     delay_ms: int
-    """For how long it is held; whole milliseconds, above 0."""
+    """For how long it is held; above 0."""
     kind: QuotaKind
     entity: str
 
@@ -43,24 +42,20 @@ def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
     )
 
 
+@dataclass(slots=True, eq=False)
 class ClientQuotas:
     """The quotas of one client, shared by its connections; made by `QuotaManager.client`."""
 
-    __slots__ = (
-        *("_longest_hold_ms", "_manager", "generation", "identity", "matches", "meters", "users"),
-    )
-
-    def __init__(self, manager: "QuotaManager", identity: ClientIdentity) -> None:
-        self.identity = identity
-        self._manager = manager
-        self.users = 0
-        """How many have it from the manager and have not closed it."""
-        self.generation = -1
-        """The update of the manager's rules that `matches` is of."""
-        self.matches: dict[QuotaKind, Match] = {}
-        self.meters: dict[QuotaKind, Meter] = {}
-        """The sensors that its latest traffic was charged to."""
-        self._longest_hold_ms = math.inf
+    manager: "QuotaManager"
+    identity: ClientIdentity
+    users: int = 0
+    """How many have it from the manager and have not closed it."""
+    generation: int = -1
+    """The update of the manager's rules that `matches` is of."""
+    matches: dict[QuotaKind, Match] = field(default_factory=dict)
+    meters: dict[QuotaKind, Meter] = field(default_factory=dict)
+    """The sensors that its latest traffic was charged to."""
+    longest_hold_ms: float = math.inf
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
@@ -82,10 +77,10 @@ class ClientQuotas:
             return None
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
-        delay_ms = round(min(meter.hold_ms(value, now_ms), self._longest_hold_ms))
+        delay_ms = round(min(meter.hold_ms(value, now_ms), self.longest_hold_ms))
         if meter.violated:
             meter.violated = False
-            self._manager.count_violation(meter)
+            self.manager.count_violation(meter)
         if not delay_ms:
             return None
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
@@ -95,14 +90,10 @@ class ClientQuotas:
     ) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
-        Ask before the request costs anything; then it is to be charged.
-
-        Args:
-            kinds: of the quotas that bound the request or its response.
-            waiter: of the connection; the same one for all its requests.
-            now_ms: the monotonic time, as everywhere.
-            holds: whether the response to a Fetch is held, so that it may be asked for ahead.
-
+        Ask before the request costs anything; then it is to be charged. `kinds` are those that
+        bound the request or its response, `waiter` is the same one for all requests of a
+        connection. `holds`: whether the response to a Fetch is held, so that it may be asked for
+        ahead.
         """
         meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
         for meter in meters:
@@ -131,7 +122,7 @@ class ClientQuotas:
         return granted_bytes, meter.gate.expect(last_bytes, now_ms)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
-        """Return for how many milliseconds a response is held that comes now; 0 or more."""
+        """Return for how long a response is held that comes now; 0 or more."""
         meter = self._meter(kind, now_ms)
         return meter.owed_ms(now_ms) if meter is not None else 0.0
 
@@ -143,21 +134,20 @@ class ClientQuotas:
     def joined(self, session_timeout_ms: float) -> None:
         """Hold no response for longer than a member of a group with this timeout may be silent."""
         longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS
-        self._longest_hold_ms = min(self._longest_hold_ms, longest_ms)
+        self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
-        """Return the sensor that bounds this kind of the client's traffic; None if no rule does."""
         match = self._matches_in_force().get(kind)
         if match is None:
             return None
         meter = self.meters.get(kind)
         if meter is None or meter.sensor.retired:
-            meter = self.meters[kind] = self._manager.meter(kind, match, now_ms)
+            meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
         """Return the matches, looked up again if the rules have changed."""
-        if self.generation != self._manager.generation:
+        if self.generation != self.manager.generation:
             self.resolve()
         return self.matches
 
@@ -165,13 +155,13 @@ class ClientQuotas:
         """Give the handle back, once for each `QuotaManager.client`. Sensors stay until idle."""
         self.users -= 1
         if self.users == 0:
-            self._manager.forget(self)
+            self.manager.forget(self)
 
     def resolve(self) -> None:
-        """Find the rules that match again."""
-        self.generation = self._manager.generation
+        """Find the rules that match anew."""
+        self.generation = self.manager.generation
         self.meters.clear()
-        matches = ((kind, self._manager.table.match(kind, self.identity)) for kind in QuotaKind)
+        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in QuotaKind)
         self.matches = {kind: match for kind, match in matches if match is not None}
         if self.users:
-            self._manager.note(self)
+            self.manager.note(self)

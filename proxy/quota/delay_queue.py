@@ -6,6 +6,7 @@ and neither polls.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
@@ -17,16 +18,14 @@ COMPACT_AT_ENTRIES = 64
 Release = Callable[[], None]
 
 
+@dataclass(slots=True, eq=False)
 class Delayed:
     """One held response, waiting in a `DelayQueue` until `due_ms` on the queue's clock."""
 
-    __slots__ = ("_queue", "due_ms", "release")
-
-    def __init__(self, queue: "DelayQueue", due_ms: float, release: Release) -> None:
-        self._queue = queue
-        self.due_ms = due_ms
-        self.release: Release | None = release
-        """None once the entry was released or cancelled."""
+    queue: "DelayQueue"
+    due_ms: float
+    release: Release | None
+    """None once the entry was released or cancelled."""
 
     @property
     def waiting(self) -> bool:
@@ -38,16 +37,15 @@ class Delayed:
         if self.release is None:
             return False
         self.release = None
-        self._queue.left()
+        self.queue.left()
         return True
 
 
 class DelayQueue:
     """Held responses of one API family (`fetch`, `produce`, `request`), ordered by due time.
 
-    Entries with the same due time keep their order of arrival. Adding costs O(log n), cancelling
-    O(1), releasing O(log n) each, all amortised. Not thread-safe. `api` is the API family, for the
-    label of the size gauge.
+    Entries with the same due time keep their order of arrival. Adding and releasing costs O(log n),
+    cancelling O(1), amortised. Not thread-safe.
     """
 
     __slots__ = ("_heap", "_sequence", "_size", "api")
@@ -60,7 +58,7 @@ class DelayQueue:
         self._sequence = 0
 
     def __len__(self) -> int:
-        """How many responses are held; the value of the gauge `delay_queue_size`."""
+        """How many responses are held."""
         return self._size
 
     @property
@@ -83,10 +81,9 @@ class DelayQueue:
     def release_due(self, now_ms: float, on_late: Callable[[float], None] | None = None) -> int:
         """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
 
-        What a callback adds waits for the next call, so a callback cannot keep this one going.
-        An entry that a callback cancels does not run. At infinity everything is released. `on_late`
-        is called for each entry with how many seconds after its due time it runs. Returns how many
-        callbacks ran. Raises ExceptionGroup when some failed; the others ran regardless.
+        What a callback adds waits for the next call. At infinity everything is released. `on_late`
+        gets for each entry how many seconds after its due time it runs. Returns how many callbacks
+        ran. Raises ExceptionGroup when some failed; the others ran regardless.
         """
         due: list[Delayed] = []
         while self._heap and self._heap[0][0] <= now_ms:
@@ -128,13 +125,8 @@ class Reaper:
     """Keeps exactly one timer, set to the earliest due time of one queue.
 
     Add through the reaper, not through the queue, so that an earlier arrival moves the timer.
-
-    Args:
-        queue: what to release from.
-        clock_ms: the monotonic time.
-        call_at: calls back at a time of that clock, or at once when it has passed.
-        on_late: called for each entry with how many seconds after its due time it was released.
-
+    `call_at` calls back at a time of the monotonic clock, or at once when it has passed; `on_late`
+    is as for `DelayQueue.release_due`.
     """
 
     __slots__ = ("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_on_late", "_timer", "queue")

@@ -19,11 +19,9 @@ class BoundUnit:
     """What the bound of a quota type is measured in."""
 
     name: str
-    """As in the admin server's documents."""
     parse: Callable[[object], float]
     """Reads a bound as people write it. Raises BadValueError."""
     format: Callable[[float], str]
-    """Writes it for people."""
 
 
 BYTE_RATE = BoundUnit(
@@ -47,16 +45,13 @@ class QuotaKind(StrEnum):
 
     CONSUMER_BYTE_RATE = "consumer_byte_rate", "consumer", BYTE_RATE
     """Bytes of Fetch responses per second."""
-
     PRODUCER_BYTE_RATE = "producer_byte_rate", "producer", BYTE_RATE
     """Bytes of Produce requests per second."""
-
     REQUEST_PERCENTAGE = "request_percentage", "requests", PERCENTAGE
     """Share of time in which the client's requests occupy the upstream; 100 is one connection
     that always waits for an answer."""
 
-    def __new__(cls, key: str, label: str = "", unit: BoundUnit = BYTE_RATE) -> Self:
-        """Make the member of a key with its facts."""
+    def __new__(cls, key: str, label: str = "", unit: BoundUnit = BYTE_RATE) -> Self:  # noqa: D102
         kind = str.__new__(cls, key)
         kind._value_ = key
         kind.label, kind.unit, kind.is_time = label, unit, unit is PERCENTAGE
@@ -71,10 +66,7 @@ class ClientIdentity:
     """What is known of the client behind a request."""
 
     listener: str
-    """Name of the listener that it came in by."""
-
     user: str | None
-    """Authenticated user; None for an anonymous connection."""
-
+    """None for an anonymous connection."""
     client_id: str | None
-    """Client id from the request header; None when the header carries a null."""
+    """From the request header; None when that carries a null."""

@@ -11,6 +11,7 @@ its quota window allows (KafkaApis, `maxValueInQuotaWindow`).
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 
@@ -48,52 +49,50 @@ LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
 
+@dataclass(slots=True, eq=False)
 class Waiter:
-    """One connection whose next request waits at a gate.
+    """One connection whose next request waits at a gate."""
 
-    `wake` is called with the time at which to ask again, when that is known or changes.
-    """
-
-    __slots__ = ("entity", "gate", "kind", "since_ms", "wake", "wakes_ms")
-
-    def __init__(self, wake: Callable[[float], None]) -> None:
-        self.wake = wake
-        self.gate: Gate | None = None
-        self.kind: QuotaKind | None = None
-        """Of the quota that it waits for, or waited for last."""
-        self.entity = ""
-        """And whose quota that is."""
-        self.since_ms: float | None = None
-        """Since when its request waits, until the owner sets it back; None if it does not."""
-        self.wakes_ms = math.inf
-        """With what `wake` was called last."""
+    wake: Callable[[float], None]
+    """Is called with the time at which to ask again, when that is known or changes."""
+    gate: "Gate | None" = None
+    kind: QuotaKind | None = None
+    """Of the quota that it waits for, or waited for last."""
+    entity: str = ""
+    """And whose quota that is."""
+    since_ms: float | None = None
+    """Since when its request waits, until the owner sets it back; None if it does not."""
+    wakes_ms: float = math.inf
+    """With what `wake` was called last."""
 
     def leave(self, now_ms: float) -> None:
-        """Give the place up."""
+        """Give the place up, if it has one."""
         if self.gate is not None:
             self.gate.leave(self, now_ms)
 
 
+@dataclass(slots=True, eq=False)
 class InFlightFetch:
     """The response to a Fetch that is under way, as `Gate.expect` counts it."""
 
-    __slots__ = ("_gate", "counted", "size", "until_ms")
-
-    def __init__(self, gate: "Gate", size: int, until_ms: float) -> None:
-        self._gate = gate
-        self.size = size
-        """In bytes."""
-        self.until_ms = until_ms
-        """Until when it counts at the latest."""
-        self.counted = True
+    gate: "Gate"
+    size: int
+    """Expected, in bytes."""
+    until_ms: float
+    """Until when it counts at the latest."""
+    counted: bool = True
 
     def answered(self, size: int) -> None:
         """Count it no longer: the response is there, with so many bytes, and is to be charged."""
-        self._gate.answered(self, size)
+        self.gate.largest = max(size, int((self.gate.largest or 0) * LARGEST_DECAY))
+        self.cancel()
 
     def cancel(self) -> None:
         """Count it no longer: the response will not be charged."""
-        self._gate.drop(self)
+        if self.counted:
+            self.counted = False
+            self.gate.expected_size -= self.size
+            self.gate.under_way -= 1
 
 
 class Gate:
@@ -103,8 +102,8 @@ class Gate:
     """
 
     __slots__ = (
-        *("_allowance_ms", "_expected", "_expected_size", "_largest", "_pacer", "_under_way"),
-        "_waiting",
+        *("_allowance_ms", "_expected", "_pacer", "_waiting"),
+        *("expected_size", "largest", "under_way"),
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
@@ -113,9 +112,9 @@ class Gate:
         self._waiting: OrderedDict[Waiter, float] = OrderedDict()
         """With how far each may go ahead of the schedule."""
         self._expected: deque[InFlightFetch] = deque()
-        self._expected_size = 0
-        self._under_way = 0
-        self._largest: int | None = None
+        self.expected_size = 0
+        self.under_way = 0
+        self.largest: int | None = None
         """Of the last responses, the sizes of earlier ones less and less; None before the first."""
 
     @property
@@ -126,8 +125,7 @@ class Gate:
     def lets(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> bool:
         """Return whether a request may be sent on: it is its turn, and not too much is owed.
 
-        `ahead_ms`: how much may be owed, in milliseconds of the bound: 0 if what the request brings
-        cannot be held back any more.
+        `ahead_ms` of the bound may be: 0 if what the request brings cannot be held back any more.
         """
         if self._waiting and next(iter(self._waiting)) is not waiter:
             return False
@@ -168,13 +166,11 @@ class Gate:
             waiter.gate = None
             waiter.wake(-math.inf)
 
-    # Fetches under way
-
     def grant(self, asked_bytes: int, now_ms: float) -> int:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
         self._expire(now_ms)
         pacer = self._pacer
-        connections = self._under_way + len(self._waiting) + 1
+        connections = self.under_way + len(self._waiting) + 1
         part_ms = min(GRANT_MS, ROUND_MS / connections)
         bytes_per_ms = pacer.bound / MS_PER_SECOND
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
@@ -186,48 +182,36 @@ class Gate:
         return min(asked_bytes, int(most))
 
     def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
-        """Count a Fetch that is sent on, until its response is met or cancelled.
+        """Count a Fetch that is sent on, until its response is there or cancelled.
 
         `last_bytes` is the size of the last Fetch response on its connection; None: none was.
         """
         if last_bytes is None:
-            last_bytes = UNKNOWN_RESPONSE_BYTES if self._largest is None else self._largest
+            last_bytes = UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
         expected = InFlightFetch(self, last_bytes, now_ms + EXPECTED_MS)
         self._expected.append(expected)
-        self._expected_size += last_bytes
-        self._under_way += 1
+        self.expected_size += last_bytes
+        self.under_way += 1
         return expected
-
-    def answered(self, expected: InFlightFetch, size: int) -> None:
-        """Count a Fetch no longer: its response is there, with so many bytes."""
-        self._largest = max(size, int((self._largest or 0) * LARGEST_DECAY))
-        self.drop(expected)
-
-    def drop(self, expected: InFlightFetch) -> None:
-        """Count a Fetch no longer."""
-        if expected.counted:
-            expected.counted = False
-            self._expected_size -= expected.size
-            self._under_way -= 1
 
     def _expire(self, now_ms: float) -> None:
         expected = self._expected
         while expected and (not expected[0].counted or expected[0].until_ms <= now_ms):
-            self.drop(expected.popleft())
+            expected.popleft().cancel()
 
     def _opens_ms(self, ahead_ms: float, now_ms: float) -> float:
         """Return when what is owed and expected is no more than `ahead_ms`."""
         pacer = self._pacer
         if self._expected:
             self._expire(now_ms)
-        expected_ms = self._expected_size / pacer.bound * MS_PER_SECOND
+        expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
         if not pacer.is_pacing:
             may_open = (
-                not self._under_way
+                not self.under_way
                 or expected_ms <= UNDER_WAY_MS
                 or expected_ms <= self._allowance_ms(now_ms)
             )
             return now_ms if may_open else math.inf
-        if self._under_way:
+        if self.under_way:
             return max(pacer.next_ms, now_ms - pacer.burst_ms) + expected_ms - ahead_ms
         return pacer.next_ms - ahead_ms

@@ -13,7 +13,7 @@ from metrics import Instruments, Registry, Sensor
 
 from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
-from .meter import AdaptedBound, Meter, QuotaRow, sensor_name
+from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, sensor_name
 from .rules import CandidateRule, Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
@@ -25,12 +25,11 @@ MAX_EXAMINED = 500
 
 
 class MeasuredRate(NamedTuple):
-    """What one sensor measures."""
+    """What one sensor measures, in bytes per second or percent."""
 
     entity: str
     kind: QuotaKind
     rate: float
-    """Bytes per second, or percent."""
     bound: float
 
 
@@ -44,12 +43,10 @@ class QuotaManager:
     Args:
         settings: the rules and how to measure.
         instruments: where violations, and clients without a bound, are counted.
-        registry: keeps the sensors; make it with `settings.max_sensors`. It must only be expired
-            through this manager.
+        registry: make it with `settings.max_sensors`, and expire it only through this manager.
         on_overflow: called once per rule and kind when clients share its sensor `other`.
         on_state: called once when the throttling of an entity begins and once when it has ended,
-            with entity, kind, rule, whether it is throttled, rate and bound; the last two in
-            bytes per second, or percent.
+            with entity, kind, rule, whether it is throttled, rate and bound.
 
     """
 
@@ -102,29 +99,16 @@ class QuotaManager:
         return quotas
 
     def adapt(
-        self,
-        kind: QuotaKind,
-        entity: str,
-        bound: float | None,
-        reason: str | None,
-        now_ms: float,
+        self, kind: QuotaKind, entity: str, bound: float | None, reason: str | None, now_ms: float
     ) -> None:
         """Lower the bound of a query whose rule is adaptive, or of a producer, from now on.
 
         It stays until the next call, also when the sensor expires and is made anew, and through
         updates: the bound in force is the lower one of this and the rule's own, for a query as long
-        as its rule is adaptive. Who adapts an entity must also forget it.
-
-        Args:
-            kind: CONSUMER_BYTE_RATE or PRODUCER_BYTE_RATE.
-            entity: as in the rule's `Rule.entity`; a client that shares a sensor is not adapted.
-            bound: bytes per second, above 0; None for the rule's own bound.
-            reason: why, for people. None, together with no bound, forgets the entity.
-            now_ms: the monotonic time.
-
-        Raises:
-            ValueError: the bound is not a finite number above 0, or has no reason.
-
+        as its rule is adaptive. `entity` is a `Rule.entity`; `bound` is bytes per second above 0,
+        or None for the rule's own; `reason` is for people. Neither bound nor reason: the entity is
+        forgotten, which who adapts it must see to. Raises ValueError for a bound that is not a
+        finite number above 0, or has no reason.
         """
         name = sensor_name(kind, entity)
         adapted: AdaptedBound | None = None
@@ -141,7 +125,7 @@ class QuotaManager:
             meter.adapt(adapted, now_ms)
 
     def clients(self) -> list[ClientIdentity]:
-        """Return all connected clients, also those that no rule bounds."""
+        """Return all connected clients."""
         return list(self._clients)
 
     def unbounded(self) -> list[ClientIdentity]:
@@ -154,7 +138,7 @@ class QuotaManager:
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that have sent nothing since the last update.
 
-        Run it every second or so: `unbounded` is right then. As all that follow it goes in small
+        Run it every second or so: `unbounded` is right then. As all iterators here it goes in small
         steps, between which other calls may come. Yields whether a client was looked up.
         """
         while self._unsettled:
@@ -169,10 +153,7 @@ class QuotaManager:
         return self.table.explain(identity)
 
     def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
-        """Yield a row for each sensor in use, in small steps; None for a step without a row.
-
-        Costs a walk over all sensors and clients. What has gone by its step is left out.
-        """
+        """Yield a row for each sensor in use; None for a step without a row."""
         # Most sensors have one client: a list for each would bring on Python's full collections.
         first: dict[str, ClientIdentity] = {}
         more: dict[str, list[ClientIdentity]] = {}
@@ -191,7 +172,7 @@ class QuotaManager:
                 yield meter.row(clients, clock_ms())
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
-        """Yield what each sensor measures, as `rows` does and for a fraction of its cost."""
+        """Yield what each sensor measures, for a fraction of the cost of `rows`."""
         for meter in tuple(self._meters.values()):
             if not meter.sensor.retired:
                 rate = meter.metric.measure(clock_ms())
@@ -206,12 +187,15 @@ class QuotaManager:
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)
-        if meter is not None and meter.held(hold_ms, charge.due_ms, now_ms):
+        if meter is None:
+            return
+        meter.holds = meter.holds or RecentHolds()
+        if meter.holds.add(hold_ms, charge.due_ms, now_ms):
             self._throttled[name] = meter
             self._report_state(meter, throttled=True, now_ms=now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
-        """Report whose throttling has ended: no hold for `QUIET_MS`; run it every second or so.
+        """Report whose throttling has ended; run it every second or so.
 
         Yields for each entity that is throttled whether that has ended.
         """
@@ -262,12 +246,6 @@ class QuotaManager:
             meter.follow(rule, self.settings, self.generation, now_ms)
         return meter
 
-    def _has_room(self, kind: QuotaKind) -> bool:
-        return (
-            self._client_sensors[kind] < self.settings.max_client_entities
-            and len(self._registry) < self._registry.max_sensors
-        )
-
     def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter:
         entity = self.table.overflow_entity(kind, rule)
         name = sensor_name(kind, entity)
@@ -288,12 +266,15 @@ class QuotaManager:
 
     def _make_room(self, kind: QuotaKind, now_ms: float) -> bool:
         """Drop no more idle sensors than it takes; return whether there is room for a client."""
-        if self._has_room(kind):
-            return True
-        for name in islice(self._registry.expiring(now_ms), MAX_EXAMINED):
-            if self._drop_expired(name, now_ms) and self._has_room(kind):
-                return True
-        return False
+
+        def has_room() -> bool:
+            is_among_clients = self._client_sensors[kind] < self.settings.max_client_entities
+            return is_among_clients and len(self._registry) < self._registry.max_sensors
+
+        examined = islice(self._registry.expiring(now_ms), MAX_EXAMINED)
+        return has_room() or any(
+            self._drop_expired(name, now_ms) and has_room() for name in examined
+        )
 
     def _drop_expired(self, name: str | None, now_ms: float) -> bool:
         """Drop the meter of a sensor that the registry let go, if it did; return whether so."""

@@ -1,22 +1,13 @@
-"""One sensor with its rule, its schedule, its gate and its holds, and the row that shows them."""
+"""One sensor with all that keeps its bound, and the row that shows it."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import prometheus_client
 
-from metrics import (
-    Count,
-    Metric,
-    MetricConfig,
-    MetricName,
-    Quota,
-    QuotaViolation,
-    Rate,
-    Sensor,
-    WindowedSum,
-)
+from metrics import Count, Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
+from metrics.sensor import QuotaViolation
 
 from .entities import ClientIdentity, QuotaKind
 from .gate import Gate
@@ -60,11 +51,9 @@ class QuotaRow:
     waiting: int
     """How many connections are not read from, since their clients owe too much."""
     throttled: bool
-    """Whether `on_state` was called for the beginning of throttling and not yet for its end."""
     clients: tuple[ClientIdentity, ...]
     """The connected clients whose latest traffic was charged here; at most SHOWN_CLIENTS."""
     client_count: int
-    """How many of them there are."""
     static_bound: float | None = None
     """The rule's own bound when it may be adapted: `bound` is this or less; else None."""
     reason: str | None = None
@@ -81,82 +70,66 @@ class AdaptedBound:
     """For people: the figures behind it."""
 
 
+@dataclass(slots=True)
 class RecentHolds:
-    """The holds of one sensor; made at its first one."""
+    """The holds of one sensor, begun in the last minute."""
 
-    __slots__ = ("_count", "_total", "throttled", "until_ms")
-
-    def __init__(self) -> None:
-        self._count = Count()
-        self._total = WindowedSum()
-        self.until_ms = -math.inf
-        """When the latest hold ends; it may lie in the past."""
-        self.throttled = False
-        """From the first hold until `QUIET_MS` after the end of the last one; kept by `add` and
-        `end_if_quiet`."""
+    count: Count = field(default_factory=Count)
+    total_ms: WindowedSum = field(default_factory=WindowedSum)
+    until_ms: float = -math.inf
+    """When the latest hold ends; it may lie in the past."""
+    throttled: bool = False
+    """From the first hold until `QUIET_MS` after the end of the last one."""
 
     def add(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
         """Record a hold; return whether throttling begins with it."""
-        self._count.record(LAST_MINUTE, 1.0, now_ms)
-        self._total.record(LAST_MINUTE, hold_ms, now_ms)
+        self.count.record(LAST_MINUTE, 1.0, now_ms)
+        self.total_ms.record(LAST_MINUTE, hold_ms, now_ms)
         self.until_ms = max(self.until_ms, due_ms)
-        begins = not self.throttled
-        self.throttled = True
+        begins, self.throttled = not self.throttled, True
         return begins
 
     def end_if_quiet(self, now_ms: float) -> bool:
         """Return whether throttling ends now."""
-        if self.throttled and now_ms - self.until_ms >= QUIET_MS:
-            self.throttled = False
-            return True
-        return False
-
-    def count(self, now_ms: float) -> int:
-        """Return how many holds began in the last minute."""
-        return int(self._count.measure(LAST_MINUTE, now_ms))
-
-    def total_ms(self, now_ms: float) -> float:
-        """Return for how long the holds that began in the last minute were to last, added up."""
-        return self._total.measure(LAST_MINUTE, now_ms)
+        ends = self.throttled and now_ms - self.until_ms >= QUIET_MS
+        self.throttled &= not ends
+        return ends
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """One sensor with its rule, its schedule, its gate and its holds."""
 
-    __slots__ = (
-        *("adapted", "ahead_ms", "brake", "entity", "gate", "generation", "holds", "is_clients"),
-        *("kind", "longest_hold_ms", "metric", "pacer", "rate", "rule", "sensor", "violated"),
-        "violations",
-    )
+    kind: QuotaKind
+    entity: str
+    sensor: Sensor
+    rule: Rule
+    adapted: AdaptedBound | None = None
+    """Of a query's reading it counts only under an adaptive rule."""
+    brake: AdaptivePacer | None = None
+    """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
+    is_clients: bool = False
+    """Whether it takes one of the places for clients."""
+    generation: int = -1
+    """The update of the manager's rules that it follows."""
+    longest_hold_ms: float = 0.0
+    ahead_ms: float = 0.0
+    """How much its clients may owe when a request is sent on whose response can be held."""
+    violated: bool = False
+    """Whether the sensor was above its bound since this was last set back."""
+    violations: prometheus_client.Counter | None = None
+    holds: RecentHolds | None = None
+    """None until a response is held: most clients never are."""
+    rate: Rate = field(default_factory=Rate)
+    metric: Metric = field(init=False)
+    pacer: Pacer = field(init=False)
+    gate: Gate = field(init=False)
 
-    def __init__(self, kind: QuotaKind, entity: str, sensor: Sensor, rule: Rule) -> None:
-        self.kind = kind
-        self.entity = entity
-        self.rule = rule
-        self.adapted: AdaptedBound | None = None
-        """Of a query's reading it counts only under an adaptive rule."""
-        self.brake: AdaptivePacer | None = None
-        """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
-        self.is_clients = False
-        """Whether it takes one of the places for clients."""
-        self.generation = -1
-        """The update of the manager's rules that it follows."""
-        self.longest_hold_ms = 0.0
-        """The longest single hold."""
-        self.ahead_ms = 0.0
-        """How much its clients may owe when a request is sent on whose response can be held."""
-        self.violated = False
-        """Whether the sensor was above its bound since this was last set back."""
-        self.violations: prometheus_client.Counter | None = None
-        self.holds: RecentHolds | None = None
-        """None until a response is held: most clients never are."""
-        self.sensor = sensor
-        self.rate = Rate()
-        labels = (("quota_entity", entity), ("quota", str(kind)))
-        self.metric: Metric = sensor.add(
-            MetricName(RATE_METRIC, RATE_HELP, labels), self.rate, MetricConfig()
-        )
-        self.pacer = Pacer(rule.bounds[kind], 0.0)
+    def __post_init__(self) -> None:
+        labels = (("quota_entity", self.entity), ("quota", str(self.kind)))
+        name = MetricName(RATE_METRIC, RATE_HELP, labels)
+        self.metric = self.sensor.add(name, self.rate, MetricConfig())
+        self.pacer = Pacer(self.rule.bounds[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
     def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
@@ -186,22 +159,17 @@ class Meter:
             self.sensor.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-            throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
+            throttle_ms = throttle_time_ms(
+                violation.value, self.pacer.bound, self._window_ms(now_ms)
+            )
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms)
 
-    def held(self, hold_ms: float, due_ms: float, now_ms: float) -> bool:
-        """Record a hold; return whether throttling begins with it."""
-        if self.holds is None:
-            self.holds = RecentHolds()
-        return self.holds.add(hold_ms, due_ms, now_ms)
-
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
-        """Return what there is to show of the sensor, which these clients share."""
+        """Return what there is to show of the sensor, whose clients these are."""
         holds = self.holds
         return QuotaRow(
             entity=self.entity,
@@ -209,10 +177,10 @@ class Meter:
             rule=self.rule,
             rate=self.metric.measure(now_ms),
             bound=self.bound,
-            window_ms=self.rate.window_size_ms(self.metric.config, now_ms),
+            window_ms=self._window_ms(now_ms),
             owed_ms=self.owed_ms(now_ms),
-            holds=holds.count(now_ms) if holds else 0,
-            held_ms=holds.total_ms(now_ms) if holds else 0.0,
+            holds=int(holds.count.measure(LAST_MINUTE, now_ms)) if holds else 0,
+            held_ms=holds.total_ms.measure(LAST_MINUTE, now_ms) if holds else 0.0,
             hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
             waiting=self.gate.waiting,
             throttled=holds is not None and holds.throttled,
@@ -223,7 +191,7 @@ class Meter:
         )
 
     def has_history(self, now_ms: float) -> bool:
-        """Return whether the sensor, the schedule or the brake still knows anything."""
+        """Return whether anything measured or owed still counts."""
         owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
         return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
 
@@ -234,8 +202,10 @@ class Meter:
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""
-        window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-        return (1.0 - self.metric.measure(now_ms) / self.pacer.bound) * window_ms
+        return (1.0 - self.metric.measure(now_ms) / self.pacer.bound) * self._window_ms(now_ms)
+
+    def _window_ms(self, now_ms: float) -> float:
+        return self.rate.window_size_ms(self.metric.config, now_ms)
 
     @property
     def _is_adaptive(self) -> bool:
@@ -258,8 +228,7 @@ class Meter:
         kept = bound if self.kind is QuotaKind.PRODUCER_BYTE_RATE else static
         if kept != self.pacer.bound:
             rate = self.metric.measure(now_ms)
-            window_ms = self.rate.window_size_ms(self.metric.config, now_ms)
-            throttle_ms = throttle_time_ms(rate, kept, window_ms)
+            throttle_ms = throttle_time_ms(rate, kept, self._window_ms(now_ms))
             self.pacer.change_bound(kept, rate, throttle_ms, now_ms)
             self.gate.poke(now_ms)
         if adaptive is None or adaptive.batch_interval_ms is None or kept == bound:

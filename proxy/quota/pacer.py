@@ -1,6 +1,7 @@
 """The schedule that keeps one sensor's traffic at its bound."""
 
 import math
+from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 
@@ -32,6 +33,7 @@ def throttle_time_ms(rate: float, bound: float, window_ms: float) -> int:
     return max(0, round((rate - bound) / bound * window_ms))
 
 
+@dataclass(slots=True)
 class Pacer:
     """Schedules the traffic of one sensor so that it flows at the bound.
 
@@ -44,35 +46,26 @@ class Pacer:
     formula finds the client above it, and that is worked off.
 
     A client that has saved up its burst and is below the bound is judged by the formula again.
-
-    Args:
-        bound: per second; above 0.
-        burst_ms: how much of its bound a client may save up; 0 or more.
-        carry_ms: what is owed beyond that is forgotten; above 0.
-
     """
 
-    __slots__ = ("bound", "burst_ms", "carry_ms", "due_ms", "is_pacing", "next_ms")
-
-    def __init__(self, bound: float, burst_ms: float, carry_ms: float = MAX_CARRY_MS) -> None:
-        self.bound = bound
-        self.burst_ms = burst_ms
-        self.carry_ms = carry_ms
-        self.due_ms = -math.inf
-        """When all that was charged has flowed at the bound; what is owed is this less the time."""
-        self.next_ms = -math.inf
-        """When what is charged next may flow: `due_ms`, or earlier while much is owed."""
-        self.is_pacing = False
-        """Whether the schedule decides, and not the formula."""
+    bound: float
+    """Per second; above 0."""
+    burst_ms: float
+    """How much of its bound a client may save up; 0 or more."""
+    carry_ms: float = MAX_CARRY_MS
+    """What is owed beyond that is forgotten; above 0."""
+    due_ms: float = -math.inf
+    """When all that was charged has flowed at the bound; what is owed is this less the time."""
+    next_ms: float = -math.inf
+    """When what is charged next may flow: `due_ms`, or earlier while much is owed."""
+    is_pacing: bool = False
+    """Whether the schedule decides, and not the formula."""
 
     def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
         """Add traffic to the schedule; return for how many milliseconds to hold it, 0 or more.
 
-        Args:
-            size: in the unit of the bound, times a second.
-            throttle_ms: what the formula says for the sensor, this traffic included.
-            now_ms: the monotonic time.
-
+        `size` is in the unit of the bound, times a second; `throttle_ms` is what the formula says
+        for the sensor, this traffic included.
         """
         size_ms = size / self.bound * MS_PER_SECOND
         earliest_ms = now_ms - self.burst_ms
@@ -121,6 +114,7 @@ class Pacer:
         self.bound = bound
 
 
+@dataclass(slots=True)
 class AdaptivePacer:
     """Slows the reading of a query that is given more than it can process, a little at a time.
 
@@ -128,16 +122,14 @@ class AdaptivePacer:
     a batch longer. So what goes over the bound passes, what follows waits until that is worked off,
     and no response waits for longer than a share of a batch interval. The size of batches is
     shaped where they are planned; this only keeps reading in step.
-    The bound is per second and above 0; `interval_ms` is the time from one batch to the next.
     """
 
-    __slots__ = ("bound", "due_ms", "interval_ms")
-
-    def __init__(self, bound: float, interval_ms: float) -> None:
-        self.bound = bound
-        self.interval_ms = interval_ms
-        self.due_ms = -math.inf
-        """When all that was read before is worked off."""
+    bound: float
+    """Per second; above 0."""
+    interval_ms: float
+    """The time from one batch to the next."""
+    due_ms: float = -math.inf
+    """When all that was read before is worked off."""
 
     def owed_ms(self, now_ms: float) -> float:
         """Return for how long a response that came now would be held."""

@@ -54,14 +54,8 @@ class RuleRegistry:
     weaker one is back. Only whether the bound is adaptive is left to the file: what takes the place
     of an adaptive rule is adaptive too, if it bounds what each consumer reads.
 
-    Args:
-        manager: gets the rules at once and after each change.
-        store: keeps the overrides; those that it has are in force from the start.
-        settings: from the configuration, rules included.
-
-    Raises:
-        StateError: the store, or an override in it, cannot be read.
-
+    The manager gets the rules at once, with the overrides that the store has, and after each
+    change. Raises StateError when the store, or an override in it, cannot be read.
     """
 
     def __init__(self, manager: QuotaManager, store: Store, settings: QuotaSettings) -> None:
@@ -107,17 +101,12 @@ class RuleRegistry:
         self._store.put(NAMESPACE + name, value, FORM)
         self._overrides[name] = entry
         self._compose()
-        return next(
-            made
-            for made in self._entries
-            if made.source is RuleOrigin.OVERRIDE and selector(made.rule.keys) == name
-        )
+        return next(made for made in self._entries if selector(made.rule.keys) == name)
 
     def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether there was one with exactly these keys.
 
-        Raises ValueError when these are no keys of a rule, and StateError when it could not be
-        removed; it stays in force then.
+        Raises as `put`; it stays in force then.
         """
         name = selector(keys)
         if name not in self._overrides:
@@ -128,7 +117,7 @@ class RuleRegistry:
         return True
 
     def use_file(self, settings: QuotaSettings) -> None:
-        """Put in force the configuration's settings and rules, after it was read again."""
+        """Put in force the configuration's settings and rules."""
         self._settings = settings
         self._compose()
 
@@ -170,11 +159,7 @@ def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
 
 
 def _override(
-    keys: Mapping[str, str],
-    bounds: Mapping[QuotaKind, float],
-    scope: Any,
-    by: object,
-    at_s: object,
+    keys: Mapping[str, str], bounds: Mapping[QuotaKind, float], scope: Any, by: object, at_s: object
 ) -> RuleEntry:
     """Make the entry of an override from what an operator or the state says; check all of it."""
     if not (by is None or isinstance(by, str)):
@@ -182,15 +167,9 @@ def _override(
     made_s = finite(at_s)
     if made_s is None and at_s is not None:
         raise ValueError(f"when it was made is {at_s!r}, not a time")
-    rule = Rule(
-        user=keys.get("user"),
-        client_id=keys.get("client-id"),
-        client_id_prefix=keys.get("client-id-prefix"),
-        listener=keys.get("listener"),
-        scope=scope,
-        bounds=bounds,
-        place=f"override by {by}" if by else "override",
-    )
+    place = f"override by {by}" if by else "override"
+    names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
+    rule = Rule(**names, scope=scope, bounds=bounds, place=place)
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
 
 

@@ -1,11 +1,9 @@
 """Decide which rule bounds a client, and whose traffic is added up for it.
 
-The order is Kafka's: a rule that names the user beats one that does not, and of those the one
-that names the client id more closely. For a client (user, client-id) the first match wins of
-(user, client-id), (user, default client-id), (user), (default user, client-id),
-(default user, default client-id), (default user), (client-id), (default client-id), and this for
-each kind of quota by itself. The project's own keys, client-id prefix and listener, stand between
-these levels; see `Rule.rank`.
+The order is Kafka's, for each kind of quota by itself: the first match wins of (user, client-id),
+(user, default client-id), (user), (default user, client-id), (default user, default client-id),
+(default user), (client-id), (default client-id). The project's own keys, client-id prefix and
+listener, stand between these levels; see `Rule.rank`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,15 +44,15 @@ class AdaptiveBound:
     """What makes a rate of batches: backpressure.cost.CostEstimator, or Spark Streaming's own, to
     which alone the gains belong."""
     min_rate: float = 100.0
-    """The rate never falls below this many records per second; above 0."""
+    """Records per second, above 0."""
     max_rate: float | None = None
-    """Nor does it rise above this many, if set; at least `min_rate`."""
+    """Records per second, at least `min_rate`."""
     proportional: float = 1.0
-    """Gain for the error; 0 or more."""
+    """Gain for the error; 0 or more, as all gains."""
     integral: float = 0.2
-    """Gain for the scheduling delay, the error added up; 0 or more."""
+    """Gain for the scheduling delay, the error added up."""
     derivative: float = 0.0
-    """Gain for the change of the error; 0 or more."""
+    """Gain for the change of the error."""
     initial_rate: float | None = None
     """Records per second before the first rate is known, from `min_rate` to `max_rate`. None: the
     first batches are what the query makes of them."""
@@ -83,7 +81,7 @@ class Rule:
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
     adaptive: AdaptiveBound | None = None
-    """Set when the consumer byte rate may be lowered to what a query can take."""
+    """Set when the consumer byte rate may be lowered."""
 
     def __post_init__(self) -> None:
         try:
@@ -108,13 +106,11 @@ class Rule:
     @property
     def keys(self) -> dict[str, str]:
         """The keys that the rule names, under their names in the configuration."""
-        keys = {
-            "listener": self.listener,
-            "user": self.user,
-            "client-id": self.client_id,
-            "client-id-prefix": self.client_id_prefix,
-        }
-        return {key: value for key, value in keys.items() if value is not None}
+        keys = (
+            *(("listener", self.listener), ("user", self.user), ("client-id", self.client_id)),
+            ("client-id-prefix", self.client_id_prefix),
+        )
+        return {key: value for key, value in keys if value is not None}
 
     @property
     def rank(self) -> Rank:
@@ -124,14 +120,15 @@ class Rule:
         prefix, a shorter one, not named although a listener is, default, not named); the listener
         (named, not named).
         """
-        if self.client_id is None and self.client_id_prefix is None:
-            client = UNNAMED if self.listener is None else LISTENER_ONLY
-        elif self.client_id_prefix is not None:
-            client = PREFIX
-        else:
-            client = ANY if self.client_id == DEFAULT else EXACT
-        user = UNNAMED if self.user is None else ANY if self.user == DEFAULT else EXACT
+        levels = {None: UNNAMED, DEFAULT: ANY}
         listener = UNNAMED if self.listener is None else EXACT
+        if self.client_id_prefix is not None:
+            client = PREFIX
+        elif self.client_id is None and self.listener is not None:
+            client = LISTENER_ONLY
+        else:
+            client = levels.get(self.client_id, EXACT)
+        user = levels.get(self.user, EXACT)
         return user, client, -len(self.client_id_prefix or ""), listener
 
     @property
@@ -140,8 +137,13 @@ class Rule:
         return self.scope == "each" and (
             DEFAULT in (self.user, self.client_id)
             or self.client_id_prefix is not None
-            or set(self.keys) == {"listener"}
+            or self.names_only_a_listener
         )
+
+    @property
+    def names_only_a_listener(self) -> bool:
+        """Whether each client that comes in by the listener counts by itself."""
+        return set(self.keys) == {"listener"}
 
     @property
     def shared_entity(self) -> str:
@@ -175,7 +177,7 @@ class Rule:
         """
         if self.scope == "shared":
             return self.shared_entity
-        listener_only = set(self.keys) == {"listener"}
+        listener_only = self.names_only_a_listener
         values: dict[str, str] = {}
         if self.listener is not None:
             values["listener"] = identity.listener
@@ -192,7 +194,7 @@ class QuotaSettings:
 
     rules: tuple[Rule, ...] = ()
     window_ms: float = 1000.0
-    """Length of one sample; at least 1."""
+    """At least 1."""
     samples: int = 11
     """How many windows a rate looks back on; at least 2."""
     burst_ms: float = 500.0
@@ -277,24 +279,19 @@ class RuleTable:
         It is OTHER for the last such rule, usually the default; the ones before it add their keys,
         since they have bounds of their own.
         """
-        if rule is self._last_open.get(kind):
-            return OTHER
-        return f"{OTHER},{rule.shared_entity}"
+        return OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
 
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn all rules that bound it, in order of precedence."""
         considered: list[CandidateRule] = []
-        for kind in QuotaKind:
+        for kind, rules in self._by_kind.items():
             first: Rule | None = None
-            for rule in self._by_kind[kind]:
-                mismatch = rule.mismatch(identity)
-                if mismatch is not None:
-                    considered.append(CandidateRule(rule, kind, chosen=False, reason=mismatch))
-                elif first is not None:
+            for rule in rules:
+                reason = rule.mismatch(identity)
+                chosen = reason is None and first is None
+                if chosen:
+                    first, reason = rule, f"applies to {rule.entity(identity)}"
+                elif reason is None and first is not None:
                     reason = f"{first.title} comes first"
-                    considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
-                else:
-                    first = rule
-                    reason = f"applies to {rule.entity(identity)}"
-                    considered.append(CandidateRule(rule, kind, chosen=True, reason=reason))
+                considered.append(CandidateRule(rule, kind, chosen, reason or ""))
         return considered

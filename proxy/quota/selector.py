@@ -30,9 +30,8 @@ def selector(keys: Mapping[str, str]) -> str:
 def parse_selector(text: str) -> dict[str, str]:
     """Return the keys that a selector names, in any order; values may be quoted or not.
 
-    Where the text is part of a URL, it is to be unquoted once before, as HTTP servers do: then `,`,
-    `=` and `%` in a value are quoted twice in the URL, and all else may be quoted once. Raises
-    ValueError if it is not `KEY=VALUE,...`, names a key twice, or as `check_keys`.
+    A text from a URL is to be unquoted once before, as HTTP servers do. Raises ValueError if it is
+    not `KEY=VALUE,...`, names a key twice, or as `check_keys`.
     """
     keys: dict[str, str] = {}
     for part in text.split(",") if text else ():

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from .entities import DEFAULT, QuotaKind
 from .values import BadValueError, choice_parser, parse_text, shown
@@ -14,12 +13,10 @@ RULE_KEYS: Final = ("user", "client-id", "client-id-prefix", "listener")
 parse_scope = choice_parser("each", "shared")
 
 
-@dataclass(frozen=True, slots=True)
-class RuleProblem:
-    """What is wrong with a rule as a whole."""
+class RuleProblem(NamedTuple):
+    """What is wrong with a rule as a whole; `key` is the part of it, or empty."""
 
     key: str
-    """Below which key of the rule; empty for the rule itself."""
     message: str
     fix: str
 
@@ -38,28 +35,21 @@ def find_bound_problems(
     keys: Collection[str], bounds: Collection[str], *, shared: bool = False, adaptive: bool = False
 ) -> Iterator[RuleProblem]:
     """Yield what is wrong with which quotas a rule sets, for one with these keys."""
-    if not bounds and not adaptive:  # an adaptive rule lacks a certain one, which is said below
-        yield RuleProblem("", "sets no quota", f"add one of {', '.join(QuotaKind)}")
     if not adaptive:
+        if not bounds:
+            yield RuleProblem("", "sets no quota", f"add one of {', '.join(QuotaKind)}")
         return
     if QuotaKind.CONSUMER_BYTE_RATE not in bounds:
-        yield RuleProblem(
-            "adaptive",
-            "has no bound to stay below",
-            "add consumer_byte_rate to the rule, the most that the query may ever read",
-        )
+        fix = "add consumer_byte_rate to the rule, the most that the query may ever read"
+        yield RuleProblem("adaptive", "has no bound to stay below", fix)
     if shared:
-        yield RuleProblem(
-            "adaptive",
-            "does not go with scope shared, as each query has batches of its own",
-            "remove scope: shared",
-        )
+        message = "does not go with scope shared, as each query has batches of its own"
+        yield RuleProblem("adaptive", message, "remove scope: shared")
     if "client-id" not in keys and "client-id-prefix" not in keys:
-        yield RuleProblem(
-            "adaptive",
-            "names no query: a query is known by its client id",
-            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client",
+        fix = (
+            "add client-id or client-id-prefix to the rule; client-id: <default> fits every client"
         )
+        yield RuleProblem("adaptive", "names no query: a query is known by its client id", fix)
 
 
 def parse_prefix(value: object) -> str:

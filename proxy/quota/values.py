@@ -6,14 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-SIZE_UNITS: Final = {
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+SIZE_UNITS: Final = dict(kB=10**3, MB=10**6, GB=10**9, KiB=2**10, MiB=2**20, GiB=2**30)  # noqa: C408
 """Bytes in each unit of size. Case counts: `mB` is nothing that anyone means."""
 
 MAX_SIZE_BYTES: Final = 2**63 - 1
@@ -57,16 +50,9 @@ def shown(value: object) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Read a size: a whole number of bytes, or a number and a unit from `SIZE_UNITS`.
+    """Read whole bytes, or a number and a unit from `SIZE_UNITS`, which is rounded to whole bytes.
 
-    A fraction such as `1.5MiB` is rounded to whole bytes.
-
-    Returns:
-        Bytes, from 1 to `MAX_SIZE_BYTES`.
-
-    Raises:
-        BadValueError: for anything else.
-
+    The result is from 1 to `MAX_SIZE_BYTES`. Raises BadValueError for anything else.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise BadValueError(f"{shown(value)} is not a size", _SIZE_FIX)

@@ -2,11 +2,13 @@
 
 import asyncio
 import ssl
+from contextlib import closing
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
+from proxy.cluster.dial import limit_unsent
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
 from proxy.relay.channel import Channel, TlsChannel
@@ -28,15 +30,11 @@ _log = get_logger(__name__)
 
 
 class Brokers:
-    """Connects clients to their brokers, and probes the cluster.
+    """Connects clients, which log in for themselves, to their brokers, and probes the cluster.
 
     Addresses come from every response that passes, and from the probe where the proxy is logged in,
-    or the cluster lets one ask without.
-
-    Args:
-        bootstrap: the way into the cluster. Clients log in for themselves.
-        splice: whether the kernel may move bytes of plain connections.
-
+    or the cluster lets one ask without. `splice`: whether the kernel may move bytes of plain
+    connections.
     """
 
     def __init__(self, bootstrap: Bootstrap, *, splice: bool = True) -> None:
@@ -60,21 +58,16 @@ class Brokers:
             self.addresses[node_id] = (host, port)
             _log.info("broker learned", node_id=node_id, host=host, port=port)
 
-    def knows(self, node_id: int) -> bool:
-        """Return whether this broker's address is known."""
-        return node_id in self.addresses
-
     async def connect(self, node_id: int | None) -> Channel:
         """Connect to a broker; None, or one that is not known: any bootstrap server that answers.
 
-        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S seconds; an answer, or
-        its address from the cluster, ends the doubt. Raises UpstreamError.
+        A broker whose address is in doubt gets at most UNANSWERED_AFTER_S. Raises UpstreamError.
         """
-        address = self.addresses.get(node_id) if node_id is not None else None
-        if node_id is None or address is None:
+        if node_id is None or node_id not in self.addresses:
             sock = (await self.bootstrap.connect(log_in=False)).sock
         else:
-            sock = (await self._connect(node_id, address)).sock
+            sock = (await self._connect(node_id, self.addresses[node_id])).sock
+        limit_unsent(sock)
         if isinstance(sock, ssl.SSLSocket):
             return TlsChannel(sock)
         return Channel(sock, spliceable=self._splice)
@@ -100,16 +93,14 @@ class Brokers:
         ):
             _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
             self._may_ask_metadata = True  # what is there next may let us
-        self.reachable, self.refusal = error is None, refusal
-        self._probed = True
+        self.reachable, self.refusal, self._probed = error is None, refusal, True
 
     async def _connect(self, node_id: int, address: Address) -> BrokerConnection:
         limit_s = self.bootstrap.connect_timeout_s
         if node_id in self.unanswered:
             limit_s = min(limit_s, UNANSWERED_AFTER_S)
-        overdue = asyncio.get_running_loop().call_later(
-            UNANSWERED_AFTER_S, self._doubt, node_id, address
-        )
+        loop = asyncio.get_running_loop()
+        overdue = loop.call_later(UNANSWERED_AFTER_S, self._doubt, node_id, address)
         try:
             connection = await self.bootstrap.connect((address,), limit_s=limit_s, log_in=False)
         except UpstreamError as error:
@@ -126,17 +117,15 @@ class Brokers:
             self.unanswered.add(node_id)
 
     async def _probe(self) -> None:
-        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
-        connection = await self.bootstrap.connect()
-        try:
-            await self._ask(connection)
-        except BaseException:  # also when it is out of time; it lets connect, and does not serve
-            self.bootstrap.failed(connection.broker)
-            raise
-        finally:
-            connection.close()
+        with closing(await self.bootstrap.connect()) as connection:
+            try:
+                await self._ask(connection)
+            except BaseException:  # also out of time: it lets connect, and does not serve
+                self.bootstrap.failed(connection.broker)
+                raise
 
     async def _ask(self, connection: BrokerConnection) -> None:
+        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         limit_s = 2 * self.bootstrap.connect_timeout_s  # as the whole probe
         await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
         if not self._may_ask_metadata:

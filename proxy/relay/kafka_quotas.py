@@ -24,34 +24,28 @@ PLACE = "Kafka client quota"
 _VERSION = 0
 """All that is needed is in it, and brokers know it since 2.6."""
 
-_PERSONS = ("user", "client-id")
+_PERSONS = {"user", "client-id"}
 """Kinds of entity that a rule can have. Kafka has `ip` too, which bounds new connections."""
 
 _log = get_logger(__name__)
 
-UseRules = Callable[[tuple[Rule, ...]], None]
-
 
 class KafkaQuotas:
-    """Keeps the rules that come from the cluster, while it is followed.
+    """Hands all rules of the cluster to `use`, in the place of those before, while it is followed.
 
-    Where the quotas can't be read, the last ones stay in force; the log says so once, and every
-    failure is counted.
-
-    Args:
-        client: asks the cluster.
-        use: takes all rules of the cluster, in the place of those before.
-        errors: counts the failures by reason.
-
+    Where the quotas can't be read, the last ones stay in force; the log says so once, and `errors`
+    counts every failure by reason.
     """
 
-    def __init__(self, client: KafkaClient, use: UseRules, errors: Counter) -> None:
+    def __init__(
+        self, client: KafkaClient, use: Callable[[tuple[Rule, ...]], None], errors: Counter
+    ) -> None:
         self._client = client
         self._use = use
         self._errors = errors
         self._followed = asyncio.Event()
         self._answers: bool | None = None
-        """Whether the last question was answered; None before the first one."""
+        """Whether the last request was answered; None before the first one."""
         self._rules: tuple[Rule, ...] = ()
 
     def follow(self, on: bool) -> None:
@@ -73,14 +67,13 @@ class KafkaQuotas:
                 except UpstreamError as error:
                     self._failed(error)
                 else:
-                    self._succeeded(rules)
+                    if self._followed.is_set():  # not stopped in the meantime
+                        self._succeeded(rules)
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             self._client.close()
 
     def _succeeded(self, rules: tuple[Rule, ...]) -> None:
-        if not self._followed.is_set():  # stopped in the meantime
-            return
         if not self._answers or rules != self._rules:
             _log.info("quotas of the cluster read", rules=len(rules))
         self._answers, self._rules = True, rules
@@ -120,23 +113,17 @@ def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
     entities that only have such. A name that is literally DEFAULT cannot be told from Kafka's
     nameless default entity, and is left out too.
     """
-    rules = (_rule(entry) for entry in entries)
-    return tuple(sorted(filter(None, rules), key=lambda rule: selector(rule.keys)))
+    rules = filter(None, map(_rule, entries))
+    return tuple(sorted(rules, key=lambda rule: selector(rule.keys)))
 
 
 def _rule(entry: Any) -> Rule | None:
     names = {part.entity_type: part.entity_name for part in entry.entity}
-    if not names or not names.keys() <= set(_PERSONS):
-        return None
-    if any(name in ("", DEFAULT) for name in names.values()):
+    if not names or not names.keys() <= _PERSONS or not {"", DEFAULT}.isdisjoint(names.values()):
         return None
     keys = {kind: DEFAULT if name is None else name for kind, name in names.items()}
     values = {value.key: value.value for value in entry.values}
-    bounds = {
-        kind: values[kind]
-        for kind in QuotaKind
-        if kind in values and math.isfinite(values[kind]) and values[kind] > 0
-    }
+    bounds = {kind: values[kind] for kind in QuotaKind if 0 < values.get(kind, 0) < math.inf}
     if not bounds:
         return None
     return Rule(user=keys.get("user"), client_id=keys.get("client-id"), bounds=bounds, place=PLACE)

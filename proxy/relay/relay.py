@@ -10,7 +10,7 @@ from functools import partial
 
 from structlog import get_logger
 
-from proxy.cluster.dial import handshake, tune
+from proxy.cluster.dial import handshake, limit_unsent, tune
 from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, TlsChannel, bound_receive_buffer
@@ -154,6 +154,7 @@ class Relay:
         else:
             try:
                 tune(sock)
+                limit_unsent(sock)
             except OSError:  # gone already
                 sock.close()
                 return
@@ -222,7 +223,7 @@ class Relay:
         if node_id is None:
             return await self.brokers.connect(None)
         failure = None
-        if self.brokers.knows(node_id):
+        if node_id in self.brokers.addresses:
             try:
                 return await self.brokers.connect(node_id)
             except UpstreamError as error:

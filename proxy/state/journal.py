@@ -18,11 +18,7 @@ Form = TypeVar("Form", bound=BaseModel)
 class RecordFormat(Generic[Form]):
     """The records of one kind: `NAMESPACE/PART/PART...` is their key, a pydantic model their form.
 
-    Args:
-        namespace: what all keys begin with, without its separator.
-        version: of the form.
-        form: checks what is read. What is written is not checked: there may be thousands.
-
+    What is read is checked; what is written is not, as there may be thousands.
     """
 
     namespace: str
@@ -36,7 +32,8 @@ class RecordFormat(Generic[Form]):
 
     def key(self, *parts: object) -> str:
         """Return the key of a record; each part is quoted as in URLs."""
-        return SEPARATOR.join((self.namespace, *map(_quoted, parts)))
+        quoted = (quote(str(part), safe="", errors="surrogatepass") for part in parts)
+        return SEPARATOR.join((self.namespace, *quoted))
 
     def record(self, parts: tuple[object, ...], value: Json) -> Record:
         """Return the record of these parts; `value` is what the form reads."""
@@ -59,12 +56,8 @@ class RecordFormat(Generic[Form]):
 class Journal(Generic[Item]):
     """Which records of a part are out of date, between two writes.
 
-    An item stands for one record: what it says is asked for when it is written.
-
-    Args:
-        record_of: makes the record of an item; None when it is to have none.
-        key_of: its record's key.
-
+    An item stands for one record. `record_of` makes it when it is written, None when the item is to
+    have none; `key_of` returns its key.
     """
 
     def __init__(
@@ -95,11 +88,8 @@ class Journal(Generic[Item]):
     def take(self, max_items: int | None = None) -> tuple[list[Record], list[str]]:
         """Return what to write and which keys to delete, since the last call.
 
-        Args:
-            max_items: the most items that are looked at; what is left comes with the next call.
-                Keys to delete come with the last of them: what replaces them is written by then.
-                None: all at once.
-
+        At most `max_items` items are looked at (None: all); the others come with the next call.
+        Keys to delete come with the last of them: what replaces them is written by then.
         """
         changed = dict.fromkeys(islice(self._changed, max_items))
         for item in changed:
@@ -126,7 +116,3 @@ class Journal(Generic[Item]):
         self._taken = {}, {}
         self._changed = changed | self._changed
         self._deletes = deletes | self._deletes
-
-
-def _quoted(part: object) -> str:
-    return quote(str(part), safe="", errors="surrogatepass")

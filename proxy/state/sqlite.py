@@ -2,14 +2,14 @@
 
 A write is a transaction in the write-ahead log, with `synchronous=FULL`: it is on the disk when
 the call returns, also if the power fails. NORMAL would be ten times quicker (15 us instead of
-180 us on a cloud disk, a batch of 100 records 200 us instead of 430 us), but may lose the last
-writes with the power, and with them an operator's override or an offset that a query was told is
-committed. Who writes often shares transactions through a `StateWriter` instead.
+180 us on a cloud disk), but may lose the last writes with the power: an operator's override, or
+progress. Who writes often shares transactions through a `StateWriter` instead.
 """
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -46,16 +46,11 @@ class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
     The file is locked until `close`: two proxies would each go on with what they read at start.
-    The lock is the operating system's and goes with the process, however that ends.
+    The lock is the operating system's and goes with the process, however that ends. Beside the
+    file SQLite keeps `PATH-wal` while it is open. `wait_ms` is for a proxy that is about to stop.
 
-    Args:
-        path: the file. Beside it SQLite keeps `PATH-wal` while the file is open.
-        wait_ms: how long to wait for a proxy that has the file and is about to stop.
-
-    Raises:
-        StateError: the file cannot be opened, is in use, damaged, not ours, or too new. It is left
-            as it is.
-
+    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged,
+    not ours, or too new.
     """
 
     def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
@@ -89,9 +84,8 @@ class SqliteStore(Store):
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
         with self._use() as connection:
-            row = connection.execute(
-                "SELECT key, value, version FROM record WHERE key = ?", (key,)
-            ).fetchone()
+            query = "SELECT key, value, version FROM record WHERE key = ?"
+            row = connection.execute(query, (key,)).fetchone()
         return Record(*row) if row is not None else None
 
     def items(self, prefix: str) -> list[Record]:
@@ -107,22 +101,16 @@ class SqliteStore(Store):
         """Delete keys and write records, all or nothing; return how many were deleted."""
         rows = [(record.key, record.text, record.version) for record in records]
         gone = [(key,) for key in delete]
-        with self._use() as connection:
+        with self._use() as connection, connection:  # commits, or rolls back after an error
             connection.execute("BEGIN IMMEDIATE")
-            try:
-                deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
-                connection.executemany(
-                    "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
-                )
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+            deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
+            connection.executemany(
+                "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
+            )
         return max(deleted, 0)
 
     def close(self) -> None:
-        """Close the file and let the lock go; the log beside it goes too."""
+        """Close and unlock the file; the log beside it goes too."""
         with self._lock, self._explained():
             connection, self.connection = self.connection, None
             if connection is not None:
@@ -146,23 +134,17 @@ class SqliteStore(Store):
 def _identify(connection: sqlite3.Connection, path: str) -> int:
     """Check that the file is sound and ours; return the number of its schema, 0 for an empty file.
 
-    Changes nothing in it.
-
-    Raises:
-        StateError: it belongs to another program, was written by a newer one, or is damaged.
-        sqlite3.Error: it cannot be read.
-
+    Changes nothing. Raises StateError when it is of another program, a newer one, or damaged, and
+    sqlite3.Error when it cannot be read.
     """
     application_id = _number(connection, "PRAGMA application_id")
     schema = _number(connection, "PRAGMA user_version")
-    if not (application_id or schema) and not _number(
-        connection, "SELECT count(*) FROM sqlite_master"
-    ):
+    tables = _number(connection, "SELECT count(*) FROM sqlite_master")
+    if not (application_id or schema or tables):
         return 0
     if application_id != APPLICATION_ID:
-        raise StateError(
-            f"{path} is a database of another program", "name another file as state.path"
-        )
+        what = f"{path} is a database of another program"
+        raise StateError(what, "name another file as state.path")
     if schema > len(MIGRATIONS):
         raise StateError(
             f"{path} was written by a newer version of quota-proxy: its schema is {schema}, "
@@ -178,35 +160,20 @@ def _identify(connection: sqlite3.Connection, path: str) -> int:
 def migrate(
     connection: sqlite3.Connection, schema: int, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
-    """Bring the file from `schema` to the newest one, in one transaction.
-
-    Raises:
-        sqlite3.Error: that failed, and the file is as it was.
-
-    """
+    """Bring the file from `schema` to the newest one. Raises sqlite3.Error: it is as it was."""
     if schema == len(migrations):
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for migration in migrations[schema:]:
-            for statement in migration:
-                connection.execute(statement)
+    with connection:  # commits, or rolls back after an error
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in chain.from_iterable(migrations[schema:]):
+            connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _damaged(path: str, finding: str) -> StateError:
-    """Return the error for a file of ours that cannot be trusted."""
-    return StateError(
-        f"{path} is damaged: {finding}",
-        "restore it from a backup, or move it away to start without the overrides and positions "
-        "that it holds",
-    )
+    fix = "restore it from a backup, or move it away to start without the overrides and positions "
+    return StateError(f"{path} is damaged: {finding}", f"{fix}that it holds")
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -215,7 +182,7 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
 
 
 def _explain(path: str, error: sqlite3.Error) -> StateError:
-    """Put SQLite's error into words that help."""
+    """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:

@@ -13,13 +13,13 @@ SEPARATOR = "/"
 """Ends the namespace of a key: `quotas/user=alice`."""
 
 
+_to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
 class StateError(Exception):
-    """State that cannot be read or written; nothing was replaced or given up.
+    """State that cannot be read or written: what is wrong and where, and how to mend it.
 
-    Attributes:
-        what: what is wrong, and where.
-        fix: how to mend it.
-
+    Nothing was replaced or given up.
     """
 
     def __init__(self, what: str, fix: str) -> None:
@@ -36,21 +36,14 @@ class Record:
     text: str
     """The value as JSON."""
     version: int
-    """Number of the value's form, 1 or more. Who changes the form of what it writes counts on, and
-    can tell by it how to read what an older program wrote."""
+    """Of the value's form, 1 or more: how to read what an older program wrote."""
 
     @classmethod
     def of(cls, key: str, value: Json, version: int = 1) -> "Record":
         """Make a record that every store takes.
 
-        Args:
-            key: `NAMESPACE/NAME`, printable; quote what may be anything else.
-            value: what JSON can express. NaN and the infinities are none of that.
-            version: 1 or more.
-
-        Raises:
-            ValueError: one of them is out of range.
-
+        `key` is `NAMESPACE/NAME`, printable; quote what may be anything else. Raises ValueError
+        for another key, a value that JSON cannot express (as NaN), or a version below 1.
         """
         namespace, _, name = key.partition(SEPARATOR)
         if not (namespace and name and key.isprintable()):
@@ -58,7 +51,7 @@ class Record:
         if version < 1:
             raise ValueError(f"the version of {key!r} must be 1 or more, not {version}")
         try:
-            text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+            text = _to_json(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"the value of {key!r} cannot be written as JSON: {error}") from error
         return cls(key, text, version)
@@ -101,7 +94,7 @@ class Store(ABC):
         """
 
     def put(self, key: str, value: Json, version: int = 1) -> Record:
-        """Write one value, in the place of an earlier one; arguments and errors of `Record.of`."""
+        """Write one value, as `Record.of` makes it; return the record."""
         record = Record.of(key, value, version)
         self.put_many((record,))
         return record

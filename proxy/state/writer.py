@@ -1,4 +1,4 @@
-"""Write state from the event loop without stopping it."""
+"""Writes state from the event loop without stopping it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,11 +10,9 @@ from .store import Record, Store
 class StateWriter:
     """Writes to a store in one thread, in the order of the calls.
 
-    A disk takes from a tenth of a millisecond to ten for each transaction. What is asked for while
-    one is on its way goes together into the next one, so a thousand writers wait for two
-    transactions, not for a thousand, and the event loop for none.
-
-    Make and use it within one event loop. The store stays open on `close`.
+    A disk takes 0.1 to 10 ms for each transaction. What is asked for while one is on its way goes
+    together into the next: a thousand writers wait for two transactions, the event loop for none.
+    Use it within one event loop. The store stays open on `close`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,15 +26,10 @@ class StateWriter:
         self._closed = False
 
     async def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> None:
-        """Delete keys and write records, all or nothing, as `Store.put_many`; then return.
+        """Delete keys and write records as `Store.put_many`, also if the caller is cancelled.
 
-        A caller that is cancelled while it waits does not take its write back.
-
-        Raises:
-            StateError: it could not be written; nor could what was asked for at the same time,
-                whose callers get the error as well.
-            RuntimeError: after `close`.
-
+        Raises StateError when it could not be written, nor what was asked for at the same time,
+        and RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError("the state writer is closed")

@@ -21,15 +21,11 @@ API_VERSIONS = 18
 SASL_AUTHENTICATE = 36
 DESCRIBE_CLUSTER = 60
 
-UNKNOWN_API_NAME = "unknown"
-
 LENGTH_BYTES = 4
 """Every frame starts with its length, which does not count itself."""
 
 RESPONSE_HEADER_BYTES = 8
-"""Length and correlation id. A flexible header goes on with a tag section."""
-
-EMPTY_TAG_SECTION_BYTES = 1
+"""Length and correlation id. A flexible header goes on with a tag section, one byte if empty."""
 
 ApiFamily: TypeAlias = Literal["fetch", "produce", "request"]
 """Whose held responses wait together: Fetch, Produce and all others have a delay queue each."""
@@ -54,19 +50,12 @@ class Handling(Enum):
 
     PASS = "pass"
     """Nothing: it carries no broker's address."""
-
     REWRITE = "rewrite"
-    """Take the whole response and put it through `rewrite_response`."""
-
+    """Take the whole response and put it through `rewrite_response`: broker addresses, versions."""
     WALK = "walk"
     """Send it on through a `FetchWalker`, with a neutral tail."""
-
-    API_VERSIONS = "api_versions"
-    """Take the whole response and cap it with `rewrite_response`."""
-
     REFUSE = "refuse"
     """It may carry addresses that could not be found, so the request must not reach a broker."""
-
     UNKNOWN = "unknown"
     """An API that was made after this table: refused, or passed if the configuration says so."""
 
@@ -76,35 +65,25 @@ class Api:
     """What is known of one API in all of its versions."""
 
     key: int
-
     max_version: int = _NO_VERSION
     """The last version that clients may use, -1 for none; 0 is the first. That of the schemas, or
     the last one that was reviewed."""
-
     request: Any = None
     """The request's message class, as kafka-python describes it; None without a schema."""
-
     response: Any = None
     """The response's message class."""
-
     first_with_addresses: int = _NEVER
     """The first version whose responses carry broker addresses."""
-
     first_throttled_by_client: int = _NEVER
     """The first version whose clients hold back by themselves for the throttle time that a
     response names (KIP-219); known only of the APIs that byte rates bound."""
-
     family: ApiFamily = "request"
-
     byte_rate: str | None = None
     """The quota type at whose gate requests wait, as the configuration names it."""
-
     is_login: bool = False
     """Whether its messages say who the client is."""
-
     is_hidden: bool = False
     """Whether no client may use it, schema or not."""
-
     is_membership: bool = False
     """Whether a late answer may cost the client its place in a group."""
 
@@ -114,30 +93,22 @@ class ApiPlan:
     """What is done with the requests and responses of one API and version."""
 
     api: Api
-
     handling: Handling
-
     takes_whole: bool
     """The response is taken into memory before it is sent on."""
-
     costs_time: bool
     """The service time counts for `request_percentage`."""
-
     request_is_flexible: bool
     """The request's header ends with a tag section; False when not known."""
-
     is_flexible: bool
     """The response's header ends with a tag section, whose one byte is 0 when it is empty; False
     when not known."""
-
     body_offset: int
     """Where the body starts in the response frame when that section is empty, as brokers have sent
     it so far. Check that the byte before it is 0 when `is_flexible`."""
-
     throttle_offset: int
     """Where throttle_time_ms (int32) lies in the response frame when that section is empty. 0
     where it is not the body's first field, or the API and version are not known."""
-
     clients_throttle: bool
     """Clients hold back by themselves for the throttle time (KIP-219)."""
 
@@ -229,8 +200,7 @@ APIS = {key: api for key, api in KNOWN_APIS.items() if api.request is not None}
 
 def is_known(api_key: int, version: int) -> bool:
     """Return whether there is a schema for this API and version."""
-    api = APIS.get(api_key)
-    return api is not None and 0 <= version <= api.max_version
+    return api_key in APIS and 0 <= version <= APIS[api_key].max_version
 
 
 def api_of(api_key: int) -> Api:
@@ -240,7 +210,7 @@ def api_of(api_key: int) -> Api:
 
 def api_name(api_key: int) -> str:
     """Return Kafka's name of the API, or "unknown": a bounded set, fit for a metric label."""
-    return _NAMES.get(api_key, UNKNOWN_API_NAME)
+    return _NAMES.get(api_key, "unknown")
 
 
 def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | None:
@@ -248,29 +218,36 @@ def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | Non
 
     None stands for any: an API that is not known, with `passes_unknown`.
     """
-    if api_key in KNOWN_APIS:
-        return KNOWN_APIS[api_key].max_version
-    return None if passes_unknown else _NO_VERSION
+    api = api_of(api_key)
+    return None if passes_unknown and api is _UNKNOWN else api.max_version
 
 
 @lru_cache(maxsize=_CACHED_PLANS)
 def plan_of(api_key: int, version: int) -> ApiPlan:
     """Return the plan of any API and version."""
     api = api_of(api_key)
-    handling = _handling(api_key, version)
     has_schema = is_known(api_key, version)
+    if api_key == API_VERSIONS:
+        handling = Handling.REWRITE
+    elif api is _UNKNOWN:
+        handling = Handling.UNKNOWN
+    elif not 0 <= version <= api.max_version:
+        handling = Handling.REFUSE
+    elif version < api.first_with_addresses:
+        handling = Handling.PASS
+    else:
+        handling = Handling.WALK if api_key == FETCH else Handling.REWRITE
     # ApiVersions has no tag section, so that a client can read the answer to a version that the
     # broker does not know (KIP-511).
-    is_flexible = (
-        has_schema and api_key != API_VERSIONS and bool(api.response.flexible_version_q(version))
-    )
-    body_offset = RESPONSE_HEADER_BYTES + EMPTY_TAG_SECTION_BYTES * is_flexible
+    has_tags = has_schema and api_key != API_VERSIONS
+    is_flexible = has_tags and bool(api.response.flexible_version_q(version))
+    body_offset = RESPONSE_HEADER_BYTES + is_flexible
     fields = api.response._struct.untagged_fields(version) if has_schema else ()
     starts_with_throttle = any(field.name == "throttle_time_ms" for field in fields[:1])
     return ApiPlan(
         api=api,
         handling=handling,
-        takes_whole=api.is_login or handling in (Handling.REWRITE, Handling.API_VERSIONS),
+        takes_whole=api.is_login or handling is Handling.REWRITE,
         costs_time=not (api.is_login or api.is_membership),
         request_is_flexible=has_schema and bool(api.request.flexible_version_q(version)),
         is_flexible=is_flexible,
@@ -278,19 +255,6 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
         throttle_offset=body_offset if starts_with_throttle else 0,
         clients_throttle=version >= api.first_throttled_by_client,
     )
-
-
-def _handling(api_key: int, version: int) -> Handling:
-    if api_key == API_VERSIONS:
-        return Handling.API_VERSIONS
-    api = KNOWN_APIS.get(api_key)
-    if api is None:
-        return Handling.UNKNOWN
-    if not 0 <= version <= api.max_version:
-        return Handling.REFUSE
-    if version < api.first_with_addresses:
-        return Handling.PASS
-    return Handling.WALK if api_key == FETCH else Handling.REWRITE
 
 
 def downgrade_api_versions(frame: bytearray | memoryview, version: int) -> bool:

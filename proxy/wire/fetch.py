@@ -41,13 +41,10 @@ class FetchRequestPartitions:
 
     session_id: int
     """NO_SESSION before version 7."""
-
     session_epoch: int
     """FINAL_EPOCH before version 7."""
-
     positions: tuple[FetchPosition, ...]
     """In a full request all that is asked for, else what is new or has changed."""
-
     forgotten: tuple[tuple[TopicKey, int], ...]
     """Partitions that leave the session, applied after the positions; void in a full request."""
 
@@ -62,20 +59,14 @@ class FetchedPartition(NamedTuple):
 
     topic: TopicKey
     partition: int
-
     error_code: int
     """0: none."""
-
     high_watermark: int
-
     last_stable_offset: int
     """From version 4 on."""
-
     log_start_offset: int
     """From version 5 on."""
-
     records_bytes: int
-
     end_offset: int | None
     """Behind the last whole record batch; None when there is none or the records were not seen."""
 
@@ -84,8 +75,7 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
     """Return what a request asks for; `body` starts behind the request's header.
 
     Null arrays read as empty, a null name as the empty string. What follows the partitions is left
-    to the broker to read.
-    Raises MalformedFrame, and ValueError for a version that the schemas do not know.
+    to the broker. Raises MalformedFrame; ValueError for a version that the schemas do not know.
     """
     head, topics, forgotten = _request_form(version)
     view = memoryview(body)
@@ -110,11 +100,9 @@ def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:
 def _request_form(version: int) -> tuple[Struct, PartitionFields, PartitionFields | None]:
     """Return how to read what comes before the topics, the topics and those that are forgotten."""
     layout = request_layout(FETCH, version)
-    has_forgotten = "forgotten_topics_data" in layout.fields
+    array = "forgotten_topics_data"
     return (
         layout.head("session_id", "session_epoch"),
         request_partitions(FETCH, version, "partition", "fetch_offset"),
-        request_partitions(FETCH, version, array="forgotten_topics_data")
-        if has_forgotten
-        else None,
+        request_partitions(FETCH, version, array=array) if array in layout.fields else None,
     )

@@ -7,6 +7,7 @@ of each partition.
 """
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, TypeAlias
 
@@ -35,11 +36,8 @@ MAX_NAME_BYTES = 2**15 - 1
 _NODE_ENDPOINTS_TAG = 0
 
 _HEAD_FIELDS = (
-    "partition_index",
-    "error_code",
-    "high_watermark",
-    "last_stable_offset",
-    "log_start_offset",
+    *("partition_index", "error_code"),
+    *("high_watermark", "last_stable_offset", "log_start_offset"),
 )
 _FURTHER_FIELDS = ("aborted_transactions", "preferred_read_replica", "records")
 """Of a partition, in wire order. Old versions lack some."""
@@ -66,15 +64,6 @@ class FetchWalker:
         *("held", "opaque_bytes", "remaining_bytes"),
     )
 
-    remaining_bytes: int
-    """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
-
-    opaque_bytes: int
-    """How many of the next bytes need not be shown and may be passed over with `skip`."""
-
-    held: bytes
-    """The start of a field whose rest has not come."""
-
     def __init__(
         self, version: int, body_bytes: int, observer: FetchObserver | None = None
     ) -> None:
@@ -84,8 +73,11 @@ class FetchWalker:
         """
         form = _form(version)
         self.remaining_bytes = body_bytes
+        """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
         self.opaque_bytes = 0
+        """How many of the next bytes need not be shown and may be passed over with `skip`."""
         self.held = b""
+        """The start of a field whose rest has not come."""
         self._is_ended = False
         self._is_tagged = form.is_tagged
         self._all_shown = None if observer is None or form.has_endpoints else _Mark()
@@ -158,13 +150,11 @@ class FetchWalker:
         return end
 
 
+@dataclass(slots=True)
 class _Mark:
     """Set by a walk when it has shown the last partition."""
 
-    __slots__ = ("is_set",)
-
-    def __init__(self) -> None:
-        self.is_set = False
+    is_set: bool = False
 
 
 _Piece: TypeAlias = tuple[Buffer, int, int, int]
@@ -209,7 +199,8 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
                 raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
             while pos + topic_bytes > end:
                 data, pos, end, limit = yield pos
-            topic = _topic(bytes(data[pos : pos + topic_bytes]), form)
+            key = bytes(data[pos : pos + topic_bytes])
+            topic = key if form.name_size is None else _decoded(key)
         pos += topic_bytes
         # partitions
         while (found := count(data, pos, end, limit)) is None:
@@ -278,11 +269,9 @@ def _skip_tags(data: Buffer, pos: int, end: int, limit: int) -> Generator[int, _
     return data, pos, end, limit
 
 
-def _topic(key: bytes, form: "_Form") -> TopicKey:
-    if form.name_size is None:
-        return key
+def _decoded(name: bytes) -> str:
     try:
-        return key.decode()
+        return name.decode()
     except UnicodeDecodeError as error:
         raise MalformedResponse(f"a topic name is not UTF-8: {error}") from None
 
@@ -378,12 +367,8 @@ def neutral_tail(tail: bytes) -> bytes:
 def _filler(size: int) -> bytes:
     """Return a tagged field of exactly `size` bytes."""
     for number in map(write_uvarint, FILLER_TAGS):
-        room = size - len(number)
-        for size_bytes in range(1, MAX_UVARINT_BYTES + 1):
-            value_bytes = room - size_bytes
-            if value_bytes < 0:
-                break
-            prefix = write_uvarint(value_bytes)
-            if len(prefix) == size_bytes:
+        for prefix_bytes in range(1, MAX_UVARINT_BYTES + 1):
+            value_bytes = size - len(number) - prefix_bytes
+            if value_bytes >= 0 and len(prefix := write_uvarint(value_bytes)) == prefix_bytes:
                 return number + prefix + bytes(value_bytes)
     raise MalformedResponse(f"node endpoints in {size} bytes")

@@ -7,9 +7,18 @@ from proxy.wire.apis import (
     CONTROLLED_SHUTDOWN,
     LENGTH_BYTES,
     RESPONSE_HEADER_BYTES,
+    api_name,
     plan_of,
 )
-from proxy.wire.layout import INCOMPLETE, NULL, UNREADABLE, Buffer, skip_tags
+from proxy.wire.layout import (
+    INCOMPLETE,
+    NULL,
+    UNREADABLE,
+    Buffer,
+    PartitionRow,
+    response_partitions,
+    skip_tags,
+)
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -23,7 +32,6 @@ _RESPONSE_HEADER = Struct(">ii")
 
 _MIN_LENGTH = _HEADER_V0.size - LENGTH_BYTES
 
-
 _TLS_HANDSHAKE = b"\x16\x03"
 _HTTP_STARTS = frozenset(
     (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC", b"PRI ")
@@ -35,16 +43,11 @@ class RequestHead(NamedTuple):
 
     frame_bytes: int
     """Length of the whole frame, the four bytes of the length field included."""
-
     api_key: int
     api_version: int
-
     correlation_id: int
-    """What the response will carry."""
-
     client_id: str | None
     """With U+FFFD for what is not UTF-8, as brokers read it; so some ids of other bytes are one."""
-
     header_end: int
     """Offset of the body in the frame. For an API or version without a schema it is the offset
     behind the client id: whether a tag section follows is not known."""
@@ -53,9 +56,9 @@ class RequestHead(NamedTuple):
 def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead | None:
     """Read the header of the request whose frame starts at `view[0]`.
 
-    Returns None while more bytes are needed, which is never more than MAX_HEADER_BYTES. Bytes
-    behind the header are not looked at. `max_request_bytes` bounds the frame's length field.
-    Raises MalformedFrame as early as the bytes allow it.
+    Returns None while more bytes are needed, which is never more than MAX_HEADER_BYTES.
+    `max_request_bytes` bounds the frame's length field. Raises MalformedFrame as early as the
+    bytes allow it.
     """
     have = len(view)
     if have < LENGTH_BYTES:
@@ -96,12 +99,13 @@ def parse_response_head(view: Buffer) -> tuple[int, int] | None:
 
 
 def response_body(api_key: int, version: int, frame: Buffer) -> int:
-    """Return where the body starts in a response frame, tagged fields of the header skipped.
+    """Return where the body starts in a whole response frame, behind the header's tagged fields.
 
-    The frame has to hold the whole header. Raises MalformedResponse when it does not.
+    Raises MalformedResponse, also when the frame is not whole.
     """
-    if len(frame) < RESPONSE_HEADER_BYTES:
-        raise MalformedResponse(f"a response of {len(frame)} bytes")
+    size = len(frame)
+    if size < RESPONSE_HEADER_BYTES or _LENGTH.unpack_from(frame)[0] != size - LENGTH_BYTES:
+        raise MalformedResponse(f"a response of {size} bytes that is not a whole frame")
     if not plan_of(api_key, version).is_flexible:
         return RESPONSE_HEADER_BYTES
     try:
@@ -110,12 +114,15 @@ def response_body(api_key: int, version: int, frame: Buffer) -> int:
         raise MalformedResponse(f"the header's tag section: {error}") from None
 
 
-def whole_response_body(api_key: int, version: int, frame: Buffer) -> int:
-    """Return as `response_body` does; raise MalformedResponse, too, when the frame is not whole."""
-    start = response_body(api_key, version, frame)
-    if _LENGTH.unpack_from(frame)[0] != len(frame) - LENGTH_BYTES:
-        raise MalformedResponse("the frame's length is not that of the frame")
-    return start
+def read_partitions(
+    api_key: int, version: int, frame: Buffer, wanted: tuple[str, ...]
+) -> list[PartitionRow]:
+    """Return the wanted fields of each partition in a whole response. Raises MalformedResponse."""
+    body = response_body(api_key, version, frame)
+    try:
+        return response_partitions(api_key, version, *wanted).read(frame, body)
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a {api_name(api_key)} response: {error}") from None
 
 
 def ends_with_frame(data: Buffer) -> bool:

@@ -1,8 +1,7 @@
 """Where each field of a message lies, compiled from kafka-python's schemas.
 
-One field can be read or changed so, and every other byte, tagged fields of the future included,
-stays as it came. kafka-python's own decode and encode would lose them: it drops unknown tags and
-tagged fields that hold their default.
+One field can be read or changed so, and every other byte stays as it came. kafka-python's own
+decode and encode would drop unknown tagged fields, and those that hold their default.
 
 Positions count from the start of a buffer. What reads returns a value and the position behind it,
 what skips that position, which may lie behind the end. Both raise one of INCOMPLETE where the
@@ -10,10 +9,10 @@ buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from itertools import repeat
+from functools import cache, partial
+from itertools import groupby, repeat
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,10 +35,7 @@ MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
 
 _MAX_UVARINT = 2**32 - 1
-_MORE = 0x80
-_PAYLOAD = 0x7F
-_PAYLOAD_BITS = 7
-
+_MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
 _CODES = {1: "b", 2: "h", 4: "i", 8: "q", 16: "16s"}
 """Of `struct`, by the size of a field: integers come out signed, ids as bytes."""
@@ -82,7 +78,7 @@ class Tag(NamedTuple):
 def read_tags(data: Buffer, pos: int) -> tuple[list[Tag], int]:
     """Read the section of tagged fields that ends a record."""
     count, pos = read_uvarint(data, pos)
-    tags: list[Tag] = []
+    tags = []
     for _ in range(count):
         number, pos = read_uvarint(data, pos)
         size, start = read_uvarint(data, pos)
@@ -180,12 +176,9 @@ class _Sized:
         return pos + size if size > 0 else pos
 
     def write(self, text: str) -> bytes:
-        """Return the wire form of a string. Raises ValueError when it is too long for it."""
+        """Return the wire form of a string. Raises struct.error when it is too long for it."""
         encoded = text.encode()
-        try:
-            return self.length.write(len(encoded)) + encoded
-        except struct.error as error:
-            raise ValueError(f"a string of {len(encoded)} bytes: {error}") from None
+        return self.length.write(len(encoded)) + encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +189,6 @@ class _Array:
     element: Any
 
     def count(self, data: Buffer, pos: int) -> tuple[int, int]:
-        """Read how many elements follow."""
         count, pos = self.length.read(data, pos)
         return max(count, 0), pos
 
@@ -218,10 +210,8 @@ class RecordLayout:
 
     fields: dict[str, Any]
     """Layouts of the untagged fields by kafka-python's name, in wire order."""
-
     tags: dict[str, int] | None
     """The numbers of the known tagged fields; None when there is no tag section."""
-
     program: tuple[Skip, ...]
     """What skips the record: neighbours of fixed size at once, nested records unfolded."""
 
@@ -234,7 +224,11 @@ class RecordLayout:
         return pos
 
     def seek(self, field: str | None, data: Buffer, pos: int) -> int:
-        """Return where a field begins in the record at `pos`; None stands for its tag section."""
+        """Return where a field begins in the record at `pos`; None stands for its tag section.
+
+        A field behind none but fields of fixed size is found without data. Raises KeyError for a
+        field that the record has not.
+        """
         for name, node in self.fields.items():
             if name == field:
                 return pos
@@ -260,26 +254,12 @@ class RecordLayout:
 
         The others are passed over; names that are not among them are left out.
         """
-        parts = [
-            node.form.format[1:] if name in wanted else f"{node.form.size}x"
-            for name, node in self._leading()
-        ]
-        return Struct(">" + "".join(parts))
-
-    def place(self, field: str) -> int | None:
-        """Return where a field begins in every such record; None when it is not in the head."""
-        place = 0
-        for name, node in self._leading():
-            if name == field:
-                return place
-            place += node.form.size
-        return None
-
-    def _leading(self) -> Iterator[tuple[str, _Fixed]]:
+        codes = ">"
         for name, node in self.fields.items():
             if not isinstance(node, _Fixed):
-                return
-            yield name, node
+                break
+            codes += node.form.format[1:] if name in wanted else f"{node.form.size}x"
+        return Struct(codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,28 +269,26 @@ class _OptionalRecord:
     record: RecordLayout
 
     def skip(self, data: Buffer, pos: int) -> int:
-        is_there = data[pos] != _NULL_STRUCT
-        return self.record.skip(data, pos + 1) if is_there else pos + 1
+        return pos + 1 if data[pos] == _NULL_STRUCT else self.record.skip(data, pos + 1)
 
 
 @cache
-def request_layout(api_key: int, version: int) -> RecordLayout:
-    """Return the layout of a request's body. Raises ValueError where there is no schema."""
-    return _compile_message("request", api_key, version)
+def _message_layout(kind: str, api_key: int, version: int) -> RecordLayout:
+    if not is_known(api_key, version):
+        raise ValueError(f"no schema for API {api_key} version {version}")
+    message = getattr(APIS[api_key], kind)
+    return _compile_record(message._struct, version, flexible=message.flexible_version_q(version))
 
 
-@cache
-def response_layout(api_key: int, version: int) -> RecordLayout:
-    """Return the layout of a response's body. Raises ValueError where there is no schema."""
-    return _compile_message("response", api_key, version)
+request_layout = partial(_message_layout, "request")
+"""Returns the layout of a request's body. Raises ValueError where there is no schema."""
+response_layout = partial(_message_layout, "response")
+"""Returns the layout of a response's body. Raises ValueError where there is no schema."""
 
 
 @cache
 def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayout:
-    """Return the layout of one of the response's top-level tagged fields.
-
-    It is that of the value: a record of the field alone, without a tag section.
-    """
+    """Return the layout of a top-level tagged field's value: a record of the field alone."""
     node = _compile(APIS[api_key].response._struct.fields[field], version, flexible=True)
     return RecordLayout({field: node}, None, (node.skip,))
 
@@ -319,20 +297,15 @@ class PartitionFields:
     """Reads some fields of each partition in a message.
 
     The message has an array of topics, each of which is a name or id and an array of partitions.
-
-    Args:
-        message: its layout.
-        array: the field, if not the first array in the message.
-        wanted: of the fields with which a partition begins, in wire order; those that the version
-            has not are left out.
-
+    `array` is its field, if not the first array in the message. `wanted` are of the fields with
+    which a partition begins, in wire order; those that the version has not are left out.
     """
 
     def __init__(self, message: RecordLayout, array: str | None, wanted: tuple[str, ...]) -> None:
-        self._message = message
         arrays = (name for name, node in message.fields.items() if isinstance(node, _Array))
-        self._array = array or next(arrays)
-        topics: _Array = message.fields[self._array]
+        array = array or next(arrays)
+        self._seek = partial(message.seek, array)
+        topics: _Array = message.fields[array]
         self._read_count = topics.length.read
         self._is_tagged = message.tags is not None
         self._key, in_topic = topics.element.fields.values()
@@ -350,7 +323,7 @@ class PartitionFields:
     def read(self, data: Buffer, pos: int) -> list[PartitionRow]:
         """Return all partitions of the message at `pos`."""
         found: list[PartitionRow] = []
-        self.read_array(data, self._message.seek(self._array, data, pos), found)
+        self.read_array(data, self._seek(data, pos), found)
         return found
 
     def read_array(self, data: Buffer, pos: int, found: list[PartitionRow]) -> int:
@@ -359,14 +332,18 @@ class PartitionFields:
         for _ in range(topics):
             key, pos = self._key.read(data, pos)
             count, pos = self._read_count(data, pos)
-            if self._is_table(count, data, pos):
-                row = self._row
-                end = pos + count * row.size
+            size = self._row.size
+            end = pos + count * size
+            if (  # all are there and have the same size
+                self._has_rows
+                and pos < end <= len(data)
+                and not (self._has_tagged_rows and any(data[pos + size - 1 : end : size]))
+            ):
                 if count == 1:  # most often, in a fetch session
-                    found.append((key, pos, row.unpack_from(data, pos)))
+                    found.append((key, pos, self._row.unpack_from(data, pos)))
                 else:
-                    starts = range(pos, end, row.size)
-                    found += zip(repeat(key), starts, row.iter_unpack(data[pos:end]))
+                    rows = self._row.iter_unpack(data[pos:end])
+                    found += zip(repeat(key), range(pos, end, size), rows)
                 pos = end
             else:
                 for _ in range(count):
@@ -376,16 +353,6 @@ class PartitionFields:
             if self._is_tagged:
                 pos = skip_tags(data, pos)
         return pos
-
-    def _is_table(self, count: int, data: Buffer, pos: int) -> bool:
-        """Return whether so many partitions, at least one, are there and have the same size."""
-        size = self._row.size
-        end = pos + count * size
-        return (
-            self._has_rows
-            and pos < end <= len(data)
-            and not (self._has_tagged_rows and any(data[pos + size - 1 : end : size]))
-        )
 
 
 @cache
@@ -402,42 +369,25 @@ def response_partitions(api_key: int, version: int, *wanted: str) -> PartitionFi
     return PartitionFields(response_layout(api_key, version), None, wanted)
 
 
-def _compile_message(kind: str, api_key: int, version: int) -> RecordLayout:
-    if not is_known(api_key, version):
-        raise ValueError(f"no schema for API {api_key} version {version}")
-    message = getattr(APIS[api_key], kind)
-    return _compile_record(message._struct, version, flexible=message.flexible_version_q(version))
-
-
 def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayout:
     fields = {
         field.name: _compile(field, version, flexible=flexible)
         for field in schema.untagged_fields(version)
     }
     program: list[Skip] = []
-    fixed_bytes = 0
-    for node in fields.values():
-        if isinstance(node, _Fixed):
-            fixed_bytes += node.form.size
-            continue
-        program += _skips(fixed_bytes)
-        program += node.program if isinstance(node, RecordLayout) else (node.skip,)
-        fixed_bytes = 0
-    program += _skips(fixed_bytes, tagged=flexible)
+    for is_fixed, nodes in groupby(fields.values(), key=lambda node: isinstance(node, _Fixed)):
+        if is_fixed:
+            program.append(_skip_bytes(sum(node.form.size for node in nodes)))
+        else:
+            for node in nodes:
+                program += node.program if isinstance(node, RecordLayout) else (node.skip,)
+    program += [skip_tags] if flexible else []
     tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
     return RecordLayout(fields, tags if flexible else None, tuple(program))
 
 
-def _skips(size: int, *, tagged: bool = False) -> list[Skip]:
-    """Return what skips so many bytes and, if `tagged`, a tag section."""
-
-    def skip_both(data: Buffer, pos: int) -> int:
-        pos += size
-        return pos + 1 if data[pos] == 0 else read_tags(data, pos)[1]
-
-    if tagged:
-        return [skip_both]
-    return [lambda _data, pos: pos + size] if size else []
+def _skip_bytes(size: int) -> Skip:
+    return lambda _data, pos: pos + size
 
 
 def _compile(field: Any, version: int, *, flexible: bool) -> Any:

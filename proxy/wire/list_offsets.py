@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from struct import Struct
 from typing import NamedTuple
 
 from proxy.wire.apis import LIST_OFFSETS, is_known
-from proxy.wire.frames import whole_response_body
+from proxy.wire.frames import read_partitions
 from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
-    PartitionFields,
     request_layout,
     request_partitions,
     response_partitions,
 )
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.malformed import MalformedFrame
 from proxy.wire.topic_partition import TopicPartition
 
 LATEST = -1
@@ -31,6 +29,7 @@ READ_COMMITTED = 1
 _FIRST_VERSION = 1
 """Version 0, gone since Kafka 4.0, answers with lists of offsets. It is left alone."""
 
+_ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
 
 
@@ -44,16 +43,13 @@ class OffsetLookup:
     """Milliseconds of the Unix epoch, or LATEST, EARLIEST and others below 0. Of a partition that
     is named twice the last."""
     correlation_id: int = 0
-    """Of the request."""
 
 
 class PartitionOffset(NamedTuple):
-    """The answer for one partition."""
+    """The answer for one partition: 0 for no error, -1 for no offset."""
 
     error_code: int
-    """0: none."""
     offset: int
-    """-1 when there is none."""
 
 
 def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 0) -> OffsetLookup:
@@ -63,10 +59,11 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
     """
     if not _is_read(version):
         return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
+    head = request_layout(LIST_OFFSETS, version).head("isolation_level")
     fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
     timestamps = {}
     try:
-        levels = _head(version).unpack_from(body)
+        levels = head.unpack_from(body)
         for topic, _, (index, timestamp) in fields.read(body, 0):
             timestamps[topic, index] = timestamp
     except UNREADABLE as error:
@@ -81,16 +78,8 @@ def read_list_offsets_response(
 
     Nothing for versions as in `read_list_offsets_request`. Raises MalformedResponse.
     """
-    found: dict[TopicPartition, PartitionOffset] = {}
-    if not _is_read(version):
-        return found
-    body = whole_response_body(LIST_OFFSETS, version, frame)
-    try:
-        for topic, _, (index, error_code, offset) in _answers(version).read(frame, body):
-            found[topic, index] = PartitionOffset(error_code, offset)
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a ListOffsets response: {error}") from None
-    return found
+    rows = read_partitions(LIST_OFFSETS, version, frame, _ANSWER) if _is_read(version) else ()
+    return {(topic, index): PartitionOffset(*answer) for topic, _, (index, *answer) in rows}
 
 
 def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, int]) -> bytes:
@@ -101,29 +90,13 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
     """
     if not (offsets and _is_read(version)):
         return frame
-    body = whole_response_body(LIST_OFFSETS, version, frame)
-    answers = _answers(version)
-    place = answers.partition.place("offset")
-    assert place is not None  # the schemas say so
+    place = response_partitions(LIST_OFFSETS, version, *_ANSWER).partition.seek("offset", b"", 0)
     changed = bytearray(frame)
-    try:
-        for topic, pos, (index, _, _) in answers.read(frame, body):
-            if (topic, index) in offsets:
-                _INT64.pack_into(changed, pos + place, offsets[topic, index])
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a ListOffsets response: {error}") from None
+    for topic, pos, (index, _, _) in read_partitions(LIST_OFFSETS, version, frame, _ANSWER):
+        if (topic, index) in offsets:
+            _INT64.pack_into(changed, pos + place, offsets[topic, index])
     return frame if changed == frame else bytes(changed)
 
 
 def _is_read(version: int) -> bool:
     return version >= _FIRST_VERSION and is_known(LIST_OFFSETS, version)
-
-
-@cache
-def _head(version: int) -> Struct:
-    return request_layout(LIST_OFFSETS, version).head("isolation_level")
-
-
-def _answers(version: int) -> PartitionFields:
-    names = ("partition_index", "error_code", "offset")
-    return response_partitions(LIST_OFFSETS, version, *names)

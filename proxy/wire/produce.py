@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from proxy.wire.apis import PRODUCE, is_known
 from proxy.wire.fetch import TopicKey
-from proxy.wire.frames import response_body
-from proxy.wire.layout import UNREADABLE, Buffer, request_partitions, response_partitions
-from proxy.wire.malformed import MalformedFrame, MalformedResponse
+from proxy.wire.frames import read_partitions
+from proxy.wire.layout import UNREADABLE, Buffer, request_partitions
+from proxy.wire.malformed import MalformedFrame
 
 _FIRST_VERSION = 3
 """Kafka 4.0 has none below; the schemas begin here, too."""
@@ -39,7 +39,7 @@ class ProducedPartition(NamedTuple):
 
 
 class AppendedPartition(NamedTuple):
-    """What became of it."""
+    """What a response says of one partition."""
 
     topic: TopicKey
     partition: int
@@ -78,15 +78,8 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     """
     if not _is_read(version):
         return ()
-    names = ("index", "error_code", "base_offset")
-    fields = response_partitions(PRODUCE, version, *names)
-    body = response_body(PRODUCE, version, frame)
-    try:
-        return tuple(
-            AppendedPartition(topic, *values) for topic, _, values in fields.read(frame, body)
-        )
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a Produce response: {error}") from None
+    rows = read_partitions(PRODUCE, version, frame, ("index", "error_code", "base_offset"))
+    return tuple(AppendedPartition(topic, *values) for topic, _, values in rows)
 
 
 def end_of_batches(data: Buffer, start: int, end: int) -> int | None:

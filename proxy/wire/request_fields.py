@@ -1,9 +1,8 @@
 """The first fields of a request's body, read or lowered before the rest has come."""
 
-from collections.abc import Callable
 from functools import cache
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from proxy.wire.apis import FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import RequestHead
@@ -23,8 +22,6 @@ DEFAULT_BATCH_BYTES = 1 << 20
 """About the largest record batch that a broker takes by default (message.max.bytes)."""
 
 _INT32 = Struct(">i")
-
-_Read: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
 
 
 def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
@@ -49,7 +46,6 @@ class FetchLimits(NamedTuple):
 
     max_wait_ms: int
     """How long the broker may wait for data before it answers."""
-
     max_bytes: int
     """Of the whole response. Before version 3, which has no such limit, MAX_BYTES."""
 
@@ -82,25 +78,19 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
     if bytes_at is not None:
         _INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
         return
-    places = _partition_limits(head, memoryview(frame)[: head.frame_bytes])
-    for place in places:
-        (asked_bytes,) = _INT32.unpack_from(frame, place)
-        part_bytes = max(max_bytes // len(places), DEFAULT_BATCH_BYTES)
-        _INT32.pack_into(frame, place, min(asked_bytes, part_bytes))
-
-
-def _partition_limits(head: RequestHead, frame: memoryview) -> list[int]:
-    """Return where the limits of the partitions are, as far as the frame reaches."""
     fields = request_partitions(FETCH, head.api_version)
-    place = fields.partition.place("partition_max_bytes")
-    assert place is not None  # the schemas say so
     found: list[PartitionRow] = []
+    view = memoryview(frame)[: head.frame_bytes]
     try:
-        start = request_layout(FETCH, head.api_version).seek("topics", frame, head.header_end)
-        fields.read_array(frame, start, found)
+        topics = request_layout(FETCH, head.api_version).seek("topics", view, head.header_end)
+        fields.read_array(view, topics, found)
     except UNREADABLE:  # the broker says so, or the rest has not come yet
         pass
-    return [pos + place for _, pos, _ in found]
+    limit = fields.partition.seek("partition_max_bytes", b"", 0)
+    for _, pos, _ in found:
+        (asked_bytes,) = _INT32.unpack_from(frame, pos + limit)
+        part_bytes = max(max_bytes // len(found), DEFAULT_BATCH_BYTES)
+        _INT32.pack_into(frame, pos + limit, min(asked_bytes, part_bytes))
 
 
 @cache
@@ -110,30 +100,22 @@ def _limit_places(version: int) -> tuple[int, int | None]:
     Raises ValueError for a version that the schemas do not know.
     """
     layout = request_layout(FETCH, version)
-    return layout.place("max_wait_ms") or 0, layout.place("max_bytes")
+    bytes_at = layout.seek("max_bytes", b"", 0) if "max_bytes" in layout.fields else None
+    return layout.seek("max_wait_ms", b"", 0), bytes_at
 
 
 def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:
     body = memoryview(frame)[head.header_end : head.frame_bytes]
-    value, pos = 0, 0
+    pos = 0
     try:
-        for read in _reads(api_key, head.api_version, field):
-            value, pos = read(body, pos)
-        return int(value)
+        for name, node in request_layout(api_key, head.api_version).fields.items():
+            value, pos = node.read(body, pos)
+            if name == field:
+                return int(value)
+        raise KeyError(field)
     except INCOMPLETE:
         if len(frame) < head.frame_bytes:
             return None
         raise MalformedFrame("bad_body", f"the request ends before {field}") from None
     except ValueError as error:
         raise MalformedFrame("bad_body", f"{field}: {error}") from None
-
-
-@cache
-def _reads(api_key: int, version: int, last_field: str) -> list[_Read]:
-    """Return how each field is read from the first one to `last_field`."""
-    reads: list[_Read] = []
-    for name, node in request_layout(api_key, version).fields.items():
-        reads.append(node.read)
-        if name == last_field:
-            break
-    return reads

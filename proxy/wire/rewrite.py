@@ -3,14 +3,15 @@
 Only the fields in question are replaced. Every other byte stays as the broker sent it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from proxy.wire.apis import API_VERSIONS, LENGTH_BYTES, api_of, is_known, max_safe_version
-from proxy.wire.frames import whole_response_body
+from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     UNREADABLE,
     RecordLayout,
@@ -38,9 +39,6 @@ _ERROR_CODE_BYTES = 2
 _Edit: TypeAlias = tuple[int, int, bytes]
 """Start and end of the bytes to replace, and what comes in their place."""
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 
 def rewrite_response(
     api_key: int,
@@ -61,24 +59,8 @@ def rewrite_response(
     """
     if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
         return frame
-    layout, pos = _open(api_key, version, frame)
-    elements: dict[str, _EditElement] = {
-        "api_keys": partial(_cap_version, passes_unknown=passes_unknown),
-        "brokers": partial(_broker, advertise=advertise),
-        "coordinators": partial(_coordinator, advertise=advertise),
-    }
-    array = next((field for field in layout.fields if field in elements), None)
-    if "endpoint_type" in layout.fields:
-        start = _checked(layout.seek, "endpoint_type", frame, pos)
-        if _value(layout, "endpoint_type", frame, start) == _CONTROLLERS:
-            return frame  # controllers serve no topic data, and the proxy has no port for them
-    if array is not None:
-        edits = _edit_elements(layout, array, frame, pos, elements[array])
-    elif "host" in layout.fields:
-        spans, _ = _checked(layout.spans, frame, pos)
-        edits = _coordinator(_Element(layout, frame, spans), advertise)
-    else:
-        edits = _edit_endpoints(api_key, version, frame, pos, elements["brokers"])
+    with _reading():
+        edits = _edits(api_key, version, frame, advertise, passes_unknown=passes_unknown)
     if not edits:
         return frame
     body = _splice(frame, edits)[LENGTH_BYTES:]
@@ -93,12 +75,12 @@ def set_throttle_time(api_key: int, version: int, frame: bytes, throttle_ms: int
     """
     if not is_known(api_key, version):
         return frame
-    layout, pos = _open(api_key, version, frame)
-    if "throttle_time_ms" not in layout.fields:
-        return frame
-    start = _checked(layout.seek, "throttle_time_ms", frame, pos)
-    changed = bytearray(frame)
-    _checked(raise_throttle_time, changed, start, throttle_ms)
+    with _reading():
+        layout, pos = _open(api_key, version, frame)
+        if "throttle_time_ms" not in layout.fields:
+            return frame
+        changed = bytearray(frame)
+        raise_throttle_time(changed, layout.seek("throttle_time_ms", frame, pos), throttle_ms)
     return bytes(changed)
 
 
@@ -114,13 +96,12 @@ class _Element:
 
     layout: RecordLayout
     data: bytes
-
     spans: dict[str, tuple[int, int]]
     """Where each field begins and ends."""
 
     def value(self, field: str) -> Any:
-        """Return a number or string; null as the empty string. Raises MalformedResponse."""
-        return _value(self.layout, field, self.data, self.spans[field][0])
+        """Return a number or string; null as the empty string."""
+        return self.layout.fields[field].read(self.data, self.spans[field][0])[0]
 
     def edit(self, field: str, value: Any) -> _Edit:
         """Return the edit that gives a field another value."""
@@ -131,25 +112,63 @@ _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
 """Returns the edits of an element, None when it has to go."""
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Raise MalformedResponse for what a broker has sent and no layout can read."""
+    try:
+        yield
+    except MalformedResponse:
+        raise
+    except UNREADABLE as error:
+        raise MalformedResponse(f"a response to rewrite: {error}") from None
+
+
+def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
+    """Return the layout of a whole frame's body, and where it begins."""
+    start = response_body(api_key, version, frame)
+    error_code = int.from_bytes(frame[start : start + _ERROR_CODE_BYTES], "big")
+    if api_key == API_VERSIONS and error_code == UNSUPPORTED_VERSION:
+        version = 0  # so that any client can read it (KIP-511)
+    return response_layout(api_key, version), start
+
+
+def _edits(
+    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool
+) -> list[_Edit]:
+    """Return the edits of a response, in order."""
+    layout, pos = _open(api_key, version, frame)
+    fields = layout.fields
+    if "endpoint_type" in fields:
+        start = layout.seek("endpoint_type", frame, pos)
+        if fields["endpoint_type"].read(frame, start)[0] == _CONTROLLERS:
+            return []  # controllers serve no topic data, and the proxy has no port for them
+    for array, edit in (
+        ("api_keys", partial(_cap_version, passes_unknown=passes_unknown)),
+        ("brokers", partial(_broker, advertise=advertise)),
+        ("coordinators", partial(_coordinator, advertise=advertise)),
+    ):
+        if array in fields:
+            return _edit_elements(layout, array, frame, pos, edit)
+    if "host" in fields:
+        return _coordinator(_Element(layout, frame, layout.spans(frame, pos)[0]), advertise)
+    return _edit_endpoints(api_key, version, frame, pos, partial(_broker, advertise=advertise))
+
+
 def _edit_elements(
     layout: RecordLayout, field: str, data: bytes, pos: int, edit: _EditElement
 ) -> list[_Edit]:
-    """Edit each element of an array in the record at `pos`. Raises MalformedResponse."""
+    """Edit each element of an array in the record at `pos`."""
     array = layout.fields[field]
-    record = array.element
-    count_start = _checked(layout.seek, field, data, pos)
-    count, pos = _checked(array.count, data, count_start)
-    count_end = pos
+    count_start = layout.seek(field, data, pos)
+    count, count_end = array.count(data, count_start)
+    pos = count_end
     edits: list[_Edit] = []
     kept = 0
     for _ in range(count):
-        spans, end = _checked(record.spans, data, pos)
-        changes = edit(_Element(record, data, spans))
-        if changes is None:
-            edits.append((pos, end, b""))
-        else:
-            edits += changes
-            kept += 1
+        spans, end = array.element.spans(data, pos)
+        changes = edit(_Element(array.element, data, spans))
+        edits += [(pos, end, b"")] if changes is None else changes
+        kept += changes is not None
         pos = end
     if kept != count:
         edits.insert(0, (count_start, count_end, array.length.write(kept)))
@@ -163,27 +182,16 @@ def _edit_endpoints(
     layout = response_layout(api_key, version)
     number = (layout.tags or {})["node_endpoints"]
     array = tagged_response_layout(api_key, version, "node_endpoints")
-    start = _checked(layout.seek, None, frame, pos)
-    tags, end = _checked(read_tags, frame, start)
-    fields: list[tuple[int, bytes]] = []
-    changed = False
+    start = layout.seek(None, frame, pos)
+    tags, end = read_tags(frame, start)
+    fields = []
     for tag in tags:
         value = frame[tag.start : tag.end]
         if tag.number == number:
-            edits = _edit_elements(array, "node_endpoints", value, 0, edit)
-            value = _splice(value, edits)
-            changed |= bool(edits)
+            value = _splice(value, _edit_elements(array, "node_endpoints", value, 0, edit))
         fields.append((tag.number, value))
-    return [(start, end, write_tags(fields))] if changed else []
-
-
-def _open(api_key: int, version: int, frame: bytes) -> tuple[RecordLayout, int]:
-    """Return the layout of a whole frame's body, and where it begins."""
-    start = whole_response_body(api_key, version, frame)
-    error_code = int.from_bytes(frame[start : start + _ERROR_CODE_BYTES], "big")
-    if api_key == API_VERSIONS and error_code == UNSUPPORTED_VERSION:
-        version = 0  # so that any client can read it (KIP-511)
-    return _checked(response_layout, api_key, version), start
+    section = write_tags(fields)
+    return [] if section == frame[start:end] else [(start, end, section)]
 
 
 def _cap_version(api: _Element, passes_unknown: bool) -> list[_Edit] | None:
@@ -230,19 +238,3 @@ def _splice(data: bytes, edits: list[_Edit]) -> bytes:
         pos = end
     parts.append(data[pos:])
     return b"".join(parts)
-
-
-def _value(layout: RecordLayout, field: str, data: bytes, start: int) -> Any:
-    """Return the number or string at `start`."""
-    try:
-        return layout.fields[field].read(data, start)[0]
-    except UNREADABLE as error:
-        raise MalformedResponse(f"{field}: {error}") from None
-
-
-def _checked(read: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Read what a broker has sent."""
-    try:
-        return read(*args, **kwargs)
-    except UNREADABLE as error:
-        raise MalformedResponse(f"a response to rewrite: {error}") from None

@@ -9,12 +9,16 @@ import json
 import re
 import struct
 from collections import deque
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from proxy.wire.apis import APIS, SASL_AUTHENTICATE, SASL_HANDSHAKE, is_known
 from proxy.wire.frames import RequestHead, response_body
 from proxy.wire.layout import Buffer
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _PLAIN = "PLAIN"
 _OAUTHBEARER = "OAUTHBEARER"
@@ -26,14 +30,11 @@ _BEARER_ERROR_READ = b"\1"
 """What an OAUTHBEARER client says to a server's reason for a refusal (RFC 7628). Kafka then ends
 the login, and never accepts it."""
 
-
-class _Claim(NamedTuple):
-    """What a SaslAuthenticate request in flight claims."""
-
-    mechanism: str | None
-    name: str | None
+_Claim: TypeAlias = tuple[str | None, str | None]
+"""What a SaslAuthenticate request in flight claims: the mechanism, and the user's name."""
 
 
+@dataclass(slots=True, eq=False)
 class SaslExchange:
     """Follows one connection's SaslHandshake and SaslAuthenticate requests and their responses.
 
@@ -41,30 +42,18 @@ class SaslExchange:
     the order of their requests, as they do on the wire.
     """
 
-    __slots__ = ("_begun", "_claims", "_name", "is_raw", "mechanism", "principal")
-
-    mechanism: str | None
+    mechanism: str | None = None
     """As the client's last handshake named it, in capitals; None before the first."""
-
-    principal: str | None
+    principal: str | None = None
     """Name of the user the broker has accepted; None before, and where the exchange does not tell
     it (GSSAPI, delegation tokens)."""
-
-    is_raw: bool
+    is_raw: bool = field(default=False, repr=False)
     """A version 0 handshake was seen: what follows are bare tokens without Kafka headers, which
     cannot be followed. Such a connection has to be refused."""
-
-    def __init__(self) -> None:
-        self.mechanism = None
-        self.principal = None
-        self.is_raw = False
-        self._begun = False
-        """The current login's first message was seen, which names the user."""
-        self._name: str | None = None
-        self._claims: deque[_Claim] = deque()
-
-    def __repr__(self) -> str:
-        return f"SaslExchange(mechanism={self.mechanism!r}, principal={self.principal!r})"
+    _begun: bool = field(default=False, repr=False)
+    """The current login's first message was seen, which names the user."""
+    _name: str | None = field(default=None, repr=False)
+    _claims: deque[_Claim] = field(default_factory=deque, repr=False)
 
     def request(self, head: RequestHead, frame: Buffer) -> None:
         """Take a whole request frame.
@@ -73,37 +62,32 @@ class SaslExchange:
         certain: it must not reach the broker.
         """
         if head.api_key == SASL_HANDSHAKE:
-            if head.api_version == 0:
-                self.is_raw = True
-            message = _decode_request(head, frame)
-            self.mechanism = str(message.mechanism or "").upper()
+            self.is_raw |= head.api_version == 0
+            self.mechanism = str(_decode_request(head, frame).mechanism or "").upper()
             self._begun = False
         elif head.api_key == SASL_AUTHENTICATE:
-            if self.mechanism is None:
-                self._claims.append(_Claim(None, None))
-                return
-            auth_bytes = _decode_request(head, frame).auth_bytes or b""
-            if not (self._begun and _is_scram(self.mechanism)):
-                self._name = _claimed_name(self.mechanism, auth_bytes)
-                self._begun = True
-            self._claims.append(_Claim(self.mechanism, self._name))
+            if self.mechanism is not None:
+                auth_bytes = _decode_request(head, frame).auth_bytes or b""
+                if not (self._begun and _is_scram(self.mechanism)):
+                    self._name = _claimed_name(self.mechanism, auth_bytes)
+                    self._begun = True
+            self._claims.append((self.mechanism, self._name))
 
     def response(self, api_key: int, version: int, frame: bytes) -> None:
         """Take a whole response frame to one of the requests shown. Raises MalformedResponse."""
         if api_key != SASL_AUTHENTICATE or not self._claims:
             return
-        claim = self._claims.popleft()
+        mechanism, name = self._claims.popleft()
         message = _decode_response(api_key, version, frame)
         if message.error_code != 0:
             self._begun = False
-        elif _is_final(claim.mechanism, message.auth_bytes or b""):
+        elif _is_final(mechanism, message.auth_bytes or b""):
             self._begun = False
-            if claim.name is not None:
-                self.principal = claim.name
+            self.principal = self.principal if name is None else name
 
 
 def _is_scram(mechanism: str | None) -> bool:
-    return mechanism is not None and mechanism.startswith("SCRAM-")
+    return (mechanism or "").startswith("SCRAM-")
 
 
 def _is_final(mechanism: str | None, auth_bytes: bytes) -> bool:
@@ -220,9 +204,8 @@ def bearer_name(message: bytes) -> str | None:
     found = _BEARER_FIRST.fullmatch(message)
     if found is None:
         raise ValueError("not what Kafka takes")
-    auth = _BEARER_AUTH.fullmatch(
-        _pairs(found["pairs"].removesuffix(b"\1"), b"\1").get(b"auth", b"")
-    )
+    pairs = _pairs(found["pairs"].removesuffix(b"\1"), b"\1")
+    auth = _BEARER_AUTH.fullmatch(pairs.get(b"auth", b""))
     if auth is None or auth["scheme"].lower() != b"bearer":
         raise ValueError("no bearer token")
     name = _subject(auth["token"])
@@ -259,17 +242,14 @@ def _subject(token: bytes) -> str | None:
 
 def _pairs(data: bytes, separator: bytes) -> dict[bytes, bytes]:
     """Split `key=value` pairs. Raises ValueError for a key that comes twice."""
-    pairs = [pair.partition(b"=") for pair in data.split(separator)]
-    found = {key: value for key, _, value in pairs}
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
+    parts = (pair.partition(b"=") for pair in data.split(separator))
+    return _without_doubles([(key, value) for key, _, value in parts])
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_doubles(pairs: list[tuple[_Key, _Value]]) -> dict[_Key, _Value]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a claim comes twice")
+        raise ValueError("a key comes twice")
     return found
 
 

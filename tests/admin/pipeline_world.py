@@ -11,7 +11,7 @@ from spark_world import SparkWorld
 from proxy.pipeline.completion import Completion
 from proxy.pipeline.deferred import StageBatch
 from proxy.pipeline.edges import TopicRange
-from proxy.pipeline.flow import PipelineFlow
+from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 NOW_S = 1_790_000_000.0

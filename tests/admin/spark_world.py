@@ -226,10 +226,10 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 1500)
             job.tell(job.complete(1400 + 150 * turn))
             job.read(1200)
-        world.registry.committed("payments-progress", {}, world.now_ms)
+        world.registry.commits.committed("payments-progress", {}, world.now_ms)
     audit.log_start(7500)
     audit.tell(audit.report("terminated", error="Job aborted due to stage failure: no space left"))
-    world.registry.commit_failed("ledger", "the group has a live member, console-consumer-7")
+    world.registry.commits.failed("ledger", "the group has a live member, console-consumer-7")
     query = world.registry.query_of("clicks")
     assert query is not None
     query.log_end("clicks", 1, 90_000, world.now_ms)
@@ -239,7 +239,7 @@ def scene() -> SparkWorld:
             job.tell(job.complete(1900))
             job.ends(job.log_end + 800)
             job.read(600)
-        world.registry.committed("payments-progress", {}, world.now_ms)
+        world.registry.commits.committed("payments-progress", {}, world.now_ms)
         world.registry.sweep(world.now_ms)
     world.now_ms += 700
     return world

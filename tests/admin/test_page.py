@@ -9,7 +9,7 @@ from chromium import PHONE, WIDE, Page, text
 from status_page import CLIENTS, visited
 from traffic import TICK_MS, play, scene
 
-from proxy.admin.pages import FILES
+from proxy.admin.server import PAGE_FILES
 
 SHOWN = f"{CLIENTS} === 7"
 
@@ -149,7 +149,7 @@ async def test_it_is_a_table_to_a_screen_reader_at_any_width(page: Page, url: st
 
 async def test_each_file_of_the_page_is_served_and_kept_to_itself(page: Page, url: str):
     await page.open(url, SHOWN)
-    for path, (_, content_type) in FILES.items():
+    for path, (_, content_type) in PAGE_FILES.items():
         found = await page.run(
             f"fetch('{path}').then(a => [a.status, ...['content-type', 'content-security-policy']"
             ".map(name => a.headers.get(name))])"

@@ -7,8 +7,7 @@ from admin_world import CONSUMER, HOSTILE, MIB, Ask, World
 from prometheus_client import generate_latest
 
 from metrics import Registry, SensorCollector
-from proxy.admin.replies import json_pieces
-from proxy.admin.scrape import SAMPLES_AT_ONCE, scrape_pieces
+from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule

@@ -11,8 +11,8 @@ from pipeline_world import LATER, PipelineWorld, chain, scene
 from rich.console import Console
 from terminal import run_once
 
-from proxy.admin.cached import COST_FACTOR
-from proxy.admin.pipeline_documents import MAX_NODES, MAX_SUMMARIES, PipelineDocuments
+from proxy.admin.pipeline_documents import MAX_NODES, MAX_SUMMARIES
+from proxy.admin.query_documents import COST_FACTOR, Cached
 from proxy.admin.top import FRAME_LINES
 from proxy.admin.top_tables import PIPELINES, screen
 
@@ -145,13 +145,12 @@ class Slow(PipelineWorld):
 
 def test_what_is_dear_to_make_is_made_seldom():
     slow = Slow(chain("orders", "only"))
-    pipelines = PipelineDocuments(slow, lambda: slow.now_ms)
+    pipelines = Cached(slow.pipelines, lambda: slow.now_ms)
     for _ in range(10):
-        pipelines.documents()
-        pipelines.summaries()
+        pipelines.get()
     assert slow.asked == 1
     slow.now_ms += 100.0 * COST_FACTOR
-    pipelines.documents()
+    pipelines.get()
     assert slow.asked == 2
 
 

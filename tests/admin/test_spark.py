@@ -9,8 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spark_world import REPORTS, Job, SparkWorld, uuid
 
-from proxy.admin.cached import COST_FACTOR
-from proxy.admin.query_documents import MAX_SUMMARIES, QueryDocuments, limited, written
+from proxy.admin.query_documents import (
+    COST_FACTOR,
+    MAX_SUMMARIES,
+    QueryDocuments,
+    limited,
+    written,
+)
 from proxy.progress.query import QuerySettings
 from proxy.progress.report import MAX_REPORT_BYTES, Refusal
 
@@ -234,7 +239,7 @@ async def test_there_may_be_no_queries(ask: Ask):
 async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: Ask, job: Job):
     await ask_spark("POST", REPORTS, json=job.report("started"))
     await run_batch(ask_spark, job, 1000, 1000)
-    spark.registry.commit_failed("payments-progress", "the group has live members" * 100)
+    spark.registry.commits.failed("payments-progress", "the group has live members" * 100)
     clicks = Job(spark, "clicks", "clicks", topic="clicks", partitions=1)
     clicks.ends(500)
     clicks.read(100)

@@ -129,7 +129,7 @@ class Book:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.end = self.start = -1
-        self.due = {(topic, 0): 7}
+        self.offsets = {(topic, 0): 7}
         self.problem: str | None = None
 
     def partitions(self) -> list[tuple[str, int]]:
@@ -144,16 +144,16 @@ class Book:
     def log_start(self, _topic: str, _partition: int, offset: int, _now_ms: float) -> None:
         self.start = offset
 
-    def commits(self) -> dict[str, dict[tuple[str, int], int]]:
-        return {f"{self.topic}-group": self.due}
+    def due(self) -> dict[str, dict[tuple[str, int], int]]:
+        return {f"{self.topic}-group": self.offsets}
 
     def group_has(self, group: str, offsets: object) -> None:
         pass
 
     def committed(self, _group: str, _offsets: object, _now_ms: float) -> None:
-        self.due = {}
+        self.offsets = {}
 
-    def commit_failed(self, _group: str, message: str) -> None:
+    def failed(self, _group: str, message: str) -> None:
         self.problem = message
 
 

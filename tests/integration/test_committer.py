@@ -43,7 +43,7 @@ class Book:
         self.asked = 0
         self.began_ms = time.monotonic() * 1000
 
-    def commits(self) -> dict[str, dict[Partition, int]]:
+    def due(self) -> dict[str, dict[Partition, int]]:
         self.asked += 1
         return {
             group: {
@@ -73,12 +73,12 @@ class Book:
         self.in_group.setdefault(group, {}).update(offsets)
         self.problem[group] = None
 
-    def commit_failed(self, group: str, message: str) -> None:
+    def failed(self, group: str, message: str) -> None:
         self.problem[group] = message
 
     @property
-    def due(self) -> set[str]:
-        return {group for group, offsets in self.commits().items() if offsets}
+    def groups_due(self) -> set[str]:
+        return {group for group, offsets in self.due().items() if offsets}
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ async def test_kafka_s_own_tool_shows_the_right_lag(
     book.completed["lag"] = {(name, 0): 20, (name, 1): 50}
     way = Access(kafka.bootstrap)
     async with at_work(committing(book, way).run()):
-        await eventually(lambda: not book.due, "committed")
+        await eventually(lambda: not book.groups_due, "committed")
         assert book.taken == [("lag", book.completed["lag"])], "one commit for both"
         shown = await asyncio.to_thread(describe, kafka.bootstrap, "lag")
         assert shown == {(name, 0): Position(20, 50, 30), (name, 1): Position(50, 50, 0)}
         book.completed["lag"][name, 0] = 45
-        await eventually(lambda: not book.due, "committed")
+        await eventually(lambda: not book.groups_due, "committed")
         assert book.taken[-1] == ("lag", {(name, 0): 45}), "only what is new"
         assert way.connections == 1
     assert way.connections == 0
@@ -169,10 +169,10 @@ async def test_a_group_with_a_live_member(
         async with at_work(committing(book, Access(kafka.bootstrap)).run()):
             await eventually(lambda: book.problem.get(live), "refused")
             assert "live members" in (book.problem[live] or "")
-            await eventually(lambda: book.due == {live}, "the other is committed")
+            await eventually(lambda: book.groups_due == {live}, "the other is committed")
             await eventually(lambda: logs, "logged at the second try")
             await asyncio.to_thread(consumer.close)
-            await eventually(lambda: not book.due, "committed after the member left")
+            await eventually(lambda: not book.groups_due, "committed after the member left")
     assert offsets_of(kafka.bootstrap, live) == {(name, 0): 7}
     said = [(line["event"], line["group"]) for line in logs]
     assert said == [
@@ -211,7 +211,7 @@ async def test_a_topic_is_deleted_and_made_anew(
             assert book.problem["some"], "still shown"
             assert gone not in admin.list_topics(timeout=10).topics
             admin.create_topics([NewTopic(gone, 2, 1)])[gone].result(30)
-            await eventually(lambda: not book.due, "committed to the new topic")
+            await eventually(lambda: not book.groups_due, "committed to the new topic")
     assert offsets_of(kafka.bootstrap, "some") == book.completed["some"]
     assert [line["event"][:22] for line in logs] == [
         "offsets not committed,",
@@ -231,12 +231,12 @@ async def test_a_group_that_is_ahead_goes_back_after_a_reset_only(
     set_offsets(kafka.bootstrap, "ahead", {(name, 0): 40})
     book.completed["ahead"] = {(name, 0): 20, (name, 1): 5}
     async with at_work(committing(book, Access(kafka.bootstrap)).run()):
-        await eventually(lambda: not book.due, "committed")
+        await eventually(lambda: not book.groups_due, "committed")
         assert book.told["ahead"] == [{(name, 0): 40}]
         assert book.taken == [("ahead", {(name, 1): 5})]
         assert offsets_of(kafka.bootstrap, "ahead") == {(name, 0): 40, (name, 1): 5}
         book.reset.add("ahead")
-        await eventually(lambda: not book.due, "moved back")
+        await eventually(lambda: not book.groups_due, "moved back")
     assert offsets_of(kafka.bootstrap, "ahead") == {(name, 0): 20, (name, 1): 5}
 
 
@@ -252,14 +252,14 @@ async def test_the_broker_is_killed_while_commits_are_due(
         committer = committing(book, Access(broker.bootstrap))
         async with at_work(committer.run()):
             book.completed["group"] = {part: 1}
-            await eventually(lambda: not book.due, "committed")
+            await eventually(lambda: not book.groups_due, "committed")
             broker.kill()
             book.completed["group"] = {part: 2}
             await eventually(lambda: book.problem.get("group"), "failed")
             assert not await committer.flush(IMPATIENT_S)
             await asyncio.to_thread(broker.start)
             book.completed["group"] = {part: 3}
-            await eventually(lambda: not book.due, "committed", timeout_s=60)
+            await eventually(lambda: not book.groups_due, "committed", timeout_s=60)
         assert offsets_of(broker.bootstrap, "group") == {part: 3}
     assert book.problem == {"group": None}
     said = Counter(line["error"] for line in logs if line["log_level"] == "warning")
@@ -306,7 +306,7 @@ async def test_flush_keeps_to_its_time(
     async with detour(kafka.bootstrap, swallow=b"stuck") as way:
         assert not await committing(book, Access(way.address)).flush(IMPATIENT_S)
         await eventually(lambda: way.opened == 1 and way.open == 0, "closed")
-    assert book.due == {"stuck"}
+    assert book.groups_due == {"stuck"}
 
 
 async def test_a_group_that_gets_no_answer_holds_up_no_other(
@@ -319,7 +319,7 @@ async def test_a_group_that_gets_no_answer_holds_up_no_other(
             await eventually(lambda: way.swallowed, "one is stuck")
             for offset in (3, 4, 5):
                 book.completed["free"][name, 0] = offset
-                await eventually(lambda: book.due == {"stuck"}, "the other is committed")
+                await eventually(lambda: book.groups_due == {"stuck"}, "the other is committed")
             assert way.swallowed == 1, "the first try still waits"
         await eventually(lambda: way.open == 0, "cancelled and closed")
     assert book.problem == {"free": None}
@@ -346,7 +346,7 @@ async def test_something_else_answers(book: Book, frame: bytes | None, words: st
     assert message.startswith(f"{HOST}:{address[1]}: ")
     assert len(message) > len(f"{HOST}:{address[1]}: ")
     assert words in message
-    assert book.due == {"group"}
+    assert book.groups_due == {"group"}
 
 
 async def test_a_cluster_that_wants_a_login(kafka: EmbeddedBroker, book: Book) -> None:

@@ -57,7 +57,7 @@ def test_a_client_that_does_not_read_does_not_keep_it_from_stopping(
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A broker that a test may harm; it is not started."""
-    broker = EmbeddedBroker(tmp_path / "broker", num_partitions=2)
+    broker = EmbeddedBroker(tmp_path / "broker", properties={"num.partitions": "2"})
     yield broker
     broker.stop()
 

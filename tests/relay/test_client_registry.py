@@ -37,6 +37,7 @@ def counted(bytes_total):
     return [sample.labels["client_id"] for sample in family.samples]
 
 
+@pytest.mark.slow
 def test_50_000_comings_and_goings_leave_the_last_to_go(clients, bytes_total):
     for number in range(50_000):
         use(clients, client(number))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from relaylab.lab import turns
 
-from proxy.cluster.dial import AllFailed, first_of
+from proxy.cluster.dial import first_of
 
 LIMIT_S = 20.0
 
@@ -62,9 +62,9 @@ async def test_a_silent_one_is_cancelled():
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 async def test_all_fail(names):
     track, errors = Track(), [OSError(name) for name in names]
-    with pytest.raises(AllFailed) as failure:
+    with pytest.raises(ExceptionGroup) as failure:
         await track.race(*(track.attempt(str(error), error) for error in errors))
-    assert failure.value.errors == errors
+    assert list(failure.value.exceptions) == errors
 
 
 async def test_an_unexpected_error_ends_the_race(monkeypatch):

@@ -20,17 +20,17 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Config, ConfigError, load_config
-from proxy.config.durations import (
+from proxy.config.document import ConfigProblem
+from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
+from proxy.config.fields import (
     DURATION_UNITS,
     MAX_DURATION_S,
+    Section,
     format_duration,
     format_number,
     parse_duration,
     parse_duration_or_zero,
 )
-from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
-from proxy.config.fields import Section
-from proxy.config.problems import ConfigProblem
 from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from proxy.config import load_config
-from proxy.config.pipeline_advice import find_advice
+from proxy.config.check_report import find_advice
 from proxy.quota.rules import RuleTable
 
 ADAPTIVE = {"consumer_byte_rate": "1MiB", "adaptive": {"batch_interval": "1s"}}

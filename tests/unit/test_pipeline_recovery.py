@@ -4,7 +4,7 @@ import pytest
 
 from proxy.pipeline.edges import TopicRange
 from proxy.pipeline.graph import StageSettings
-from proxy.pipeline.recovery import LATE_MS, Recovery
+from proxy.pipeline.running_pipeline import LATE_MS, Recovery
 
 LOADED_MS = 1000.0
 STAGE = StageSettings(

@@ -6,7 +6,7 @@ import pytest
 from kafka.protocol.api_key import ApiKey
 
 from proxy.wire import apis
-from proxy.wire.apis import APIS, FETCH, METADATA, PRODUCE, Handling
+from proxy.wire.apis import API_VERSIONS, APIS, FETCH, METADATA, PRODUCE, Handling
 from proxy.wire.rewrite import raise_throttle_time
 
 EVERY_VERSION = [
@@ -37,9 +37,9 @@ def names_port(schema, version):
     )
 
 
-def test_every_response_that_names_a_port_is_rewritten():
+def test_every_response_that_names_a_port_is_rewritten_and_that_of_api_versions():
     for key, version in EVERY_VERSION:
-        carries = names_port(APIS[key].response._struct, version)
+        carries = names_port(APIS[key].response._struct, version) or key == API_VERSIONS
         handled = apis.plan_of(key, version).handling in (Handling.REWRITE, Handling.WALK)
         assert carries == handled or key in CONTROLLERS_ONLY, (key, version)
 
@@ -73,8 +73,8 @@ HANDLING = {
     "ShareGroupDescribe": (77, 1, Handling.PASS),
     "ShareFetch": (78, 1, Handling.REFUSE),
     "ShareAcknowledge": (79, 0, Handling.REFUSE),
-    "ApiVersions": (18, 4, Handling.API_VERSIONS),
-    "ApiVersions of the future": (18, 99, Handling.API_VERSIONS),
+    "ApiVersions": (18, 4, Handling.REWRITE),
+    "ApiVersions of the future": (18, 99, Handling.REWRITE),
     "SaslAuthenticate": (36, 2, Handling.PASS),
     "SaslAuthenticate of the future": (36, 3, Handling.REFUSE),
     "between brokers": (58, 0, Handling.UNKNOWN),

@@ -151,15 +151,21 @@ RESPONSE_BODIES = {
 @pytest.mark.parametrize("name", RESPONSE_BODIES)
 def test_response_body(name):
     api_key, version, rest, offset = RESPONSE_BODIES[name]
-    assert response_body(api_key, version, pack(">ii", 99, 77) + rest) == offset
+    assert response_body(api_key, version, pack(">ii", 4 + len(rest), 77) + rest) == offset
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x01", b"\x01\x05\x7f", b"\xff\xff\xff\xff\xff\x01"])
 def test_response_header_without_end(rest):
     with pytest.raises(MalformedResponse):
-        response_body(3, 9, pack(">ii", 99, 77) + rest)
+        response_body(3, 9, pack(">ii", 4 + len(rest), 77) + rest)
     with pytest.raises(MalformedResponse):
         response_body(3, 0, b"\0\0\0\4")
+
+
+@pytest.mark.parametrize("length", [-1, 3, 5, 99])
+def test_a_response_body_needs_the_whole_frame(length):
+    with pytest.raises(MalformedResponse):
+        response_body(3, 0, pack(">ii", length, 77))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Login
 from proxy.cluster.upstream import Address, RefusedError, UpstreamError
-from proxy.state.store import MemoryStore, Record, StateError, Store
+from proxy.state.store import MemoryStore, Record, StateError
 
 from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
 from .producer import Producer
@@ -38,8 +38,8 @@ FORBIDDEN = frozenset({29, 31, 53})
 """Authorization failed for the topic, the cluster, the transactional id."""
 
 
-class KafkaStore(Store):
-    """Records in a topic of one partition, which is made when it does not exist.
+class KafkaStore(MemoryStore):
+    """Records in memory and in a topic of one partition, which is made when it does not exist.
 
     `put_many` is a transaction, and when it returned the brokers have it (acks=all). The newest
     proxy that opens the state has it: Kafka refuses the writes of the one before, which then says
@@ -47,19 +47,17 @@ class KafkaStore(Store):
     and a later one works again. Where the answer to a commit was lost and the write is reported as
     failed, the next write that works, or `close`, undoes it; a crash before that may leave it.
 
-    Args:
-        servers: bootstrap servers of the cluster, at least one; Kafka 2.5 or later.
-        topic: where the state is, and the transactional id. Each proxy needs its own.
-        tls: to the brokers; None: plain.
-        login: on each connection; None: without.
-        timeout_s: limit of each write with all its attempts.
-        wait_ms: how long to wait for the proxy that has the state and is about to stop; after that
-            it is taken from it.
+    Raises StateError: no broker answers, the topic is not made for state, holds what this version
+    cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No other
+    proxy has lost the state, except in the last case.
 
-    Raises:
-        StateError: no broker answers, the topic is not made for state, holds what this version
-            cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No
-            other proxy has lost the state, except in the last case.
+    Args:
+        servers: of Kafka 2.5 or later; at least one.
+        topic: where the state is, and the transactional id. Each proxy needs its own.
+        tls: None: plain.
+        login: None: without.
+        timeout_s: limit of each write with all its attempts.
+        wait_ms: for the proxy that has the state and is about to stop; then it is taken from it.
 
     """
 
@@ -73,6 +71,7 @@ class KafkaStore(Store):
         timeout_s: float = TIMEOUT_S,
         wait_ms: float = 0.0,
     ) -> None:
+        super().__init__()
         self._name = topic
         self._timeout_s = timeout_s
         self._client = KafkaClient(Bootstrap(servers, tls, login=login))
@@ -81,14 +80,12 @@ class KafkaStore(Store):
         # Callers may be in an event loop of their own, so the client's is in a thread of its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-state")
-        self._lock = Lock()
-        """For all but `_records`, which may be read while a write waits for the brokers."""
-        self._records = MemoryStore()
-        self._sizes: dict[str, int] = {}
+        self._writing = Lock()
+        """For all but the records, which may be read while a write waits for the brokers."""
         self._size_bytes = 0
-        self._owner: StateOwner | None = None
+        self._owner: Content = None
         self._uncertain: set[str] = set()
-        """Keys of writes that failed; the topic may have what `_records` has not."""
+        """Keys of writes that failed; the topic may have under them what is not in memory."""
         self._taken: StateError | None = None
         self._closed = False
         try:
@@ -98,35 +95,26 @@ class KafkaStore(Store):
             self._shut_down()
             raise
 
-    def get(self, key: str) -> Record | None:
-        """Return the record of that key, or None."""
-        return self._records.get(key)
-
-    def items(self, prefix: str) -> list[Record]:
-        """Return the records whose key begins with `prefix`, sorted by key."""
-        return self._records.items(prefix)
-
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
         new = {record.key: record for record in records}
         gone = tuple(delete)
-        with self._lock:
+        with self._writing:
             if self._closed:
                 raise RuntimeError(f"the state in topic {self._name} is closed")
             changes = self._changes(new, gone)
             if changes:
-                self._check_sizes(changes)
+                size_bytes = self._size_with(changes)
                 self._uncertain |= changes.keys()
                 with self._explained("written"):
                     self._run(self._write(changes, self._timeout_s))
                 self._uncertain.clear()
-                for key, record in changes.items():
-                    self._count(key, record)
-            return self._records.put_many(new.values(), delete=gone)
+                self._size_bytes = size_bytes
+            return super().put_many(new.values(), delete=gone)
 
     def close(self) -> None:
         """Release the state to a successor, undoing failed writes; a second time does nothing."""
-        with self._lock:
+        with self._writing:
             if self._closed:
                 return
             self._closed = True
@@ -136,18 +124,15 @@ class KafkaStore(Store):
                     changes: dict[str, Content] = {OWNER_KEY: None}
                     self._run(self._write(changes | self._changes({}, ()), CLOSE_TIMEOUT_S))
             self._shut_down()
-            self._records.close()
+            super().close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this in the store's own event loop, one at a time, and wait for it."""
+        """Run this in the store's own event loop and wait for it."""
         self._thread.submit(self._runner.run, work).result()
 
     def _shut_down(self) -> None:
-        async def close() -> None:
-            self._client.close()
-
-        self._run(close())
-        self._thread.submit(self._runner.close).result()
+        for close in (self._client.close, self._runner.close):
+            self._thread.submit(close).result()
         self._thread.shutdown()
 
     async def _start(self, wait_ms: float) -> None:
@@ -184,24 +169,18 @@ class KafkaStore(Store):
     async def _load(self, reader: StateReader) -> None:
         async for message in reader.read():
             key, content = read_message(self._name, message)
-            if isinstance(content, Record):
-                self._records.put_many((content,))
-            elif key == OWNER_KEY:
+            if key == OWNER_KEY:
                 self._owner = content
                 continue
-            else:
-                self._records.put_many((), delete=(key,))
-            self._count(key, content)
+            self._size_bytes += _size(content) - _size(self.get(key))
+            super().put_many((content,) if isinstance(content, Record) else (), delete=(key,))
             if self._size_bytes > MAX_STATE_BYTES:
                 raise self._too_large()
 
     def _changes(self, new: dict[str, Record], gone: Iterable[str]) -> dict[str, Content]:
         """Return what is to be written: what is asked for, and what undoes failed writes."""
-        changes: dict[str, Content] = {
-            key: None for key in gone if key in self._sizes or key in self._uncertain
-        }
-        for key in self._uncertain - new.keys() - changes.keys():
-            changes[key] = self._records.get(key)
+        changes: dict[str, Content] = {key: self.get(key) for key in self._uncertain}
+        changes |= {key: None for key in gone if key in changes or self.get(key)}
         return changes | new
 
     async def _write(self, changes: dict[str, Content], limit_s: float) -> None:
@@ -229,25 +208,21 @@ class KafkaStore(Store):
         if self._taken is not None:
             raise self._taken
 
-    def _check_sizes(self, changes: dict[str, Content]) -> None:
+    def _size_with(self, changes: dict[str, Content]) -> int:
+        """Return how many bytes the state has with these changes; raises StateError."""
         total_bytes = self._size_bytes
         for key, content in changes.items():
-            size_bytes = _size(key, content)
+            size_bytes = _size(content)
             if size_bytes > MAX_RECORD_BYTES:
                 raise StateError(
                     f"the record {key!r} has {size_bytes} bytes, and topic {self._name} takes "
                     f"{MAX_RECORD_BYTES}",
                     "keep state in SQLite (state.kind: sqlite)",
                 )
-            total_bytes += size_bytes - self._sizes.get(key, 0)
+            total_bytes += size_bytes - _size(self.get(key))
         if total_bytes > MAX_STATE_BYTES:
             raise self._too_large()
-
-    def _count(self, key: str, content: Content) -> None:
-        self._size_bytes -= self._sizes.pop(key, 0)
-        if content is not None:
-            self._sizes[key] = _size(key, content)
-            self._size_bytes += self._sizes[key]
+        return total_bytes
 
     def _too_large(self) -> StateError:
         return StateError(
@@ -278,9 +253,10 @@ class KafkaStore(Store):
             raise StateError(f"{what}: {error}", _mend(self._name, error.error_code)) from error
 
 
-def _size(key: str, content: Content) -> int:
-    text = content.text if isinstance(content, Record) else ""
-    return len(key.encode()) + len(text.encode())
+def _size(content: Content) -> int:
+    if not isinstance(content, Record):
+        return 0
+    return len(content.key.encode()) + len(content.text.encode())
 
 
 def _mend(topic: str, error_code: int) -> str:

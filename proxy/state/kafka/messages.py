@@ -10,7 +10,7 @@ import os
 import socket
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 from proxy.state.store import Record, StateError
@@ -24,8 +24,6 @@ VERSION_HEADER = "version"
 OWNER_KEY = "owner"
 """Key of the owner's message; no record's, as it has no namespace."""
 
-Headers = Sequence[tuple[str, bytes]]
-
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -33,7 +31,7 @@ class Message:
 
     key: bytes
     value: bytes | None
-    headers: Headers = ()
+    headers: Sequence[tuple[str, bytes]] = ()
     offset: int = -1
     """Where it stands; -1 when it is to be written."""
 
@@ -56,23 +54,20 @@ Content: TypeAlias = Record | StateOwner | None
 
 
 def to_message(key: str, content: Content) -> Message:
-    """Return the message that says so."""
+    """Return the message to write; its offset is not known yet."""
     if content is None:
         return Message(key.encode(), None)
     form = (FORM_HEADER, b"%d" % FORM)
     if isinstance(content, Record):
         version = (VERSION_HEADER, b"%d" % content.version)
         return Message(key.encode(), content.text.encode(), (form, version))
-    owner = {"token": content.token, "host": content.host, "pid": content.pid}
-    return Message(key.encode(), json.dumps(owner).encode(), (form,))
+    return Message(key.encode(), json.dumps(asdict(content)).encode(), (form,))
 
 
 def read_message(topic: str, message: Message) -> tuple[str, Content]:
-    """Return what a message of the topic says: what stands under a key from now on.
+    """Return what a message says: a key, and what stands under it from now on.
 
-    Raises:
-        StateError: it is none of ours, of a newer program, or damaged.
-
+    Raises StateError: it is none of ours, of a newer program, or damaged.
     """
     place = f"the message at offset {message.offset} of topic {topic}"
     try:

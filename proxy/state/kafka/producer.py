@@ -8,8 +8,9 @@ to the one that had the last (KIP-360): two proxies do not take the state from e
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -46,8 +47,7 @@ PRODUCE_TIMEOUT_MS = 5000
 INVALID_TXN_STATE = 48
 CONCURRENT_TRANSACTIONS = 51
 ACKS_ALL = -1
-NO_ID = -1
-NO_EPOCH = -1
+NO_ID = NO_EPOCH = -1
 SEQUENCES = 2**31
 _MAGIC = 2
 
@@ -57,19 +57,14 @@ class Producer:
 
     def __init__(self, topic: StateTopic) -> None:
         self._topic = topic
-        self._id = NO_ID
-        self._epoch = NO_EPOCH
-        self._sequence = 0
+        self._id, self._epoch, self._sequence = NO_ID, NO_EPOCH, 0
         self._between = False
         """Whether we know that no transaction of ours is under way."""
         self.position = 0
         """Offset behind the last message that was appended."""
 
     async def take_over(self) -> None:
-        """Become the one that may write; what another one had begun is undone.
-
-        Raises UpstreamError and RefusedError, and FencedError when yet another one comes.
-        """
+        """Become the one that may write, undoing what another one had begun; raises as `write`."""
         self._id, self._epoch = NO_ID, NO_EPOCH
         await self._topic.client.retry(self._init)
 
@@ -77,13 +72,7 @@ class Producer:
         """Write all messages or none; when this returned they are kept.
 
         What was not answered is tried again as a whole: writing the same once more changes nothing.
-        After an error it may be that they were written all the same.
-
-        Raises:
-            UpstreamError: not in the client's time.
-            RefusedError: the topic does not take them, or the proxy may not write to it.
-            FencedError: another one has taken over, or the brokers gave up our transaction.
-
+        After an error it may be that they were written all the same. Raises as `StateTopic.check`.
         """
         try:
             await self._topic.client.retry(lambda: self._write(messages))
@@ -111,10 +100,8 @@ class Producer:
             producer_id=self._id,
             producer_epoch=self._epoch,
         )
-        response = await self._ask_coordinator(request, lambda response: response.error_code)
-        self._topic.check(response.error_code, f"begin to write to topic {self._topic.name}")
-        self._id, self._epoch = response.producer_id, response.producer_epoch
-        self._sequence = 0
+        response = await self._ask(request, f"begin to write to topic {self._topic.name}")
+        self._id, self._epoch, self._sequence = response.producer_id, response.producer_epoch, 0
         self._between = True
 
     async def _add_partition(self) -> None:
@@ -129,9 +116,7 @@ class Producer:
             v3_and_below_producer_epoch=self._epoch,
             v3_and_below_topics=[(self._topic.name, [0])],
         )
-        response = await self._ask_coordinator(request, error_code)
-        doing = f"begin a transaction on topic {self._topic.name}"
-        self._topic.check(error_code(response), doing)
+        await self._ask(request, f"begin a transaction on topic {self._topic.name}", error_code)
 
     async def _produce(self, records: bytes, count: int) -> None:
         request = ProduceRequest[PRODUCE_VERSION](
@@ -153,17 +138,25 @@ class Producer:
             producer_epoch=self._epoch,
             committed=commit,
         )
-        response = await self._ask_coordinator(request, lambda response: response.error_code)
-        if commit or response.error_code != INVALID_TXN_STATE:  # there may be none to undo
-            doing = f"end a transaction on topic {self._topic.name}"
-            self._topic.check(response.error_code, doing)
+        allowed = () if commit else (INVALID_TXN_STATE,)  # there may be none to undo
+        await self._ask(request, f"end a transaction on topic {self._topic.name}", allowed=allowed)
 
-    async def _ask_coordinator(self, request: Any, error_code: Callable[[Any], int]) -> Any:
+    async def _ask(
+        self,
+        request: Any,
+        doing: str,
+        error_code: Callable[[Any], int] = attrgetter("error_code"),
+        allowed: Collection[int] = (),
+    ) -> Any:
+        """Ask the coordinator, again while it is at the transaction before; check its answer."""
         for _ in range(CONCURRENT_TRIES):
             response = await self._topic.ask_coordinator(request)
-            if error_code(response) != CONCURRENT_TRANSACTIONS:
+            code = error_code(response)
+            if code != CONCURRENT_TRANSACTIONS:
                 break
             await asyncio.sleep(CONCURRENT_WAIT_S)
+        if code not in allowed:
+            self._topic.check(code, doing)
         return response
 
     def _batches(self, messages: Sequence[Message]) -> Iterator[tuple[bytes, int]]:
@@ -182,11 +175,7 @@ class Producer:
             )
             count = 0
             while rest and batch.append(
-                count,
-                timestamp=now_ms,
-                key=rest[-1].key,
-                value=rest[-1].value,
-                headers=list(rest[-1].headers),
+                count, now_ms, rest[-1].key, rest[-1].value, list(rest[-1].headers)
             ):
                 rest.pop()
                 count += 1

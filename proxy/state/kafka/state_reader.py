@@ -34,10 +34,7 @@ _ABORT = 0
 class StateReader:
     """The messages of the topic's only partition, without those of transactions that failed.
 
-    Args:
-        topic: with the state.
-        position: offset of the first message to read; None: of the oldest there is.
-
+    `position`: offset of the first message to read; None: of the oldest there is.
     """
 
     def __init__(self, topic: StateTopic, position: int | None = None) -> None:
@@ -45,14 +42,7 @@ class StateReader:
         self._position = position
 
     async def read(self) -> AsyncIterator[Message]:
-        """Yield what was not read yet, as far as it is committed now.
-
-        Raises:
-            UpstreamError: it could not be read in the client's time.
-            RefusedError: it may not be read.
-            StateError: a batch is damaged.
-
-        """
+        """Yield what was not read yet, as far as it is committed now; raises also StateError."""
         retry = self._topic.client.retry
         if self._position is None:
             self._position = await retry(lambda: self._offset(EARLIEST))
@@ -92,10 +82,8 @@ class StateReader:
         return part
 
     def _committed(self, part: Any) -> Iterator[Message]:
-        failed = sorted(
-            ((each.first_offset, each.producer_id) for each in part.aborted_transactions or ()),
-            reverse=True,
-        )
+        aborted = part.aborted_transactions or ()
+        failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
         failing: set[int] = set()
         batches = MemoryRecords(bytes(part.records or b""))
         while batches.has_next():

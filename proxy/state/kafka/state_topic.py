@@ -52,10 +52,7 @@ class StateTopic:
         self._transactions = TRANSACTION_COORDINATOR, name
 
     async def ask_leader(self, request: Any) -> Any:
-        """Send a request to the partition's leader and return the response.
-
-        Raises UpstreamError and RefusedError.
-        """
+        """Send a request to the partition's leader and return the response, or raise as `check`."""
         return await self.client.ask(request, await self._leader())
 
     async def ask_coordinator(self, request: Any) -> Any:
@@ -69,11 +66,8 @@ class StateTopic:
     def check(self, error_code: int, doing: str, reason: str | None = None) -> None:
         """Raise what an error code of Kafka means to us; do nothing for 0.
 
-        Raises:
-            UpstreamError: it may pass; leader and coordinator are looked for anew.
-            RefusedError: it will not.
-            FencedError: another one writes, or our transaction is no more.
-
+        Raises UpstreamError when it may pass, after which leader and coordinator are looked for
+        anew; RefusedError when it will not; FencedError.
         """
         if not error_code:
             return
@@ -88,11 +82,8 @@ class StateTopic:
     async def ensure(self) -> None:
         """Make the topic if there is none, and check that state can be kept in it.
 
-        Raises:
-            StateError: it exists and is not made for that.
-            UpstreamError: no broker answers.
-            RefusedError: the proxy may not make it, or not see its settings.
-
+        Raises StateError when it can not, UpstreamError, and RefusedError when the proxy may not
+        make it, or not see its settings.
         """
         retry, name = self.client.retry, self.name
         # At once when nobody answers; what comes later is given the time.
@@ -125,9 +116,8 @@ class StateTopic:
     async def _leader(self) -> Address:
         for leader in await self.client.leaders((self._partition,)):
             return leader
-        is_there = await self._find() is not None
-        text = f"topic {self.name} {'has no leader' if is_there else 'is gone'}"
-        raise UpstreamError(NOT_READY, text)
+        finding = "is gone" if await self._find() is None else "has no leader"
+        raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
 
     async def _find(self) -> Any | None:
         (found,) = (await self.client.metadata([self.name])).topics
@@ -173,7 +163,7 @@ def settings(replicas: int) -> Mapping[str, str]:
         # Whatever the cluster does to other topics, we must be able to read this one.
         "compression.type": "uncompressed",
         # What is acknowledged outlives the loss of a broker, and one may be away meanwhile.
-        "min.insync.replicas": str(max(replicas - 1, 1)) if replicas >= MAX_REPLICAS else "1",
+        "min.insync.replicas": str(MAX_REPLICAS - 1) if replicas >= MAX_REPLICAS else "1",
         "max.message.bytes": str(MAX_RECORD_BYTES + BATCH_OVERHEAD_BYTES),
         # Only closed segments are compacted. Small ones, closed soon, keep the start quick.
         "segment.bytes": str(16 * 2**20),

@@ -84,7 +84,7 @@ def watching(target: str, folder: Path, rules: Path) -> Iterator[Prometheus]:
     file.write_text(yaml.safe_dump(config))
     (port,) = free_ports(1)
     server = ServerProcess(folder / "prometheus.log")
-    server.start(
+    server.spawn(
         [
             program("prometheus"),
             f"--config.file={file}",

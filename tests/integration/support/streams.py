@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -126,7 +127,7 @@ class Stream:
         else:
             writer = writer.trigger(processingTime=trigger)
         self.query = writer.start()
-        until(lambda: self.running.get(_progress(self.name))[0] == 200, "it is seen", END_S)
+        until(self._is_known, "it is seen", END_S)
         return self.query
 
     def finish(self) -> None:
@@ -178,11 +179,15 @@ class Stream:
         """Give what the proxy knows of the query."""
         return known(self.running, self.name)
 
+    def _is_known(self) -> bool:
+        """Return whether a report has come: the first batch of a run may be quicker."""
+        return self.running.get(_progress(self.name))[0] == 200
+
     def _process(self, batch: DataFrame, number: int) -> None:
-        try:
-            clamp = (self.known()["adaptive"] or {}).get("clamp", {})
-        except OSError:  # the proxy is away
-            clamp = {}
+        clamp: Document = {}
+        with suppress(OSError):  # the proxy is away
+            if self._is_known():
+                clamp = (self.known()["adaptive"] or {}).get("clamp", {})
         offset = col("offset")
         if self.row_ms:
             offset = _work()(offset, lit(self.row_ms))

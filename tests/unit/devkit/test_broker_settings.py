@@ -22,7 +22,6 @@ def settings(**parts: Any) -> BrokerSettings:
         "sasl_port": None,
         "sasl_users": {},
         "storage_dir": Path("/data/storage"),
-        "num_partitions": 3,
         "properties": {},
     }
     return BrokerSettings(**(values | parts))
@@ -44,7 +43,6 @@ def read(text: str) -> dict[str, str]:
                 "controller.quorum.voters": "1@127.0.0.1:20003",
                 "node.id": "1",
                 "log.dirs": "/data/storage",
-                "num.partitions": "3",
                 "broker.session.timeout.ms": "2000",
             },
             (20_001, 20_003),

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, STATIC, World, pipeline
+from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, World, pipeline
 
+from proxy.pipeline.running import REAPPLY_MS
 from proxy.pipeline.running_pipeline import MAX_OUTPUTS
-from proxy.state import MemoryStore, StateError
+from proxy.state import MemoryStore, Record, StateError
 
 # Completion
 
@@ -185,6 +186,47 @@ async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
 
 
 # State
+
+
+HELD = {
+    "pipeline": "p",
+    "node": "one",
+    "rate": 400.0,
+    "t_delay_ms": 1.5,
+    "since_s": START_S,
+    "why": "two asks for less",
+    "by": "two",
+    "direction": "decrease",
+    "holders": ["two"],
+    "revision": 3,
+}
+
+
+async def test_the_flow_is_read_again_at_a_period(tmp_path):
+    world = World(tmp_path, pipeline())
+    pipelines, store, start_ms = world.pipelines, world.store, world.now_ms
+
+    def rate():
+        (document,) = pipelines.documents()
+        return document["stages"][0]["rate"]
+
+    store.put_many([Record.of("flow/p/one", HELD)])  # another process holds it
+    world.now_ms = start_ms + REAPPLY_MS - SECOND_MS
+    await pipelines.reapply()
+    assert rate() is None
+    world.now_ms = start_ms + REAPPLY_MS
+    await pipelines.reapply()
+    assert rate() == 400.0
+    store.delete("flow/p/one")  # somebody removed it
+    world.now_ms = start_ms + 2 * REAPPLY_MS - SECOND_MS
+    await pipelines.reapply()
+    await pipelines.keep()
+    assert store.get("flow/p/one") is None
+    world.now_ms = start_ms + 2 * REAPPLY_MS
+    await pipelines.reapply()
+    await pipelines.keep()
+    assert store.get("flow/p/one").value == HELD
+    await pipelines.close()
 
 
 def test_another_process_goes_on(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxy.pipeline.flow import PipelineFlow
+from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import PipelineGraph, PipelineSettings, SourceSettings, StageSettings
 
 STAGES = 1_000

@@ -11,7 +11,7 @@ from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
 from proxy.progress.query import LIVE_MS, MAX_PARTITIONS, ProgressSettings, QuerySettings
 from proxy.progress.report import ReportRefused
-from proxy.progress.senders import MAX_SENDERS, Senders
+from proxy.progress.report_handler import MAX_SENDERS, Senders
 
 # --- what is accepted
 
@@ -473,7 +473,7 @@ def snapshot(world, kept):
     return (
         json.dumps(documents, allow_nan=False),
         dict(kept),
-        world.registry.commits(),
+        world.registry.commits.due(),
         [note for note in world.events if note.kind not in ADVICE],
         world.registry.generation,
     )

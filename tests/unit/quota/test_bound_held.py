@@ -29,6 +29,7 @@ LONGEST_HOLD_MS = 2500.0
 """Longer ones come only while the burst of the first seconds is worked off."""
 
 SMALL_BATCH = 1000
+SMALL_ANSWER = 20_000
 
 
 def world_of(bound: float = MB, **more) -> World:
@@ -206,7 +207,7 @@ def test_a_raised_bound_helps_those_who_wait_at_once():
             st.floats(0, 20_000),
             st.integers(1, 40),
             st.floats(100, 15_000),
-            st.sampled_from([20_000, MB, 50 * MB]),
+            st.sampled_from([SMALL_ANSWER, MB, 50 * MB]),
         ),
         min_size=1,
         max_size=6,
@@ -223,10 +224,16 @@ def test_a_raised_bound_helps_those_who_wait_at_once():
     True,
     1000,
 )
+@example(
+    [(0.0, 1, 1325.0, MB), (8000.0, 9, 100.0, MB), (17_599.0, 1, 1701.0, SMALL_ANSWER)],
+    False,
+    1000,
+)
 def test_no_pattern_of_connections_gets_more_in_any_11_seconds(waves, mutes, batch_bytes):
     """Waves of new connections: when they begin, how many, for how long, and what they ask for.
 
-    What is under way when the client is found above its bound comes on top.
+    What is under way when the client is found above its bound comes on top, and one answer that the
+    end of the window cuts.
     """
     world = world_of()
     numbers = itertools.count()
@@ -242,4 +249,5 @@ def test_no_pattern_of_connections_gets_more_in_any_11_seconds(waves, mutes, bat
     world.run(END_MS)
     together = len(waves) * most * batch_bytes
     under_way = MB * UNDER_WAY_MS / 1000
-    assert world.most_in() <= LONGEST_WINDOW * MB * WINDOW_MS / 1000 + under_way + together
+    allowed = LONGEST_WINDOW * MB * WINDOW_MS / 1000
+    assert world.most_in() <= allowed + under_way + together + SMALL_ANSWER

@@ -1,17 +1,15 @@
 """Flow control of one pipeline: readings come in, rates of nodes and records of state come out.
 
-What to feed, each as often as it is known: the readings of each stage to its trigger in `stages`;
-`arrived`, the log ends of a topic added up, from which is measured what a source sends. Then
-`tick`, at least once in the shortest period, gives the rates that changed.
+What to feed, each as often as it is known: the readings of each stage to its trigger in `stages`,
+and to `arrived` the log ends of a source's topics. Then `tick`, at least once in the shortest
+period, returns the rates that changed.
 
-How what a stage processes becomes the rate of a node upstream: a stage that is itself held
-processes no more than it may, so a hold goes on up the pipeline, one stage in a period; and its
-band shrinks with its rate. Several nodes upstream share what it processes, see `fair_rates`, and
-what a node reads is converted to what it writes.
+A stage that is itself held processes no more than it may, so a hold goes on up the pipeline, one
+stage in a period, and its band shrinks with its rate. Several nodes upstream share what it
+processes, see `fair_rates`, and what a node reads is converted to what it writes.
 
-When a stage dies: after SILENT_MS without a sign of life (at once when it is said that it ended) it
-asks nothing more, and the nodes that only it held are released step by step. A stage that was never
-seen asks nothing. What it held before a restart stays held for SILENT_MS.
+A stage that has ended, or gives no sign of life for SILENT_MS, asks nothing more, and the nodes
+that only it held are released step by step. What was held before a restart stays so for SILENT_MS.
 """
 
 import math
@@ -74,16 +72,16 @@ class PipelineFlow:
         """End the periods that are due; return the rates that changed, each once."""
         self._measure()
         controllers = self._coordinator.controllers
-        verdicts: list[tuple[str, Trigger, Verdict]] = []
+        verdicts: dict[str, Verdict] = {}
         for name, trigger in self.stages.items():
             if now_ms < trigger.due_ms:
                 continue
             verdict = trigger.close(now_ms)
             controllers[name].measured_rate = trigger.last.received_rate
             if verdict is not None and trigger.may_ask(now_ms):
-                verdicts.append((name, trigger, verdict))
-        for name, trigger, verdict in verdicts:
-            self._ask(name, trigger, verdict, now_ms)
+                verdicts[name] = verdict
+        for name, verdict in verdicts.items():  # with all rates as they are measured now
+            self._ask(name, verdict, now_ms)
         before = {name: item.state.rate for name, item in controllers.items()}
         decided = self._coordinator.tick(
             now_ms, self._wall.to_s(now_ms), lambda name: self.stages[name].is_alive(now_ms)
@@ -104,11 +102,11 @@ class PipelineFlow:
         return self._coordinator.changes()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Take up the state from all records under `prefix`; return what was not taken, and why.
+        """Load the state from all records under `prefix`; return what was not taken, and why.
 
-        At any time: a record older than what is in force here is written again, and so is one
-        that is missing; a newer one counts. Records of nodes that are gone and records that are
-        damaged are deleted, those of a newer program are left alone.
+        At any time. A newer record than what is in force here counts; an older or missing one is
+        written again. Records of nodes that are gone and damaged ones are deleted, those of a
+        newer program are left alone.
         """
         refused = self._coordinator.load(records)
         self._follow_controllers()
@@ -117,19 +115,13 @@ class PipelineFlow:
         return refused
 
     def update(self, graph: PipelineGraph, now_ms: float) -> list[RateChange]:
-        """Follow a reload; nodes that remain keep their state. Return the rates that changed.
-
-        A node that is gone is uncontrolled from now on, and one whose normal rate is lower now is
-        held to that at most.
-        """
+        """Follow a reload; nodes that remain keep their state. Return the rates that changed."""
         self._graph = graph
         changed, gone = self._coordinator.update(graph, now_ms)
         self._follow_graph(now_ms)
-        changes = [
-            RateChange(controller.node.name, None, "it is no longer held in this pipeline")
-            for controller in gone
-            if controller.state.rate is not None
-        ]
+        why = "it is no longer held in this pipeline"
+        held = (each for each in gone if each.state.rate is not None)
+        changes = [RateChange(each.node.name, None, why) for each in held]
         for name in sorted(changed):
             rate = self._coordinator.controllers[name].state.rate
             changes.append(RateChange(name, rate, "the pipeline's settings changed"))
@@ -153,13 +145,12 @@ class PipelineFlow:
             ],
             "sources": [
                 (
-                    controllers.get(source.client_id)
-                    or Controller(Node(source.client_id, True, source.normal_rate, source.step))
+                    controllers.get(each.client_id)
+                    or Controller(Node(each.client_id, True, each.normal_rate, each.step))
                 ).document()
-                for source in graph.settings.sources
+                for each in graph.settings.sources
             ],
-            # Readings come of stages that are there: for those who read the fields.
-            "refused_readings": 0,
+            "refused_readings": 0,  # of earlier versions, for those who read the fields
             "unknown": [],
             "events": list(self._events),
         }
@@ -185,18 +176,17 @@ class PipelineFlow:
     def _follow_controllers(self) -> None:
         """Set for each stage which nodes are held for it, and how far it is held itself."""
         controllers = self._coordinator.controllers
-        holds: dict[str, set[str]] = {name: set() for name in self.stages}
+        held: dict[str, set[str]] = {name: set() for name in self.stages}
         for name, controller in controllers.items():
             for holder in controller.state.holders:
-                holds[holder].add(name)
+                held[holder].add(name)
         for name, trigger in self.stages.items():
             rate, normal_rate = controllers[name].state.rate, controllers[name].node.normal_rate
-            trigger.control(frozenset(holds[name]), 1.0 if rate is None else rate / normal_rate)
+            trigger.control(frozenset(held[name]), 1.0 if rate is None else rate / normal_rate)
 
     def _measure(self) -> None:
         for source in self._graph.settings.sources:
-            controller = self._coordinator.controllers.get(source.client_id)
-            if controller is not None:
+            if controller := self._coordinator.controllers.get(source.client_id):
                 rates = [self._topics[topic].rate for topic in source.produces]
                 known = [rate for rate in rates if rate is not None]
                 controller.measured_rate = sum(known) if known else None
@@ -212,9 +202,9 @@ class PipelineFlow:
             share = 1.0
         return UpstreamRate(node.node.name, node.rate, node.node.normal_rate, share)
 
-    def _ask(self, name: str, trigger: Trigger, verdict: Verdict, now_ms: float) -> None:
+    def _ask(self, name: str, verdict: Verdict, now_ms: float) -> None:
         """Make a request to each node upstream that can be held and is to blame."""
-        controllers = self._coordinator.controllers
+        controllers, trigger = self._coordinator.controllers, self.stages[name]
         own_rate = controllers[name].state.rate or math.inf
         processing_rate = trigger.processing_rate or trigger.settings.band[1] * trigger.scale
         upstream = [
@@ -226,11 +216,9 @@ class PipelineFlow:
             more, rates = "less", fair_rates(upstream, min(own_rate, processing_rate))
             if verdict.is_of_lag:
                 # Stages are not let plan more than there is room for; sources cannot be stopped.
-                rates = {
-                    node: rate for node, rate in rates.items() if controllers[node].node.is_source
-                }
+                rates = {node: rates[node] for node in rates if controllers[node].node.is_source}
         else:
-            more, rates = "more", raised_rates(upstream, own_rate, trigger.holds)
+            more, rates = "more", raised_rates(upstream, own_rate, trigger.held_nodes)
         if not rates:
             return
         reason = f"{name} asks for {more}: {verdict.reason}; it processes {processing_rate:,.1f}/s"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_parts import SECOND_MS, source, stage
 
-from proxy.pipeline.flow import PipelineFlow
+from proxy.pipeline.flow_control import PipelineFlow
 from proxy.pipeline.graph import MIN_RATE, PipelineGraph, PipelineSettings
 from proxy.pipeline.trigger import SILENT_MS
 from proxy.state import MemoryStore, Record

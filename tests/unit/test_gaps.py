@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.config.check_report import find_gaps
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.gaps import find_gaps
 from proxy.quota.rules import Rule, RuleTable
 
 CONSUMER, PRODUCER, _ = QuotaKind
