@@ -28,10 +28,9 @@ LabelValues = tuple[str, ...]
 class BoundedLabels(Collector, Generic[M]):
     """A labelled metric whose number of label sets clients cannot drive up.
 
-    `open_labels` are those whose values clients choose. Once `max_sets` distinct sets are in use,
-    a new one is counted with OTHER in its open labels. The remaining labels must have few values.
-    It is the metric's collector: register it, and not the metric. Raises ValueError when `max_sets`
-    is below 1 or an open label is not one of the metric's.
+    Once `max_sets` distinct sets are in use, a new one is counted with OTHER in its open labels,
+    those whose values clients choose; the remaining ones must have few values. Register it, and not
+    the metric. Raises ValueError when `max_sets` is below 1 or an open label is not the metric's.
     """
 
     def __init__(
@@ -53,10 +52,7 @@ class BoundedLabels(Collector, Generic[M]):
         """Of the sets in use, by their other values: what `forget` drops at once."""
 
     def of(self, *values: str) -> M:
-        """Return the child for these label values, in the metric's order; hold it on hot paths.
-
-        Raises ValueError when the number of values is not that of the labels.
-        """
+        """Return the child for these label values, in the metric's order; keep it on hot paths."""
         child = self.children.get(values)
         if child is not None:
             return child
@@ -76,9 +72,8 @@ class BoundedLabels(Collector, Generic[M]):
     def forget(self, **labels: str) -> int:
         """Drop the sets with these values and make room for as many; return how many.
 
-        For clients that are gone: a child that somebody still holds is no longer exposed. All
-        labels must be named, or all but the metric's last one: these sets are found without a walk
-        over the others. Raises ValueError for other names.
+        A child that somebody still has is no longer exposed. All labels must be named, or all but
+        the metric's last one; raises ValueError for other names.
         """
         names = self._label_names[: len(labels)]
         if len(names) < len(self._label_names) - 1 or set(names) != set(labels):

@@ -1,13 +1,10 @@
 """Turn single recorded values into sums and rates over the recent past.
 
-The rules are those of Apache Kafka's `SampledStat` and `Rate` since 3.8. A stat keeps a ring of
-samples. A sample covers one window of time. Up to 3.7 a sample was dropped when its *start* was
-older than `samples * window`; the part of it that still lay in the measured time went with it, so
-the rate dipped at each rollover. Since 3.8 (Kafka's change 15889) a sample is dropped only when
-its *last event* is that old, and one slot more than `samples` is kept for it.
+The rules are those of Apache Kafka's `SampledStat` and `Rate` since 3.8 (its change 15889): of a
+ring of samples, each of which covers one window of time, one is dropped when its *last event* is
+`samples * window` old, not its start. That would make the rate dip at each rollover.
 
-Every time is a monotonic `now_ms` given by the caller and must not go back. A stat belongs to one
-thread: measuring drops old samples.
+Every `now_ms` is monotonic and must not go back. One thread: measuring drops old samples.
 """
 
 from __future__ import annotations
@@ -37,16 +34,6 @@ class Quota:
     def __post_init__(self) -> None:
         if not math.isfinite(self.bound):
             raise ValueError(f"a quota's bound must be a finite number, got {self.bound!r}")
-
-    @classmethod
-    def upper(cls, bound: float) -> Quota:
-        """Return a quota that values above `bound` violate."""
-        return cls(bound, is_upper=True)
-
-    @classmethod
-    def lower(cls, bound: float) -> Quota:
-        """Return a quota that values below `bound` violate."""
-        return cls(bound, is_upper=False)
 
     def accepts(self, value: float) -> bool:
         """Return whether `value` is within the bound; the bound itself is."""
@@ -98,7 +85,7 @@ class Sample:
         self.reset(now_ms)
 
     def reset(self, now_ms: float) -> None:
-        """Forget everything and start a new window at `now_ms`."""
+        """Begin a new window."""
         self.value = 0.0
         self.events = 0
         self.start_ms = now_ms
@@ -210,8 +197,7 @@ class Rate:
     """A sampled stat per second, by default the sum of the values.
 
     The divisor is Kafka's `Rate.windowSize`: the time since the oldest sample began, filled up to
-    `samples - 1` whole windows. A fresh stat so counts the windows before it as empty and does not
-    report a huge rate for its first value.
+    `samples - 1` whole windows, so that a fresh stat reports no huge rate for its first value.
     """
 
     __slots__ = ("_stat",)

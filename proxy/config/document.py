@@ -37,10 +37,7 @@ class ConfigProblem:
 
 
 class ConfigError(Exception):
-    """A configuration file that cannot be used; `problems` holds every mistake, in line order.
-
-    `str()` is the whole text for the user: one block, two lines for each problem.
-    """
+    """A configuration file that cannot be used, with every mistake in line order."""
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
@@ -158,9 +155,8 @@ def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> ob
     if isinstance(node, yaml.MappingNode):
         return _build_mapping(loader, document, node, loc)
     if isinstance(node, yaml.SequenceNode):
-        return [
-            _build(loader, document, item, (*loc, index)) for index, item in enumerate(node.value)
-        ]
+        items = enumerate(node.value)
+        return [_build(loader, document, item, (*loc, index)) for index, item in items]
     try:
         value: object = loader.construct_object(node)
     except ValueError:

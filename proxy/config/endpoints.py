@@ -59,10 +59,7 @@ class PortRange:
         return self.first == 0
 
     def port_of(self, node_id: int) -> int:
-        """Return the port of a broker, or 0 when the system shall choose one.
-
-        Raises ValueError if the range has no port for this broker.
-        """
+        """Return a broker's port; 0: any free one. Raises ValueError if it has none."""
         if self.any_free:
             return 0
         if not 0 <= node_id <= self.last - self.first:
@@ -79,10 +76,7 @@ def ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def parse_endpoint(value: object) -> HostPort:
-    """Read `HOST:PORT` with a port from 1 to 65535; an IPv6 address stands in brackets.
-
-    Raises BadValueError for anything else.
-    """
+    """Read `HOST:PORT` with a port from 1 to 65535. Raises BadValueError for anything else."""
     endpoint = parse_bind(value)
     if endpoint.port == 0:
         raise BadValueError(f"{shown(value)} has port 0", "write a port from 1 to 65535")
@@ -136,10 +130,7 @@ def _checked_host(host: str) -> str:
 
 
 def parse_advertised_host(value: object) -> str:
-    """Read a host name or address that clients can connect to, without a port.
-
-    Raises BadValueError for all else, also for a wildcard such as 0.0.0.0.
-    """
+    """Read a host that clients can connect to, without a port. Raises BadValueError else."""
     if not isinstance(value, str):
         raise BadValueError(f"{shown(value)} is not a host name or address", "write it as text")
     address = ip_address(value)
@@ -177,10 +168,7 @@ def parse_broker_ports(value: object) -> PortRange:
 
 
 def parse_sni(value: object) -> str:
-    """Read a pattern of server names such as `broker-{node_id}.kafka.example`.
-
-    Raises BadValueError without exactly one `{node_id}`, or when it makes no host name.
-    """
+    """Read a server name pattern with one `{node_id}`. Raises BadValueError for anything else."""
     fix = f'write a name with {NODE_ID} once, in quotes: "broker-{NODE_ID}.kafka.example"'
     if not isinstance(value, str) or value.count(NODE_ID) != 1:
         raise BadValueError(f"{shown(value)} does not contain {NODE_ID} once", fix)

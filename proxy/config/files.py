@@ -32,11 +32,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:
-    """Return the path that the YAML file names; a relative one starts at that file's directory.
-
-    The directory is the validation context; without one, paths stay as they are. Raises
-    BadValueError for what is no text, or empty.
-    """
+    """Return a path; a relative one starts at the directory that is the validation context."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise BadValueError(f"{shown(value)} is not a path", "write the path of a file")
     return Path(info.context, value) if isinstance(info.context, Path) else Path(value)
@@ -54,10 +50,7 @@ def check_certificates(path: Path) -> Path:
 
 
 def check_private_key(path: Path) -> Path:
-    """Return `path` when it looks like an unencrypted private key in PEM form.
-
-    Whether the key is sound shows only together with its certificate: see `check_pair`.
-    """
+    """Return `path` when it looks like an unencrypted private key in PEM form."""
     content = read_bytes(path)
     if b"PRIVATE KEY-----" not in content:
         fix = 'name a file with a "-----BEGIN PRIVATE KEY-----" block'

@@ -185,8 +185,7 @@ class ThrottleSection(fields.Section):
     """How a client over its quota is slowed.
 
     `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
-    20 s by default: Kafka clients give up on a request after `request.timeout.ms`, 30 s, and a
-    hold comes on top of the broker's own time.
+    Kafka clients give up on a request after `request.timeout.ms`, 30 s.
     """
 
     mode: Literal["delay", "mute"] = "delay"
@@ -291,8 +290,7 @@ class Config(fields.Section):
         return ProgressSettings(queries=queries, max_queries=self.limits.max_client_entities)
 
     @property
-    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:
-        """The pipelines."""
+    def pipeline_settings(self) -> tuple[PipelineSettings, ...]:  # noqa: D102
         return tuple(pipeline.settings for pipeline in self.pipelines)
 
     def place(self, key: str) -> str:

@@ -40,10 +40,7 @@ class LoadAttempt:
 
 
 class Reloader:
-    """Keeps the configuration in force, and replaces it when a better one is written.
-
-    `apply` puts another configuration in force; `counter` counts the loads by result.
-    """
+    """Replaces the configuration in force by `apply` when another one is written."""
 
     def __init__(
         self, path: Path, config: Config, apply: Callable[[Config], None], counter: Counter

@@ -127,7 +127,7 @@ class ClientQuotas:
         return meter.owed_ms(now_ms) if meter is not None else 0.0
 
     def is_paced(self, kind: QuotaKind) -> bool:
-        """Return whether the client is over its quota of this kind, or was until just now."""
+        """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)
         return meter is not None and meter.pacer.is_pacing
 

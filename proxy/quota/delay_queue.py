@@ -1,8 +1,4 @@
-"""Release held responses when they are due, in order, each exactly once.
-
-Time comes in by argument, and the reaper is given a clock and a way to set a timer. Neither sleeps
-and neither polls.
-"""
+"""Release held responses when they are due, in order, each exactly once, without polling."""
 
 import math
 from collections.abc import Callable
@@ -92,9 +88,8 @@ class DelayQueue:
         errors: list[Exception] = []
         for delayed in due:
             release = delayed.release
-            if release is None:
+            if release is None or not delayed.cancel():
                 continue
-            delayed.cancel()
             released += 1
             if on_late is not None:
                 on_late((now_ms - delayed.due_ms) / MS_PER_SECOND)
@@ -117,8 +112,7 @@ class DelayQueue:
 class TimerHandle(Protocol):
     """What `call_at` gives back; `asyncio.TimerHandle` is one."""
 
-    def cancel(self) -> None:
-        """Do not call."""
+    def cancel(self) -> None: ...  # noqa: D102
 
 
 class Reaper:

@@ -1,11 +1,10 @@
 """Admit the requests of a sensor's clients in turn, while what they owe allows it.
 
-A response can only be held; a request that is not sent on costs nobody anything. So a client that
-owes its quota more than a little is not read from, whichever of its connections asks: reconnecting,
-many connections, and answers that are never read gain nothing. What a Fetch will cost is known only
-with its response: until then it counts with what is expected of it, and it is given a limit that
-lets a round over all connections take no longer than `ROUND_MS`, as Kafka limits a Fetch to what
-its quota window allows (KafkaApis, `maxValueInQuotaWindow`).
+A request that is not sent on costs nobody anything. So a client that owes its quota more than a
+little is not read from: reconnecting, many connections, and answers that are never read gain
+nothing. What a Fetch will cost is known only with its response: until then it counts with what is
+expected of it, and it is given a limit that lets a round over all connections take no longer than
+`ROUND_MS`, as Kafka limits a Fetch to its quota window (KafkaApis, `maxValueInQuotaWindow`).
 """
 
 import math
@@ -206,11 +205,8 @@ class Gate:
             self._expire(now_ms)
         expected_ms = self.expected_size / pacer.bound * MS_PER_SECOND
         if not pacer.is_pacing:
-            may_open = (
-                not self.under_way
-                or expected_ms <= UNDER_WAY_MS
-                or expected_ms <= self._allowance_ms(now_ms)
-            )
+            is_little = not self.under_way or expected_ms <= UNDER_WAY_MS
+            may_open = is_little or expected_ms <= self._allowance_ms(now_ms)
             return now_ms if may_open else math.inf
         if self.under_way:
             return max(pacer.next_ms, now_ms - pacer.burst_ms) + expected_ms - ahead_ms

@@ -55,8 +55,8 @@ class QuotaManager:
         settings: QuotaSettings,
         instruments: Instruments,
         registry: Registry,
-        on_overflow: Callable[[Rule, QuotaKind], None] | None = None,
-        on_state: OnState | None = None,
+        on_overflow: Callable[[Rule, QuotaKind], None] = lambda *_: None,
+        on_state: OnState = lambda *_: None,
     ) -> None:
         self._instruments = instruments
         self._registry = registry
@@ -111,28 +111,22 @@ class QuotaManager:
         finite number above 0, or has no reason.
         """
         name = sensor_name(kind, entity)
-        adapted: AdaptedBound | None = None
         if bound is not None and not (math.isfinite(bound) and bound > 0):
             raise ValueError(f"the bound of {entity} must be above 0, not {bound!r}")
-        if reason is not None:
-            adapted = self._adapted[name] = AdaptedBound(bound, reason)
-        elif bound is not None:
+        if bound is not None and reason is None:
             raise ValueError(f"the bound of {entity} is {bound!r} without a reason")
-        else:
-            self._adapted.pop(name, None)
-        meter = self._meters.get(name)
-        if meter is not None:
-            meter.adapt(adapted, now_ms)
+        self._adapted.pop(name, None)
+        if reason is not None:
+            self._adapted[name] = AdaptedBound(bound, reason)
+        if name in self._meters:
+            self._meters[name].adapt(self._adapted.get(name), now_ms)
 
     def clients(self) -> list[ClientIdentity]:
         """Return all connected clients."""
         return list(self._clients)
 
     def unbounded(self) -> list[ClientIdentity]:
-        """Return the connected clients that no rule bounds, as of their last request or `settling`.
-
-        The first to be known as such comes first.
-        """
+        """Return connected clients that no rule bounds as of their last request or `settling`."""
         return list(self._unbounded)
 
     def settling(self) -> Iterator[bool]:
@@ -164,12 +158,9 @@ class QuotaManager:
                     more.setdefault(name, []).append(quotas.identity)
             yield None
         for meter in tuple(self._meters.values()):
-            if meter.sensor.retired:
-                yield None
-            else:
-                name = meter.sensor.name
-                clients = (first[name], *more.get(name, ())) if name in first else ()
-                yield meter.row(clients, clock_ms())
+            name = meter.sensor.name
+            clients = (first[name], *more.get(name, ())) if name in first else ()
+            yield None if meter.sensor.retired else meter.row(clients, clock_ms())
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, for a fraction of the cost of `rows`."""
@@ -181,9 +172,8 @@ class QuotaManager:
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now.
 
-        Call it for each response that waits, with the one charge that makes it wait. A charge may
-        come to nothing: its time had passed when the response was there, or another one is longer.
-        A hold that is cut short counts in full.
+        Call it for each response that waits, with the one charge that makes it wait. A hold that is
+        cut short counts in full.
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)
@@ -251,8 +241,7 @@ class QuotaManager:
         name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
-            if self._on_overflow is not None:
-                self._on_overflow(rule, kind)
+            self._on_overflow(rule, kind)
         return self._meters.get(name) or self._create(kind, entity, rule, now_ms)
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
@@ -297,9 +286,8 @@ class QuotaManager:
             self._instruments.throttled_responses_total.forget(**labels)
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
-        if self._on_state is not None:
-            rate, bound = meter.metric.measure(now_ms), meter.bound
-            self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, bound)
+        rate = meter.metric.measure(now_ms)
+        self._on_state(meter.entity, meter.kind, meter.rule, throttled, rate, meter.bound)
 
     def count_violation(self, meter: Meter) -> None:
         """Count that a sensor is above its bound."""

@@ -30,13 +30,12 @@ SHOWN_CLIENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One sensor as the status page shows it."""
+    """One sensor as the status page shows it; rate and bounds in bytes per second or percent."""
 
     entity: str
     kind: QuotaKind
     rule: Rule
     rate: float
-    """Measured now: bytes per second, or percent."""
     bound: float
     window_ms: float
     """The time over which the rate is measured."""
@@ -142,14 +141,14 @@ class Meter:
         if self.kind.is_time:  # as Kafka, which carries nothing
             self.pacer.carry_ms = self.longest_hold_ms
         self.metric.config = MetricConfig(
-            samples=settings.samples, window_ms=settings.window_ms, quota=Quota.upper(self.bound)
+            samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
         )
         self._keep(now_ms)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
-        self.metric.config = replace(self.metric.config, quota=Quota.upper(self.bound))
+        self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
 
     def hold_ms(self, value: float, now_ms: float) -> float:

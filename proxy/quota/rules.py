@@ -81,7 +81,6 @@ class Rule:
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
     adaptive: AdaptiveBound | None = None
-    """Set when the consumer byte rate may be lowered."""
 
     def __post_init__(self) -> None:
         try:
@@ -233,11 +232,10 @@ class QuotaSettings:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The rule that bounds one kind of a client's traffic."""
+    """The rule that bounds one kind of a client's traffic, and whose traffic is added up."""
 
     rule: Rule
     entity: str
-    """Whose traffic is added up; the label `quota_entity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +256,6 @@ class RuleTable:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
-        """In order of precedence."""
         self._by_kind = {
             kind: tuple(rule for rule in self.rules if kind in rule.bounds) for kind in QuotaKind
         }

@@ -36,18 +36,18 @@ def test_a_bad_value_is_refused(values, message):
 @pytest.mark.parametrize("bound", [math.inf, -math.inf, math.nan])
 def test_a_bound_must_be_finite(bound):
     with pytest.raises(ValueError, match="finite"):
-        Quota.upper(bound)
+        Quota(bound)
 
 
 @pytest.mark.parametrize(
     ("quota", "value", "accepted"),
     [
-        pytest.param(Quota.upper(10), 9.9, True, id="below an upper bound"),
-        pytest.param(Quota.upper(10), 10, True, id="at an upper bound"),
-        pytest.param(Quota.upper(10), 10.1, False, id="above an upper bound"),
-        pytest.param(Quota.lower(10), 10.1, True, id="above a lower bound"),
-        pytest.param(Quota.lower(10), 10, True, id="at a lower bound"),
-        pytest.param(Quota.lower(10), 9.9, False, id="below a lower bound"),
+        pytest.param(Quota(10), 9.9, True, id="below an upper bound"),
+        pytest.param(Quota(10), 10, True, id="at an upper bound"),
+        pytest.param(Quota(10), 10.1, False, id="above an upper bound"),
+        pytest.param(Quota(10, is_upper=False), 10.1, True, id="above a lower bound"),
+        pytest.param(Quota(10, is_upper=False), 10, True, id="at a lower bound"),
+        pytest.param(Quota(10, is_upper=False), 9.9, False, id="below a lower bound"),
     ],
 )
 def test_which_values_a_quota_accepts(quota, value, accepted):
@@ -55,7 +55,7 @@ def test_which_values_a_quota_accepts(quota, value, accepted):
 
 
 def test_quotas_are_values():
-    assert Quota(5) == Quota.upper(5)
-    assert Quota(5) != Quota.lower(5)
+    assert Quota(5) == Quota(5, is_upper=True)
+    assert Quota(5) != Quota(5, is_upper=False)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Quota(5).bound = 6

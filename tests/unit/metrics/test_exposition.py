@@ -81,7 +81,7 @@ def test_no_sensors_no_families(scrape):
 
 
 def test_rates_and_bounds(registry, scrape, clock):
-    bounded = dataclasses.replace(SIX_SAMPLES, quota=Quota.upper(10_000_000))
+    bounded = dataclasses.replace(SIX_SAMPLES, quota=Quota(10_000_000))
     a = add(registry, "a", (rate_name("client-id=a"), Rate(), bounded))
     b = add(registry, "b", (rate_name("client-id=b"), Rate(), SIX_SAMPLES))
     a.record(50, 0)
@@ -113,7 +113,7 @@ def test_values_are_those_of_the_scrape_not_of_the_last_record(registry, scrape,
 
 
 def test_a_violation_shows_as_a_rate_above_the_bound(registry, scrape):
-    config = dataclasses.replace(SIX_SAMPLES, quota=Quota.upper(10))
+    config = dataclasses.replace(SIX_SAMPLES, quota=Quota(10))
     sensor = add(registry, "a", (rate_name("a"), Rate(), config))
     with pytest.raises(QuotaViolation):
         sensor.record(100, 0)
@@ -145,7 +145,7 @@ def test_any_label_value_comes_back_as_it_was(registry, scrape, entity):
 
 
 def test_a_doubled_series_is_shown_once(registry, scrape):
-    config = dataclasses.replace(SIX_SAMPLES, quota=Quota.upper(1e9))
+    config = dataclasses.replace(SIX_SAMPLES, quota=Quota(1e9))
     add(registry, "a", (rate_name("x"), Rate(), config)).record(50, 0)
     add(registry, "b", (rate_name("x"), Rate(), config)).record(500, 0)
 
@@ -162,7 +162,7 @@ def test_changes_of_quotas_and_sensors_show_at_the_next_scrape(registry, scrape)
     assert "kafka_quota_proxy_bound_bytes" not in scrape()
 
     (metric,) = sensor.metrics
-    metric.config = dataclasses.replace(metric.config, quota=Quota.upper(7))
+    metric.config = dataclasses.replace(metric.config, quota=Quota(7))
     assert scrape()["kafka_quota_proxy_bound_bytes"][2] == {key("a"): 7}
 
     registry.remove("a")

@@ -21,7 +21,7 @@ TOTAL = MetricName("total_bytes", "All responses.")
 
 def throttled_sensor(bound=10.0):
     sensor = Sensor("etl")
-    metric = sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota.upper(bound)))
+    metric = sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota(bound)))
     return sensor, metric
 
 
@@ -48,10 +48,10 @@ def test_a_sensor_without_metrics_only_notes_the_time():
 @pytest.mark.parametrize(
     ("quota", "value", "violated"),
     [
-        pytest.param(Quota.upper(10), 50, False, id="exactly at the bound"),
-        pytest.param(Quota.upper(10), 51, True, id="above an upper bound"),
-        pytest.param(Quota.lower(10), 50, False, id="exactly at a lower bound"),
-        pytest.param(Quota.lower(10), 49, True, id="below a lower bound"),
+        pytest.param(Quota(10), 50, False, id="exactly at the bound"),
+        pytest.param(Quota(10), 51, True, id="above an upper bound"),
+        pytest.param(Quota(10, is_upper=False), 50, False, id="exactly at a lower bound"),
+        pytest.param(Quota(10, is_upper=False), 49, True, id="below a lower bound"),
         pytest.param(None, 10**12, False, id="no bound"),
     ],
 )
@@ -89,9 +89,11 @@ def test_the_value_is_recorded_even_when_it_violates():
 
 def test_every_quota_is_checked_and_the_first_violated_one_is_told():
     sensor = Sensor("etl")
-    sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota.upper(1000)))
-    sensor.add(TOTAL, WindowedSum(), MetricConfig(quota=Quota.upper(60)))
-    sensor.add(MetricName("count", "How many."), Count(), MetricConfig(quota=Quota.lower(2)))
+    sensor.add(RATE, Rate(), MetricConfig(samples=6, quota=Quota(1000)))
+    sensor.add(TOTAL, WindowedSum(), MetricConfig(quota=Quota(60)))
+    sensor.add(
+        MetricName("count", "How many."), Count(), MetricConfig(quota=Quota(2, is_upper=False))
+    )
 
     with pytest.raises(QuotaViolation) as caught:
         sensor.record(61, 0)
@@ -113,7 +115,7 @@ def test_a_changed_quota_keeps_the_history():
     sensor, metric = throttled_sensor(bound=100)
     sensor.record(100, 0)
 
-    metric.config = dataclasses.replace(metric.config, quota=Quota.upper(15))
+    metric.config = dataclasses.replace(metric.config, quota=Quota(15))
     assert metric.measure(0) == 20
     with pytest.raises(QuotaViolation) as caught:
         sensor.record(0, 1)
