@@ -33,10 +33,9 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
 from proxy.relay.listener import ListenerError, ListenerSettings
-from proxy.relay.pipes import PipePool
-from proxy.relay.reapers import Reapers
+from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
@@ -69,7 +68,6 @@ class App:
         loop = asyncio.get_running_loop()
         settings = config.quota_settings
         self._config = config
-        self._settings = settings
         self._store: Store = MemoryStore()
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
@@ -80,18 +78,12 @@ class App:
         self.quotas = QuotaManager(
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
-        tls = config.cluster.tls
-        self._bootstrap = Bootstrap(
-            ((server.host, server.port) for server in config.cluster.bootstrap_servers),
-            upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None,
-            config.limits.connect_timeout,
-            _login(config, instruments.upstream_errors_total.labels(LOGIN_REFUSED).inc),
-        )
+        errors = instruments.upstream_errors_total
+        self._bootstrap = _bootstrap(config, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
-        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, instruments.upstream_errors_total)
+        self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self._reapers = Reapers(loop, instruments)
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
             config.progress_settings,
@@ -107,11 +99,11 @@ class App:
             limits=_limits(config),
             mode=ThrottleMode(config.throttle.mode),
             quotas=self.quotas,
-            reapers=self._reapers,
+            reapers=Reapers(loop, instruments),
             instruments=instruments,
             pipes=PipePool(),
             clients=self._clients,
-            interceptor=self._queries.following,
+            interceptor=self._queries.following.client,
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
@@ -129,22 +121,20 @@ class App:
         stop, then its state is waited for. New connections wait meanwhile; none is refused.
         Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
         """
-        _raise_file_limit()
+        _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         if self._config.cluster.shows_password:
-            _log.warning(
-                "the password of cluster.sasl goes to the brokers in the clear", fix=HIDE_PASSWORD
-            )
+            text = "the password of cluster.sasl goes to the brokers in the clear"
+            _log.warning(text, fix=HIDE_PASSWORD)
         self.relay.open(beside=take_over is not None)
         try:
             if take_over is not None:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            self._store = await asyncio.to_thread(
-                _open_store, self._config, self._bootstrap, wait_s
-            )
-            self.rules = RuleRegistry(self.quotas, self._store, self._settings)
+            wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
+            self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
+            self.rules = RuleRegistry(self.quotas, self._store, self._config.quota_settings)
             self._queries.load(self._store)
-            self.admin = self._make_admin()
             await self._start_admin(wait_s)
         except BaseException:
             await self.relay.close()
@@ -176,11 +166,12 @@ class App:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._reapers.close()
+        self._services.reapers.close()
 
-    def _make_admin(self) -> AdminServer:
+    async def _start_admin(self, wait_s: float) -> None:
+        """Open the admin port, waiting for it at most so long."""
         admin = self._config.admin
-        return AdminServer(
+        self.admin = AdminServer(
             admin.bind.host,
             admin.bind.port,
             metrics=self.metrics,
@@ -193,19 +184,14 @@ class App:
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )
-
-    async def _start_admin(self, wait_s: float) -> None:
-        """Open the admin port, waiting for it at most so long."""
-        deadline_s = asyncio.get_running_loop().time() + wait_s
+        deadline_s = self._services.loop.time() + wait_s
         while True:
             try:
-                await self.admin.start()
+                return await self.admin.start()
             except AdminError:
-                if asyncio.get_running_loop().time() >= deadline_s:
+                if self._services.loop.time() >= deadline_s:
                     raise
-                await asyncio.sleep(ADMIN_RETRY_S)
-            else:
-                return
+            await asyncio.sleep(ADMIN_RETRY_S)
 
     async def run(
         self, stop: asyncio.Event, ready: Callable[[], None], take_over: int | None = None
@@ -248,16 +234,16 @@ class App:
                     host=listener.settings.host,
                     port=listener.bootstrap_port,
                     tls=listener.settings.tls is not None,
-                    connections=self.relay.connections_of(name),
+                    connections=self.relay.connected_through[name],
                 )
                 for name, listener in self.relay.listeners.items()
             ],
             brokers=[
-                BrokerStatus(node_id, host, port)
-                for node_id, (host, port) in sorted(self.brokers.addresses.items())
+                BrokerStatus(node_id, *address)
+                for node_id, address in sorted(self.brokers.addresses.items())
             ],
             cluster_answers=self.brokers.reachable,
-            delay_queues={reaper.queue.api: len(reaper.queue) for reaper in self._reapers.all},
+            delay_queues={each.queue.api: len(each.queue) for each in self._services.reapers.all},
             config_loads=[
                 ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
             ],
@@ -289,26 +275,28 @@ class App:
                 await self._slices.collect(self._history.sample(clock_ms))
 
 
-def _login(config: Config, on_refused: Callable[[], None]) -> Login | None:
-    sasl = config.cluster.sasl
-    if sasl is None:
-        return None
-    return Login(Credentials(sasl.mechanism, sasl.username, sasl.password()), on_refused)
+def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
+    """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
+    servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
+    tls, sasl = config.cluster.tls, config.cluster.sasl
+    context = upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None
+    login = None
+    if sasl is not None:
+        credentials = Credentials(sasl.mechanism, sasl.username, sasl.password())
+        login = Login(credentials, on_refused)
+    return Bootstrap(servers, context, config.limits.connect_timeout, login)
 
 
-def _open_store(config: Config, bootstrap: Bootstrap, wait_s: float) -> Store:
-    if config.state.kind == "memory":
+def _open_store(config: Config, bootstrap: Bootstrap, wait_ms: float) -> Store:
+    state, tls, login = config.state, bootstrap.tls, bootstrap.login
+    if state.kind == "memory":
         return MemoryStore()
-    if config.state.kind == "kafka":
-        return KafkaStore(
-            bootstrap.servers,
-            config.state.topic,
-            tls=bootstrap.tls,
-            login=bootstrap.login,
-            timeout_s=config.limits.connect_timeout,
-            wait_ms=wait_s * MS_PER_SECOND,
-        )
-    return SqliteStore(config.state.path, wait_ms=wait_s * MS_PER_SECOND)
+    if state.kind == "sqlite":
+        return SqliteStore(state.path, wait_ms=wait_ms)
+    timeout_s = config.limits.connect_timeout
+    return KafkaStore(
+        bootstrap.servers, state.topic, tls=tls, login=login, timeout_s=timeout_s, wait_ms=wait_ms
+    )
 
 
 def _limits(config: Config) -> Limits:
@@ -331,28 +319,14 @@ def _listener(listener: ListenerSection) -> ListenerSettings:
 
 
 def _log_overflow(rule: Rule, kind: QuotaKind) -> None:
-    _log.warning(
-        "too many clients for sensors of their own: further ones share one",
-        rule=rule.title,
-        quota=str(kind),
-        fix="raise limits.max_client_entities",
-    )
+    text = "too many clients for sensors of their own: further ones share one"
+    fix = "raise limits.max_client_entities"
+    _log.warning(text, rule=rule.title, quota=str(kind), fix=fix)
 
 
 def _log_state(
     entity: str, kind: QuotaKind, rule: Rule, throttled: bool, rate: float, bound: float
 ) -> None:
-    _log.info(
-        "throttling began" if throttled else "throttling ended",
-        client=entity,
-        quota=str(kind),
-        rule=rule.title,
-        rate=round(rate),
-        bound=round(bound),
-    )
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open sockets to what the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    text = "throttling began" if throttled else "throttling ended"
+    about = {"client": entity, "quota": str(kind), "rule": rule.title}
+    _log.info(text, **about, rate=round(rate), bound=round(bound))

@@ -100,10 +100,7 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         return is_new
 
     def left(self, ranges: Mapping[TopicPartition, BatchRange]) -> int | None:
-        """Return how many offsets were in the logs beyond a batch when it was planned.
-
-        None when that is not known. `ranges`: what it read.
-        """
+        """Return how many offsets were beyond a batch when it was planned; None: not known."""
         known = [
             log_end - offset
             for key, read in ranges.items()

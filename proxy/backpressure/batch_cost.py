@@ -95,10 +95,7 @@ class BatchCost:
 
     @classmethod
     def warm_up(cls, records: float, took_ms: float) -> Self:
-        """Return what a first batch says in which Spark may have done much that it does once.
-
-        All its time is taken for fixed, as no more than a start, and nothing is known of a record.
-        """
+        """Return what a first batch says in which Spark did much once: its time counts as fixed."""
         variance = (FIRST_DOUBT * took_ms) ** 2
         return cls(took_ms, 0.0, variance, (took_ms / records) ** 2, 0.0, records)
 

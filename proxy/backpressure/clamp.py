@@ -26,9 +26,11 @@ from .estimator_inputs import TriggerInterval
 MAX_OFFSETS = 2**63
 """For one batch: there are no more."""
 
-REPORT_WAIT_MS, LATE_MS = 300.0, 100.0
-"""How long an answer waits for the report on the batch before; the two race. It does not where the
-latest came later than that after its batch."""
+REPORT_WAIT_MS = 300.0
+"""How long an answer waits for the report on the batch before; the two race."""
+
+LATE_MS = 100.0
+"""Where a report came later than that after its batch, none is waited for at the next look-up."""
 
 REFUSED_GROWTH = 2
 """How many times more is advertised to a driver that planned no batch of what it got."""
@@ -74,8 +76,7 @@ class Clamp:
     advertised: AdvertisedEnds = field(default_factory=AdvertisedEnds)
     connections: DriverConnections = field(default_factory=DriverConnections)
     _is_late: bool = False
-    """Whether the latest report came too late to wait for the next: Spark reports a batch late
-    where there is much to do."""
+    """Whether the latest report came late, as Spark's do where there is much to do: see LATE_MS."""
     least_offsets: int = 0
     """So many at least are advertised for a batch: the driver planned none of fewer, as it does
     with the option minOffsetsPerTrigger. 0: none was refused in this run."""
@@ -109,10 +110,7 @@ class Clamp:
             self.least_offsets = 0  # it does plan batches of so few
 
     def record_idle(self, query: QueryProgress, event_ms: float) -> None:
-        """Record that the driver had nothing to plan: all that was advertised by then is done.
-
-        But not what was advertised and never read: it waits until there is more.
-        """
+        """Record that there was nothing to plan: what was advertised and read by then is done."""
         progress = self._progress(query)
         self.advertised.record_idle(event_ms, set(filter(progress.is_unread, self.advertised)))
 

@@ -1,6 +1,7 @@
 """Choose the size of batches from what a batch costs: a fixed time, and one for each record."""
 
 import math
+from dataclasses import dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -22,8 +23,8 @@ HEADROOM = 1.1
 """A query keeps up when it can take so many times what comes in."""
 
 WARM_UP = 5.0
-"""Batch intervals that a query's first batch must take to say what batches cost, if it took all
-there was: in shorter ones most is what Spark does once, such as loading and compiling."""
+"""A query's first batch says nothing of the cost if it took all there was in at most so many batch
+intervals: most of that is what Spark does once, such as loading and compiling."""
 
 FULL = 0.9
 """A batch of so much of what was allowed was bounded by it, if nobody knows what it left out."""
@@ -50,6 +51,7 @@ CERTAIN = 0.1
 """There is no probe when the cost of a record is known up to this part of it."""
 
 
+@dataclass(slots=True)
 class CostEstimator:
     """Gives batches the size whose time fits the trigger interval, learnt by `BatchCost`.
 
@@ -69,23 +71,18 @@ class CostEstimator:
     The settings' batch interval has to be known before the first batch is added.
     """
 
-    def __init__(self, settings: AdaptiveBound) -> None:
-        self._settings = settings
-        self._cost: BatchCost | None = None
-        self._arrivals: float | None = None
-        self._most = math.inf
-        self._allowed = 0.0
-        """Records of the next batch; before the first one, nobody knows whether it was bounded."""
-        self._behind = 0
-        """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
-        self._patience = FIRST_PROBE
+    _settings: AdaptiveBound
+    _cost: BatchCost | None = None
+    _arrivals: float | None = None
+    _most: float = math.inf
+    _allowed: float = 0.0
+    """Records of the next batch; before the first one, nobody knows whether it was bounded."""
+    _behind: int = 0
+    """Bounded batches, one after the other, that did not fit: see `_needs_probe`."""
+    _patience: int = FIRST_PROBE
 
     def compute(self, batch: FinishedBatch) -> float | None:
-        """Add a batch; return the new rate in records per second.
-
-        None when any size will do and the rule's own bound is not known, and for a batch with
-        nothing to learn from.
-        """
+        """Add a batch; return the new rate in records/s; None: any will do, or none is learnt."""
         records, took_ms = batch.records, batch.processing_ms
         if not (1 <= records < math.inf and 0 < took_ms < math.inf):
             return None

@@ -208,10 +208,7 @@ class RecordRatio:
 
     @property
     def steady(self) -> float | None:
-        """The same; None also while the latest batches alone say something else.
-
-        As when a consumer has just read ahead what came at once.
-        """
+        """The same; None also while the latest batches say something else, as after read-ahead."""
         value = self.value
         is_steady = value is not None and value / STEADY <= self._latest <= value * STEADY
         return value if is_steady else None

@@ -1,7 +1,9 @@
 """The estimator of Spark Streaming, for those who want it exactly."""
 
 import math
+from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.rules import AdaptiveBound
@@ -17,6 +19,7 @@ NEVER: PidState = (-1.0, -1.0, -1.0)
 _parameters = attrgetter("batch_interval_ms", "min_rate", "proportional", "integral", "derivative")
 
 
+@dataclass
 class PidEstimator:
     """The estimator of Spark Streaming: org.apache.spark.streaming.scheduler.rate.PIDRateEstimator.
 
@@ -29,12 +32,10 @@ class PidEstimator:
     `cost.CostEstimator` for one that tells them apart.
     """
 
-    rate = None
+    _settings: AdaptiveBound
+    _latest: PidState | None = None
+    rate: ClassVar[None] = None
     """Each run begins anew."""
-
-    def __init__(self, settings: AdaptiveBound) -> None:
-        self._settings = settings
-        self._latest: PidState | None = None
 
     def compute(self, batch: FinishedBatch) -> float | None:
         """Add a batch; return the new rate in records per second, None for no new one."""

@@ -32,14 +32,9 @@ def advise(
 ) -> None:
     """Set the advice to a query whose present run was just reported. Costs a walk over all rules.
 
-    Args:
-        query: whose advice it is.
-        table: the rules in force.
-        identity: its client; None when no adaptive rule applies to it, or it has not connected.
-        is_followed: whether the configuration names the query beside its rules.
-        knows_client: returns whether a client id has connected lately.
-        now_ms: the monotonic time.
-
+    `identity` is its client; None when no adaptive rule applies to it, or it has not connected.
+    `is_followed` says whether the configuration names the query beside its rules, `knows_client`
+    whether a client id has connected lately.
     """
     rules = _rules_of(table, query.client_id)
     match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None

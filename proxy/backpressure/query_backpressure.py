@@ -353,10 +353,7 @@ class QueryBackpressure:
             self._gauges.of(self._label).set(self.bound)
 
     def _first_rate(self) -> float | None:
-        """Return the rate for a run's batches before it has one; None when nothing is known.
-
-        The rule's, else that of the runs before, else what the rule lets be read.
-        """
+        """Return the rate before a run has one: the rule's, a former run's, or what can be read."""
         settings = self._settings
         rate = settings.initial_rate or self._measurements.rate or self._last_rate or self._readable
         if rate is None:

@@ -62,10 +62,7 @@ class PlannedBatches:
         self._looked_up.clear()
 
     def batches(self, offered: int, done: int) -> int:
-        """Return how many batches are planned and not reported.
-
-        The driver was told `offered` in all, and has completed `done` of that.
-        """
+        """Return how many are not reported when `done` is completed of `offered` offsets in all."""
         while self._earlier and self._earlier[0] <= done:
             self._earlier.popleft()
         while self._earlier and self._earlier[-1] > offered:
@@ -198,14 +195,11 @@ class BatchPlanner:
     def _lag(
         self, pipeline: RunningPipeline, stage: StageSettings, topics: Iterable[str], now_ms: float
     ) -> int | None:
-        """Return how many records wait for a stage; None when that is not known again yet.
-
-        Before it has read anything, what was written since this process began.
-        """
+        """Return how many records wait for a stage; None when that is not known again yet."""
         lags: dict[TopicPartition, int] = {}
         for client_id in pipeline.clients_of(stage):
             for key, partition in self._partitions(client_id, topics):
-                if partition.lag_from is None:
+                if partition.lag_from is None:  # nothing read yet
                     continue
                 lag = partition.lag_records()
                 if lag is None:
@@ -235,10 +229,7 @@ class BatchPlanner:
         return 1.0, 1, 0.0
 
     def _offered(self, client_id: str) -> tuple[int, int]:
-        """Return what the drivers of a client were told in all, and completed of that, in offsets.
-
-        Where it is not known what was completed, all was.
-        """
+        """Return what a client's drivers were told in all, and completed of that, in offsets."""
         query = self._registry.query_of(client_id)
         partitions = query.partitions if query is not None else {}
         ends: dict[TopicPartition, tuple[int, int]] = {}
@@ -249,6 +240,6 @@ class BatchPlanner:
         offered = done = 0
         for key, (end, idle_at) in ends.items():
             completed = partitions[key].committed_to if key in partitions else None
-            offered += end
+            offered += end  # and where nothing is known all was completed
             done += end if completed is None else min(end, max(completed, idle_at))
         return offered, done

@@ -158,10 +158,7 @@ class Completion:
         return self.edges.first_stages(roots, self._graph.order)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> None:
-        """Follow a reload; roots that wait at a stage or for a topic that is gone fail.
-
-        Raises ValueError as at the start; then nothing changed.
-        """
+        """Follow a reload; roots that wait at a stage or for a topic that is gone fail."""
         self.ledger.set_timeout(graph.settings.timeout_ms)
         self._graph = graph
         self.deferred.update(graph)

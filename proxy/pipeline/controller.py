@@ -35,10 +35,7 @@ MAX_NUMBER = 1e15
 
 
 def delay_ms(tps_up: float, tps_down: float, adjust_ms: float = 0.0) -> float:
-    """Return what a record of the node upstream is to be delayed more, in milliseconds.
-
-    `tps_up` is above 0; with a `tps_down` of 0 or less it is infinitely long.
-    """
+    """Return by how much a record of the node upstream, of above 0 records/s, is to be delayed."""
     if tps_down <= 0:
         return math.inf
     return max(0.0, MS_PER_SECOND / tps_down - MS_PER_SECOND / tps_up) + adjust_ms
@@ -226,10 +223,7 @@ def to_record(pipeline: str, node: str, state: NodeState) -> Record:
 
 
 def from_record(record: Record, pipeline: str, node: Node) -> NodeState:
-    """Return what `to_record` wrote; a rate above the normal one becomes that.
-
-    Raises ValueError with what is wrong, for people.
-    """
+    """Return what `to_record` wrote. Raises ValueError with what is wrong, for people."""
     form = FLOW_RECORDS.read(record)
     if (form.pipeline, form.node) != (pipeline, node.name):
         raise ValueError("it belongs to another node than its key says")

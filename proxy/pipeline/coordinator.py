@@ -32,10 +32,7 @@ class Coordinator:
         self.update(graph, now_ms)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], list[Controller]]:
-        """Follow a changed pipeline; nodes that remain keep their state.
-
-        Return the nodes whose state is different now, and the controllers of those that are gone.
-        """
+        """Follow a reload; return the nodes whose state changed, and controllers that are gone."""
         self._graph = graph
         changed = set[str]()
         gone, self.controllers = self.controllers, {}
@@ -60,10 +57,7 @@ class Coordinator:
         return changed, list(gone.values())
 
     def gather(self, request: FlowRequest) -> None:
-        """Add a request; of two of a stage in one period the larger one counts.
-
-        Raises KeyError when there is no such node.
-        """
+        """Add a request; of two of a stage in one period the larger one counts."""
         controller = self.controllers[request.node]
         proposed = controller.weigh(request)
         earlier = controller.requests.get(request.stage)
@@ -71,10 +65,7 @@ class Coordinator:
             controller.requests[request.stage] = proposed
 
     def tick(self, now_ms: float, now_s: float, is_alive: Callable[[str], bool]) -> list[str]:
-        """End the periods that are due, and apply at most one request to each of their nodes.
-
-        Return the nodes whose state is different now. `is_alive`: whether a stage has a say.
-        """
+        """Apply at most one request to each node whose period is over; return what changed."""
         decided = []
         for name, controller in self.controllers.items():
             if now_ms < controller.due_ms:

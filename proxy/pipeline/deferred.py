@@ -52,11 +52,7 @@ class DeferredBatch:
 
 
 class DeferredBatches:
-    """The batches of one pipeline that wait, in order of report for each stage.
-
-    `known_to` returns up to which offset it is known who produced what waits somewhere; `mark` is
-    called with what changed or went.
-    """
+    """The batches of one pipeline that wait; `known_to` is that of EdgeTable, `mark` of Ledger."""
 
     def __init__(
         self,
@@ -97,10 +93,7 @@ class DeferredBatches:
         self._put(DeferredBatch(self._next, batch, now_ms))
 
     def ready(self, now_ms: float) -> Iterator[tuple[StageBatch, bool]]:
-        """Yield the batches that need not wait, each with whether its input is known.
-
-        Apply each before the next is taken: those that feed it come first.
-        """
+        """Yield what need not wait, and whether its input is known; apply each before the next."""
         limit_ms = min(MAX_WAIT_MS, self._graph.settings.timeout_ms / 2)
         for stage in [name for name in self._graph.order if name in self._queues]:
             queue = self._queues[stage]

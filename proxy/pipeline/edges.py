@@ -36,10 +36,7 @@ StagePartition = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """Offsets of one partition, from `start` up to but not including `end`.
-
-    Raises ValueError when they cannot be.
-    """
+    """Offsets from `start` up to, without, `end`. Raises ValueError when they cannot be."""
 
     topic: str
     partition: int
@@ -132,10 +129,7 @@ class CompletedRange:
 
 
 class EdgeTable:
-    """The edges of one pipeline that wait.
-
-    `new_id` makes the id of an edge: 64 bits, not 0; `mark` is called with what changed or went.
-    """
+    """The edges of one pipeline that wait; `mark` is called with what changed or went."""
 
     def __init__(self, new_id: Callable[[], int], mark: Callable[[LedgerItem], None]) -> None:
         self._new_id = new_id
@@ -174,10 +168,7 @@ class EdgeTable:
         return ends
 
     def anchor(self, roots: tuple[int, ...], number: int = 0) -> Anchor:
-        """Make an anchor with the number that it was written with; 0: the next one.
-
-        It lives as long as there is an edge of it.
-        """
+        """Make an anchor with the number that it was written with; 0: the next one."""
         anchor = Anchor(number or self._next_anchor, roots)
         self._next_anchor = max(self._next_anchor, anchor.number + 1)
         return anchor

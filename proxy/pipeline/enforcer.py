@@ -26,10 +26,7 @@ _log = get_logger(__name__)
 
 
 class Enforcer:
-    """Puts rates of nodes and limits of batches in force.
-
-    Stages are held by `queries_of`, producers by `quotas`.
-    """
+    """Puts rates and limits in force: of stages by `queries_of`, of producers by `quotas`."""
 
     def __init__(self, planner: BatchPlanner, queries_of: QueriesOf, quotas: QuotaManager) -> None:
         self._planner = planner

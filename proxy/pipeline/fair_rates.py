@@ -61,10 +61,7 @@ def fair_rates(upstream: Sequence[UpstreamRate], capacity: float) -> dict[str, f
 def raised_rates(
     upstream: Sequence[UpstreamRate], capacity: float, held: Collection[str]
 ) -> dict[str, float]:
-    """Return up to which rates the held nodes may speed up; empty when there is no room.
-
-    `capacity` is what the stage is held to; infinite when it is not.
-    """
+    """Return up to which rates the held nodes may speed up; `capacity` may be infinite."""
     sent = sum(each.rate * each.records for each in upstream)
     if sent >= capacity * (1 - ROOM_SHARE):
         return {}

@@ -71,8 +71,7 @@ class Root:
 class MaxPending:
     """The limits on what is in flight; None: no limit. Raises ValueError when one is below 1.
 
-    There is no hysteresis: a batch ends as a whole, so one that leaves makes room for about one
-    that comes.
+    Without hysteresis: a batch ends as a whole, and makes room for about one that comes.
     """
 
     max_batches: int | None = None
@@ -175,10 +174,7 @@ class Ledger:
         return self._apply(root, self._entry(root, now_ms), value, now_ms)
 
     def fail(self, root: int, reason: str, now_ms: float) -> EndedRoot | None:
-        """End a root as failed; return how it ended. The first reason stays.
-
-        One that is not there stays so; one without owner ends when the owner comes.
-        """
+        """End a root as failed, when its owner is there. The first reason stays."""
         entry = self.roots.get(root)
         if entry is None:
             self.counts.unknown_fails += 1
@@ -220,10 +216,7 @@ class Ledger:
         return (entry.turn + 0.5) * self._turn_ms - self._wall.offset_ms
 
     def restore(self, root: int, entry: Root, heard_ms: float, now_ms: float) -> None:
-        """Restore a root as it was; those that were heard of first first.
-
-        One that was heard of in the future is heard of now. Raises ValueError when it is there.
-        """
+        """Restore a root; those heard of first first. Raises ValueError when it is there."""
         if root in self.roots:
             raise ValueError("the root is there already")
         entry.turn = self._turn(min(heard_ms, now_ms))

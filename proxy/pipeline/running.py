@@ -49,10 +49,7 @@ class Arrivals:
         self._arrived: dict[str, int] = {}
 
     def measure(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Return how much has arrived in each topic since its partitions became known, and the lag.
-
-        The lag is what waits now, by client and topic.
-        """
+        """Return by topic what arrived since it became known, and by client and topic the lag."""
         ends: dict[TopicPartition, int] = {}
         lags: dict[tuple[str, str], int] = defaultdict(int)
         for query in self._registry.queries:

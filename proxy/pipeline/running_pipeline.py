@@ -100,10 +100,7 @@ class Recovery:
         return found
 
     def left_of(self, written: TopicRange, now_ms: float) -> TopicRange:
-        """Return what of a range, seen being written now, was not counted by `recover`.
-
-        Its response may come after the log's end was asked for.
-        """
+        """Return what of a range was not counted by `recover`; its response may come late."""
         if not self._counted or now_ms > self._loaded_ms + LATE_MS:
             return written
         counted = self._counted.get((written.topic, written.partition), 0)
@@ -205,10 +202,7 @@ class RunningPipeline:
                 _log.warning("more is written than can be kept", stage=stage)
 
     def lost_ends(self, members: Iterable[str], started_ms: float) -> set[TopicPartition]:
-        """Return the partitions whose log ends say what a batch may have written unseen.
-
-        `members` are the query name and the client id of the batch, `started_ms` when it began.
-        """
+        """Return the partitions whose log ends say what a batch may have written unseen."""
         stage = next(filter(None, map(self._stages_by_member.get, members)), None)
         if stage is None or not self._recovery.concerns(stage, started_ms):
             return set()
@@ -316,11 +310,8 @@ class RunningPipeline:
         return lost
 
     def _known_ends(self, stage: StageSettings) -> dict[TopicPartition, int]:
-        """Return up to where it is known who wrote what of a stage's topics.
-
-        Where nothing was written yet it is what the readers have completed, if there are any.
-        """
-        known: dict[TopicPartition, int] = {}
+        """Return up to where it is known who wrote what of a stage's topics."""
+        known: dict[TopicPartition, int] = {}  # at least what readers have completed
         for query in self._registry.queries:
             for key, partition in query.partitions.items():
                 if partition.committed_to is not None:

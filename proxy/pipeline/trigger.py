@@ -152,10 +152,7 @@ class Trigger:
         self._seen_ms, self._has_ended = now_ms, False
 
     def processed(self, records_per_s: float, now_ms: float) -> None:
-        """Record how fast the stage worked in its latest batch.
-
-        A batch without rows says nothing about that: a rate of 0 is only a sign of life.
-        """
+        """Record how fast the stage worked in its latest batch; 0 is only a sign of life."""
         self.seen(now_ms)
         if records_per_s > 0:
             self.processing_rate = records_per_s
@@ -189,10 +186,7 @@ class Trigger:
         return sum(self._written.get(topic, 0.0) for topic in topics) / self._read
 
     def close(self, now_ms: float) -> Verdict | None:
-        """End the period and begin the next; return what to ask for, None for nothing.
-
-        Periods that went by unnoticed are left out.
-        """
+        """End the period, and those that went by since; return what to ask for, if anything."""
         before, self.last, self._period = self.last, self._period, TriggerPeriod()
         period_ms = self.settings.period_ms
         self.due_ms += period_ms * (1 + max(0, (now_ms - self.due_ms) // period_ms))

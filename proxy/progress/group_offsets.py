@@ -68,10 +68,7 @@ class GroupOffsets:
     async def read(
         self, partitions: Collection[TopicPartition]
     ) -> tuple[dict[TopicPartition, int], Refused]:
-        """Return the offsets that the group has, by partition; without those that have none.
-
-        Raises UpstreamError or RefusedError when that could not be found out for any of them.
-        """
+        """Return the group's offsets, where it has one. Raises UpstreamError, RefusedError."""
         offsets: dict[TopicPartition, int] = {}
         refused: Refused = {}
         for topics in by_topic(dict.fromkeys(partitions)):
@@ -90,10 +87,9 @@ class GroupOffsets:
         return offsets, refused
 
     async def write(self, offsets: Mapping[TopicPartition, int]) -> Refused:
-        """Commit offsets. All but those that are returned are in the group from now on.
+        """Commit offsets; return those that were refused.
 
-        Raises UpstreamError or RefusedError when it is not known of some whether they were taken,
-        or none was.
+        Raises UpstreamError or RefusedError when none was taken, or that is not known of some.
         """
         refused: Refused = {}
         for topics in by_topic(offsets):

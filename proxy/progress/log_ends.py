@@ -102,10 +102,7 @@ class LogEnds:
             await asyncio.sleep(interval_s)
 
     async def look_up(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the log ends of these partitions; those that are not there are left out.
-
-        Raises UpstreamError when a leader could not be asked.
-        """
+        """Return the log ends of the partitions that are there. Raises UpstreamError."""
         by_leader = await self._client.leaders(partitions)
         return {
             partition: end
@@ -155,10 +152,7 @@ class LogEnds:
     async def _offsets(
         self, leader: Address, partitions: Iterable[TopicPartition], timestamp: int
     ) -> AsyncIterator[tuple[TopicPartition, int]]:
-        """Yield each partition's offset; one with an error gets its leader anew.
-
-        Raises UpstreamError.
-        """
+        """Yield each partition's offset; find the leader of one with an error anew next time."""
         for topics in by_topic(dict.fromkeys(partitions, timestamp)):
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
                 replica_id=_CONSUMER,

@@ -111,7 +111,7 @@ class QueryProgress:
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
         self._too_many = False
         self.received = 0
-        """Reports accepted."""
+        """Reports that were accepted."""
         self.lost_reports = 0
         """Numbers that its sender left out, seen at its reports."""
         self.refused_reports: Counter[Refusal] = Counter()

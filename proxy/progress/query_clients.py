@@ -18,11 +18,7 @@ daily job finds its progress after a weekend's first day."""
 
 
 class QueryClients:
-    """The followed queries, and what of them is to be written and committed.
-
-    `on_event` is called with what somebody should know; each query keeps its latest events. Times
-    are monotonic milliseconds.
-    """
+    """The followed queries, and what of them is to be written and committed; times: monotonic."""
 
     def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
         self.add_event = on_event
@@ -84,8 +80,7 @@ class QueryClients:
 
         `make_room`: the one that is gone longest may be forgotten for it.
         """
-        query = self._queries.get(client_id)
-        if query is not None:
+        if (query := self._queries.get(client_id)) is not None:
             return query
         while len(self._queries) >= self._max_queries:
             gone = self._longest_gone() if make_room else None

@@ -152,10 +152,7 @@ def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int)
 
 
 def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
-    """Record from an answer what became of a position that was out of range.
-
-    The reader that had that answer may have a successor on another connection.
-    """
+    """Record what became of a position that was out of range, maybe on another connection."""
     progress = cursor.progress
     lost_from = progress.out_of_range_at
     if lost_from is None or asked_offset < lost_from:

@@ -134,10 +134,7 @@ class FetchTracker:
         raise ValueError("a response to a request that was not shown")
 
     def _begin(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return a session of its own for a full request, which closes the one that it names.
-
-        It is none before the broker answers so.
-        """
+        """Return a session for a full request, which closes the one that it names."""
         if self.session is not None and self.session.session_id == ask.session_id:
             self.session = None
         some = ask.positions[:MAX_SESSION_PARTITIONS]

@@ -1,7 +1,7 @@
-"""Follow what some clients read and write: the relay's interceptor.
+"""The relay's interceptor: follow what clients of queries read, and those of pipelines write.
 
-Fetch and ListOffsets of the clients of known queries go to progress and backpressure, Produce of
-the clients of pipelines to these. The messages of all others are not looked into.
+Fetch and ListOffsets go to progress and backpressure, Produce to the pipelines. The messages of all
+others are not looked into.
 """
 
 from collections.abc import Callable, Set
@@ -27,13 +27,10 @@ from proxy.wire.list_offsets import LATEST, OffsetLookup, read_list_offsets_requ
 from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
 
-_NEVER = -1
-"""Instead of a generation."""
-
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The relay's interceptor: finds out who is followed, and by whom."""
+    """What the followed clients have in common."""
 
     registry: QueryRegistry
     backpressure: Backpressure
@@ -59,7 +56,8 @@ class FollowedClient:
         self._identity = identity
         self._client_id = identity.client_id or ""
         self._node_id = node_id
-        self._generation = _NEVER
+        self._generation = -1
+        """Of all that says who is followed, when it was last looked up."""
         self._query: QueryProgress | None = None
         self._writes = False
         self.tracker: FetchTracker | None = None
@@ -70,10 +68,9 @@ class FollowedClient:
 
     def wants(self, api_key: int, now_ms: float) -> bool:
         """See ClientInterceptor."""
-        every = self._all
-        generation = (
-            every.registry.generation + every.quotas.generation + every.pipelines.generation
-        )
+        parts = self._all
+        generation = parts.registry.generation + parts.quotas.generation
+        generation += parts.pipelines.generation
         if generation != self._generation:
             self._generation = generation
             self._follow(now_ms)

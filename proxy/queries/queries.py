@@ -1,8 +1,8 @@
-"""Wires what concerns Structured Streaming queries: reports, progress, commits, backpressure."""
+"""Wires what concerns Spark queries: reports, progress, commits, backpressure, pipelines."""
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -60,15 +60,8 @@ _log = get_logger(__name__)
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
-    Args:
-        progress: the queries of the configuration.
-        pipelines: of the configuration.
-        quotas: where adaptive bounds are put in force.
-        bootstrap: the way into the cluster.
-        instruments: show the adaptive bounds.
-        registry: gets a collector of its own for progress.
-        knows_client: says whether a client id has connected lately.
-
+    `progress` and `pipelines` are the configuration's; `knows_client` returns whether a client id
+    has connected lately; `registry` gets a collector for progress.
     """
 
     def __init__(
@@ -97,16 +90,11 @@ class Queries:
         )
         self._log_ends = LogEnds(self._registry, KafkaClient(bootstrap), clock_ms)
         self._pipelines = RunningPipelines(
-            pipelines,
-            self._registry,
-            self._backpressure.of_client,
-            quotas,
-            instruments,
+            pipelines, self._registry, self._backpressure.of_client, quotas, instruments
         )
         self.following = Following(
             self._registry, self._backpressure, self._names, quotas, self._pipelines
         )
-        """Sees the messages that the relay shows."""
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
         registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
@@ -128,14 +116,10 @@ class Queries:
         self._registry.update(progress)
         self._pipelines.update(pipelines)
 
-    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
-        """Yield what is to run until it is cancelled."""
-        yield self._committer.run
-        yield self._log_ends.run
-        yield self._resolve_names
-        yield self._tick
-        yield self._write_on
-        yield from self._pipelines.works()
+    def works(self) -> Iterable[Callable[[], Coroutine[None, None, None]]]:
+        """Return what is to run until it is cancelled."""
+        ours = (self._committer.run, self._log_ends.run)
+        return (*ours, self._resolve_names, self._tick, self._write_on, *self._pipelines.works())
 
     async def close(self) -> None:
         """Commit and write what is due, and write nothing more: the store may be closed then."""
@@ -147,8 +131,6 @@ class Queries:
         if writer is not None:
             await writer.close()
 
-    # What the admin server asks
-
     async def accept(self, raw: bytes) -> Document:
         """Record a report and return what came of it. Raises ReportRefused."""
         try:
@@ -157,19 +139,18 @@ class Queries:
             self._registry.reports.refuse(error)
             raise
         unknown = self._registry.reports.unknown_ends(report)
-        unknown |= self._pipelines.lost_ends(report, clock_ms())
-        ends = await self._ends(unknown)
+        ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
         now_ms = clock_ms()
         accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
         query = accepted.query
         self._backpressure.record_report(accepted, now_ms)
         self._pipelines.reported(accepted, now_ms, ends)
-        pressed = self._backpressure.of_client(query.client_id)
+        pressed = next(iter(self._backpressure.of_client(query.client_id)), None)
         if report.run_id == query.run_id:
             advise(
                 query,
                 self._quotas.table,
-                pressed[0].identity if pressed else None,
+                pressed.identity if pressed else None,
                 is_followed=query.settings is not None or self._pipelines.follows(query.client_id),
                 knows_client=self._knows_client,
                 now_ms=now_ms,
@@ -178,14 +159,12 @@ class Queries:
             "accepted": True,
             "lost_reports": accepted.lost_reports,
             "advice": [event.text for event in query.advice.values()],
-            "rate": pressed[0].rate if pressed else None,
-            "bound": pressed[0].bound if pressed else None,
+            "rate": pressed.rate if pressed else None,
+            "bound": pressed.bound if pressed else None,
         }
 
     async def _ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return log ends that a report goes beyond; none if the cluster does not answer."""
-        if not partitions:
-            return {}
         try:
             async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                 return await self._log_ends.look_up(partitions)
@@ -209,8 +188,6 @@ class Queries:
     def pipelines(self) -> Sequence[Document]:
         """Return what there is to show of each pipeline."""
         return self._pipelines.documents()
-
-    # Tasks
 
     async def _tick(self) -> None:
         while True:
@@ -264,10 +241,9 @@ class Queries:
                     unknown = {each for each, count in tries.items() if count >= RESOLVE_TRIES}
                     self._names.unresolvable(unknown)
                     if unknown:
+                        about = {"ids": len(unknown), "seen": self._names.lost}
                         _log.warning(
-                            "topics without a name, what was seen of them is lost",
-                            ids=len(unknown),
-                            seen=self._names.lost,
+                            "topics without a name, what was seen of them is lost", **about
                         )
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
@@ -275,10 +251,5 @@ class Queries:
 
 def _log_event(event: ProgressEvent) -> None:
     log = _log.warning if event.kind in ALARMS else _log.info
-    log(
-        event.text,
-        kind=str(event.kind),
-        query=event.query,
-        topic=event.topic,
-        partition=event.partition,
-    )
+    about = {"query": event.query, "topic": event.topic, "partition": event.partition}
+    log(event.text, kind=str(event.kind), **about)

@@ -1,7 +1,6 @@
 """The brokers behind the proxy: whether they answer, and each one's real address."""
 
 import asyncio
-import ssl
 from contextlib import closing
 
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
@@ -11,7 +10,7 @@ from proxy.cluster.broker_connection import BrokerConnection
 from proxy.cluster.dial import limit_unsent
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
-from proxy.relay.channel import Channel, TlsChannel
+from proxy.relay.channel import Channel
 
 PROBE_INTERVAL_S = 10.0
 """Between probes while the cluster answers."""
@@ -64,20 +63,19 @@ class Brokers:
         A broker whose address is in doubt gets at most UNANSWERED_AFTER_S. Raises UpstreamError.
         """
         if node_id is None or node_id not in self.addresses:
-            sock = (await self.bootstrap.connect(log_in=False)).sock
+            connection = await self.bootstrap.connect(log_in=False)
         else:
-            sock = (await self._connect(node_id, self.addresses[node_id])).sock
-        limit_unsent(sock)
-        if isinstance(sock, ssl.SSLSocket):
-            return TlsChannel(sock)
-        return Channel(sock, spliceable=self._splice)
+            connection = await self._connect(node_id, self.addresses[node_id])
+        limit_unsent(connection.sock)
+        return Channel(connection.sock, spliceable=self._splice)
 
     async def monitor(self) -> None:
         """Probe the cluster until cancelled."""
         while True:
             try:
-                async with asyncio.timeout(2 * self.bootstrap.connect_timeout_s):
-                    await self._probe()
+                limit_s = 2 * self.bootstrap.connect_timeout_s
+                async with asyncio.timeout(limit_s):
+                    await self._probe(limit_s)
                 self._probe_ended(error=None)
             except Exception as error:  # who knows what answers at that address
                 self._probe_ended(error)
@@ -116,20 +114,18 @@ class Brokers:
         if self.addresses[node_id] == address:  # the cluster has named no other in the meantime
             self.unanswered.add(node_id)
 
-    async def _probe(self) -> None:
+    async def _probe(self, limit_s: float) -> None:
+        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
         with closing(await self.bootstrap.connect()) as connection:
             try:
-                await self._ask(connection)
+                await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
+                if self._may_ask_metadata:
+                    await self._ask_metadata(connection, limit_s)
             except BaseException:  # also out of time: it lets connect, and does not serve
                 self.bootstrap.failed(connection.broker)
                 raise
 
-    async def _ask(self, connection: BrokerConnection) -> None:
-        """Ask for ApiVersions, which every broker answers, and for the brokers if it may."""
-        limit_s = 2 * self.bootstrap.connect_timeout_s  # as the whole probe
-        await connection.ask(ApiVersionsRequest[_API_VERSIONS_VERSION](), limit_s)
-        if not self._may_ask_metadata:
-            return
+    async def _ask_metadata(self, connection: BrokerConnection, limit_s: float) -> None:
         try:
             response = await connection.ask(MetadataRequest[_METADATA_VERSION](topics=[]), limit_s)
         except UpstreamError as error:

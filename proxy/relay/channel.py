@@ -1,4 +1,4 @@
-"""One non-blocking stream socket, plain or TLS, behind the same three calls."""
+"""One stream socket, plain or TLS, behind the same calls."""
 
 import socket
 import ssl
@@ -19,6 +19,8 @@ MAX_RECEIVE_BYTES = 1 << 20
 BLOCKED = -1
 """Returned by `recv_into` and `send` when the socket can't go on now."""
 
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
 
 class ChannelLost(OSError):  # noqa: N818 - named for what happened, as in the logs
     """A connection broke; says which of the two it was."""
@@ -29,15 +31,22 @@ class ChannelLost(OSError):  # noqa: N818 - named for what happened, as in the l
 
 
 class Channel:
-    """A TCP socket. `recv_into` and `send` raise ChannelLost when the connection is gone."""
+    """A non-blocking TCP socket, or a TLS one whose handshake is done.
 
-    __slots__ = ("_recv_into", "_send", "fd", "sock", "spliceable")
+    `recv_into` and `send` raise ChannelLost when the connection is gone. OpenSSL wants a blocked
+    write repeated with the same bytes: callers send what was not sent before anything else.
+    """
+
+    __slots__ = ("_is_tls", "_recv_into", "_send", "buffered_bytes", "fd", "sock", "spliceable")
 
     def __init__(self, sock: socket.socket, *, spliceable: bool = True) -> None:
         self.sock = sock
         self.fd = sock.fileno()
-        self.spliceable = spliceable
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self.spliceable = spliceable and not self._is_tls
         """Whether the kernel may move bytes to or from this socket by itself."""
+        self.buffered_bytes: Callable[[], int] = getattr(sock, "pending", int)
+        """Returns how many bytes wait in user space, where no selector would show them."""
         self._recv_into = sock.recv_into
         self._send = sock.send
 
@@ -45,25 +54,31 @@ class Channel:
         """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED."""
         try:
             return self._recv_into(view)
-        except BlockingIOError:
+        except _WOULD_BLOCK:
             return BLOCKED
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return 0
         except OSError as error:
             raise ChannelLost(self, error) from error
 
     def send(self, data: Buffer, *, more: bool = False) -> int:
         """Send a part of `data`; return how many bytes, or BLOCKED. `more`: more will follow."""
         try:
-            return self._send(data, socket.MSG_MORE) if more else self._send(data)
-        except BlockingIOError:
+            if more and not self._is_tls:
+                return self._send(data, socket.MSG_MORE)
+            return self._send(data)
+        except _WOULD_BLOCK:
             return BLOCKED
         except OSError as error:
             raise ChannelLost(self, error) from error
 
-    has_buffered: Callable[[], bool] = staticmethod(bool)
-    """Returns whether bytes wait in user space, where no selector would show them."""
-
     def has_ended(self) -> bool:
-        """Return whether the peer is gone and nothing it sent is left to be read. Reads nothing."""
+        """Return whether the peer is gone and nothing it sent is left to be read. Reads nothing.
+
+        A TLS goodbye is not decrypted for this: it counts as something to read.
+        """
+        if self.buffered_bytes():
+            return False
         try:
             # Of the base class: a TLS socket refuses to look ahead, but here any byte will do.
             return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
@@ -73,53 +88,10 @@ class Channel:
             return True
 
 
-class TlsChannel(Channel):
-    """A TLS connection whose handshake is done.
-
-    OpenSSL wants a blocked write repeated with the same bytes: callers keep what was not sent and
-    send it again before anything else.
-    """
-
-    __slots__ = ()
-
-    sock: ssl.SSLSocket
-
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        super().__init__(sock, spliceable=False)
-
-    def recv_into(self, view: memoryview) -> int:
-        """See Channel."""
-        try:
-            return self._recv_into(view)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return BLOCKED
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
-        except OSError as error:
-            raise ChannelLost(self, error) from error
-
-    def send(self, data: Buffer, *, more: bool = False) -> int:  # noqa: ARG002
-        """See Channel."""
-        try:
-            return self._send(data)
-        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return BLOCKED
-        except OSError as error:
-            raise ChannelLost(self, error) from error
-
-    def has_buffered(self) -> bool:
-        """See Channel."""
-        return self.sock.pending() > 0
-
-    def has_ended(self) -> bool:
-        """See Channel. A TLS goodbye is not decrypted for this: it counts as something to read."""
-        return not self.has_buffered() and super().has_ended()
-
-
 def receive_bytes(connections: int) -> int:
     """Return the receive buffer, in bytes, of the last of so many connections."""
-    share = SHARED_RECEIVE_BYTES // max(connections, 1)
-    return min(max(share, MIN_RECEIVE_BYTES), MAX_RECEIVE_BYTES)
+    share_bytes = SHARED_RECEIVE_BYTES // max(connections, 1)
+    return min(max(share_bytes, MIN_RECEIVE_BYTES), MAX_RECEIVE_BYTES)
 
 
 def bound_receive_buffer(sock: socket.socket, connections: int) -> None:

@@ -17,26 +17,17 @@ MAX_GONE_CLIENTS = 10_000
 
 
 class ClientRegistry:
-    """Who uses which byte counters.
-
-    Args:
-        bytes_total: the metric of that name.
-
-    """
+    """Who uses which byte counters, those of the metric `bytes_total`."""
 
     def __init__(self, bytes_total: BoundedLabels[Counter]) -> None:
         self._bytes_total = bytes_total
-        self._users: dict[ClientIdentity, int] = {}
+        self.connections: Tally[ClientIdentity] = Tally()
+        """How many connections each client has; who is not connected is not in it."""
         # In the order of their leaving. Not a dict, which is slow to find its first key once many
         # before that were deleted.
         self._gone_ms: OrderedDict[ClientIdentity, float] = OrderedDict()
         # How many of both have a client id.
         self._client_ids: Tally[str | None] = Tally()
-
-    @property
-    def connected(self) -> int:
-        """How many clients are connected, each with any number of connections."""
-        return len(self._users)
 
     def knows(self, client_id: str) -> bool:
         """Return whether a client with this id is connected, or was within the hour."""
@@ -44,16 +35,15 @@ class ClientRegistry:
 
     def came(self, identity: ClientIdentity) -> None:
         """Record that a connection uses this client's byte counters."""
-        users = self._users.get(identity, 0)
-        self._users[identity] = users + 1
-        if not users and self._gone_ms.pop(identity, None) is None:
+        self.connections[identity] += 1
+        if self.connections[identity] == 1 and self._gone_ms.pop(identity, None) is None:
             self._client_ids[identity.client_id] += 1
 
     def left(self, identity: ClientIdentity) -> None:
         """Record that a connection does so no longer."""
-        self._users[identity] -= 1
-        if not self._users[identity]:
-            del self._users[identity]
+        self.connections[identity] -= 1
+        if not self.connections[identity]:
+            del self.connections[identity]
             self._gone_ms[identity] = clock_ms()
             if len(self._gone_ms) > MAX_GONE_CLIENTS:
                 self._forget(next(iter(self._gone_ms)))
@@ -81,8 +71,5 @@ class ClientRegistry:
         self._client_ids[identity.client_id] -= 1
         if not self._client_ids[identity.client_id]:
             del self._client_ids[identity.client_id]
-        self._bytes_total.forget(
-            listener=identity.listener,
-            user=identity.user or "",
-            client_id=identity.client_id or "",
-        )
+        user, client_id = identity.user or "", identity.client_id or ""
+        self._bytes_total.forget(listener=identity.listener, user=user, client_id=client_id)

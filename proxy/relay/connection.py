@@ -1,7 +1,7 @@
 """One client connection and the broker connection that belongs to it: their common life.
 
-What states that has is said in `lifecycle`. Whatever ends it, both sockets are closed, what is held
-leaves the delay queue, and one log line and one count say why.
+Its states are in `lifecycle`. Whatever ends it, both sockets are closed, what is held leaves the
+delay queue, and one log line and one count say why.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
+from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.channel import BLOCKED, Channel, ChannelLost
-from proxy.relay.exchange import QUOTA_KINDS, Exchange
+from proxy.quota.gate import Waiter
+from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
 from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
-from proxy.relay.services import Services
-from proxy.relay.session import Identification
-from proxy.relay.turn import Turn
+from proxy.relay.services import Services, ThrottleMode
+from proxy.relay.session import Exchange, Identification
+from proxy.wire.apis import FETCH
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 LINGER_S = 1.0
 """How long a drained connection waits for the client to close its side."""
+
+_GATES = {kind.value: (kind,) for kind in QuotaKind}
+"""The quotas at whose gates a request waits, by the byte rate of its API."""
 
 _discarded = memoryview(bytearray(4096))
 
@@ -41,10 +45,8 @@ class Connection:
     """A client, the broker it talks to, and the flow of frames each way.
 
     Args:
-        services: of the proxy.
         channel: to the client.
-        origin: of the client.
-        user: that its TLS certificate names; None without one.
+        user: that the client's TLS certificate names; None without one.
         dial: connects to its broker. Raises UpstreamError.
         advertise: returns the address that clients of this listener are told for a broker.
         on_close: called once, when both sides are closed.
@@ -75,7 +77,9 @@ class Connection:
         self._dialling: asyncio.Task[None] | None = None
         self._on_close = on_close
         self._muted: Delayed | None = None
-        self._turn = Turn(services, lambda: self.unpause(Pause.GATED))
+        self._waiter = Waiter(self._wake_at)
+        self._gated: Delayed | None = None
+        self._gated_api = FETCH
         self._linger: asyncio.TimerHandle | None = None
         self.requests = RequestFlow(self)
         self.responses = ResponseFlow(self)
@@ -95,16 +99,13 @@ class Connection:
         if self.life.state is State.OPEN:
             self.life.move(State.DRAINING)
             self.requests.paused = True
-            self._turn.give_up()
+            self._leave_gate()
             self.finish_if_drained()
         elif self.life.state not in (State.DRAINING, State.LINGERING):
             self.close("drained")
 
     def check_idle(self, now_s: float, timeout_s: float) -> None:
-        """Close the pair if nothing has moved for too long, unless we hold it back ourselves.
-
-        A request that was begun must go on sooner, see SLOW_FRAME_S.
-        """
+        """Close the pair if nothing has moved for too long, unless we hold it back ourselves."""
         owed_since_s = self.requests.owed_since_s
         if owed_since_s is not None and now_s - owed_since_s >= min(SLOW_FRAME_S, timeout_s):
             self._reject("slow_frame", "a request was begun and not finished")
@@ -133,7 +134,7 @@ class Connection:
         self.responses.close()
         if self._muted is not None:
             self._muted.cancel()
-        self._turn.give_up()
+        self._leave_gate()
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
@@ -156,10 +157,7 @@ class Connection:
     # What ends it
 
     def close_client_ended(self, *, mid_frame: bool) -> None:
-        """Handle the end of the client's stream.
-
-        No Kafka client closes one side only, so nobody waits for the answers that are due.
-        """
+        """Close for the end of the client's stream. No Kafka client closes one side only."""
         self._charge_abandoned()
         if mid_frame:
             self._reject("truncated_frame", "the client closed within a request")
@@ -167,7 +165,7 @@ class Connection:
             self.close("client closed")
 
     def close_upstream_ended(self, detail: str = "the broker closed the connection") -> None:
-        """Handle the end of the broker's stream; an error only when answers were due."""
+        """Close for the end of the broker's stream; an error only when answers were due."""
         if self._answers_due:
             self._upstream_error("closed", f"{detail}, with answers due")
         else:
@@ -188,9 +186,9 @@ class Connection:
                 self._charge_abandoned()
                 self.close("client lost")
             case _:
-                about = {"reason": "internal_error", **self._about}
-                _log.error("unexpected error", exc_info=error, **about)
-                self._reject("internal_error", str(error))
+                reason = "internal_error"
+                _log.error("unexpected error", exc_info=error, reason=reason, **self._about)
+                self._reject(reason, str(error))
 
     @property
     def _answers_due(self) -> bool:
@@ -240,26 +238,48 @@ class Connection:
         plan, session = exchange.plan, exchange.session
         is_used_up = plan.costs_time and session.quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
-            self._turn.give_up()  # others need not wait for its answer
+            self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
             return False
         byte_rate = plan.api.byte_rate
-        if byte_rate is None or self._turn.has_come(
-            session, QUOTA_KINDS[byte_rate], exchange.api_key
-        ):
+        if byte_rate is None:
             return True
-        self.pause(Pause.GATED)
-        return False
+        waiter, now_ms = self._waiter, clock_ms()
+        is_delayed = self.services.mode is ThrottleMode.DELAY
+        self._gated_api = exchange.api_key
+        if not session.quotas.admit(_GATES[byte_rate], waiter, now_ms, holds=is_delayed):
+            self.pause(Pause.GATED)
+            return False
+        since_ms, waiter.since_ms = waiter.since_ms, None
+        if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
+            waited_ms = now_ms - since_ms
+            charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
+            self.services.count_throttled(charge, waited_ms)
+            if exchange.api_key == FETCH and session.interceptor is not None:
+                session.interceptor.gated(since_ms, now_ms)
+        return True
+
+    def _leave_gate(self) -> None:
+        """Give the turn at a quota's gate up, so that others come sooner."""
+        self._waiter.leave(clock_ms())
+        if self._gated is not None:
+            self._gated.cancel()
+
+    def _wake_at(self, at_ms: float) -> None:
+        """Read the request that waits at a gate again at that time, and not before."""
+        if self._gated is not None:
+            self._gated.cancel()
+        reaper = self.services.reapers.for_api(self._gated_api)
+        self._gated = reaper.add(max(at_ms, clock_ms()), lambda: self.unpause(Pause.GATED))
 
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""
         now_ms = clock_ms()
+        kind = QuotaKind.CONSUMER_BYTE_RATE
         for exchange in self.in_flight:
-            expected = exchange.expected
-            if expected is not None and not exchange.measured:
-                expected.cancel()
-                quotas = exchange.session.quotas
-                quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, expected.size, now_ms)
+            if exchange.expected is not None and not exchange.measured:
+                exchange.expected.cancel()
+                exchange.session.quotas.charge(kind, exchange.expected.size, now_ms)
 
     def answered(self) -> None:
         """Read requests again if there were too many unanswered ones."""
@@ -274,9 +294,8 @@ class Connection:
                 return
             self._muted.cancel()
         self.pause(Pause.MUTED)
-        self._muted = self.services.reapers.for_api(api_key).add(
-            due_ms, lambda: self.unpause(Pause.MUTED)
-        )
+        reaper = self.services.reapers.for_api(api_key)
+        self._muted = reaper.add(due_ms, lambda: self.unpause(Pause.MUTED))
 
     def pause(self, reason: Pause) -> None:
         """Read no further requests. Only when the pair is open."""
@@ -298,14 +317,13 @@ class Connection:
         self.life.move(State.LINGERING)
         self.requests.close()
         self.responses.close()
-        loop = self.services.loop
         try:
             self.channel.sock.shutdown(socket.SHUT_WR)
         except OSError:
             self.close("client lost")
             return
-        self._linger = loop.call_later(LINGER_S, self.close, "drained")
-        loop.add_reader(self.channel.fd, self._discard)
+        self._linger = self.services.loop.call_later(LINGER_S, self.close, "drained")
+        self.services.loop.add_reader(self.channel.fd, self._discard)
 
     def _discard(self) -> None:
         """Read on until the client closes: closing first could cost it our last answer."""
@@ -313,5 +331,5 @@ class Connection:
             got = self.channel.recv_into(_discarded)
         except OSError:
             got = 0
-        if got != BLOCKED and not got:
+        if not got:
             self.close("drained")

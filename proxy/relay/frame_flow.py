@@ -53,9 +53,6 @@ class FrameFlow(ABC):
     _scratch: ClassVar[memoryview]
     """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
 
-    watches_end = False
-    """Whether to notice during a pause that the source's peer is gone."""
-
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
         self._loop = conn.services.loop
@@ -66,10 +63,7 @@ class FrameFlow(ABC):
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
-        self._starved = False
-        self._reading = False
-        self._writing = False
-        self._running = False
+        self._starved = self._reading = self._writing = self._running = False
         self._turn: asyncio.Handle | None = None
         self.closed = False
         self.paused = False
@@ -82,30 +76,25 @@ class FrameFlow(ABC):
 
     @abstractmethod
     def _take(self, view: memoryview) -> int:
-        """Handle what stands at the start of `view`; return how many bytes are dealt with.
-
-        Returns 0 when the flow was paused, when more bytes are needed (`_need_more`), or when the
-        frame is collected.
-        """
+        """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
 
     @abstractmethod
     def _whole_frame(self, frame: bytearray) -> None:
         """Handle a frame that was asked for with `_collect`."""
 
     @abstractmethod
-    def _ended(self, *, mid_frame: bool) -> None:
-        """Handle the end of the source's stream."""
+    def _ended(self) -> None:
+        """Close the pair for the end of the source's stream."""
 
-    def _gives_up_rest(self) -> bool:
-        """Return whether what was read during a pause is dropped when the peer is gone."""
-        return True
+    def _wait_paused(self) -> Wait:
+        """Return what to wait for during a pause."""
+        return Wait.OWNER
 
     # What the owner calls
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
-        self._source = source
-        self._sink = sink
+        self._source, self._sink = source, sink
         if source is not None and sink is not None:
             self._pump = Pump(source, sink, self._conn.services.pipes)
 
@@ -128,7 +117,7 @@ class FrameFlow(ABC):
     @property
     def under_way(self) -> bool:
         """Whether a frame was begun: taken, and not been sent on completely."""
-        return self._is_sending or self._whole is not None
+        return self._whole is not None or self._is_sending
 
     @property
     def owed_since_s(self) -> float | None:
@@ -136,9 +125,8 @@ class FrameFlow(ABC):
 
         Of a body that is streamed since its last piece, else since the frame's first byte.
         """
-        if self.wait is not Wait.READ or not self.mid_frame:
-            return None
-        return self.last_active if self._is_sending else self._begun_s
+        since_s = self.last_active if self._is_sending else self._begun_s
+        return since_s if self.wait is Wait.READ and self.mid_frame else None
 
     @property
     def sending_blocked(self) -> bool:
@@ -158,6 +146,8 @@ class FrameFlow(ABC):
         self._running = True
         try:
             wait = self._advance()
+            if wait is Wait.CLOSED and not self.closed:
+                self._ended()
         except Exception as error:  # whatever it is, it ends this pair only
             wait = Wait.CLOSED
             self._conn.close_failed(error)
@@ -172,8 +162,6 @@ class FrameFlow(ABC):
             self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
         if wait is Wait.TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
-
-    # The inside
 
     def _take_turn(self) -> None:
         self._turn = None
@@ -203,8 +191,6 @@ class FrameFlow(ABC):
                 unread = self._pump.unread
                 wait = self._pump.run(budget)
                 budget -= unread - self._pump.unread
-                if wait is Wait.CLOSED:
-                    self._ended(mid_frame=True)
                 if wait is not None:
                     return wait
             if self.closed:
@@ -228,12 +214,9 @@ class FrameFlow(ABC):
             self._begun_s = self.last_active
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
-            if got == BLOCKED:
-                return Wait.READ
-            if not got:
-                self._ended(mid_frame=bool(have))
-                return Wait.CLOSED
-            drained = got < self.read_bytes and not self._source.has_buffered()
+            if got <= 0:
+                return Wait.READ if got == BLOCKED else Wait.CLOSED
+            drained = got < self.read_bytes and not self._source.buffered_bytes()
             have += got
         pos = 0
         self._starved = busy = False
@@ -258,17 +241,6 @@ class FrameFlow(ABC):
         if not busy and drained and (self._starved or not self.stash):
             return Wait.READ
         return None
-
-    def _wait_paused(self) -> Wait:
-        if not self.watches_end:
-            return Wait.OWNER
-        if self.wait is not Wait.END:
-            return Wait.END
-        assert self._source is not None
-        if self._gives_up_rest() and self._source.has_ended():
-            self._ended(mid_frame=self._starved)
-            return Wait.CLOSED
-        return Wait.OWNER
 
     @property
     def _is_sending(self) -> bool:
@@ -311,25 +283,20 @@ class FrameFlow(ABC):
         What it takes grows with what arrives: a sender can announce more than it sends.
         """
         frame = bytearray(view[:frame_bytes])
-        have = len(frame)
-        if have == frame_bytes:
+        if len(frame) == frame_bytes:
             self._whole_frame(frame)
         else:
-            self._whole = frame
-            self._whole_bytes = frame_bytes
-        return have
+            self._whole, self._whole_bytes = frame, frame_bytes
+        return len(frame)
 
     def _collect_more(self) -> Wait | None:
-        assert self._source is not None
         frame = self._whole
+        assert self._source is not None
         assert frame is not None
         while missing := self._whole_bytes - len(frame):
             got = self._source.recv_into(self._scratch[:missing])
-            if got == BLOCKED:
-                return Wait.READ
-            if not got:
-                self._ended(mid_frame=True)
-                return Wait.CLOSED
+            if got <= 0:
+                return Wait.READ if got == BLOCKED else Wait.CLOSED
             frame += self._scratch[:got]
         self._whole = None
         self._whole_frame(frame)

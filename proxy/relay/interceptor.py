@@ -5,6 +5,7 @@ response to each: either taken whole, which may be replaced and may have to wait
 all but the record data as it passes.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from proxy.quota.entities import ClientIdentity
@@ -44,31 +45,21 @@ class SeenRequest:
 
 
 class ClientInterceptor(Protocol):
-    """Who is shown the messages of one client on one connection."""
+    """Who is shown the messages of one client on one connection. Times are monotonic."""
 
     def wants(self, api_key: int, now_ms: float) -> bool:
         """Return whether a request of this API, one of INTERCEPTED_APIS, is to be shown."""
-        ...
 
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
         """Read a request that is about to be sent on. Raises MalformedFrame."""
-        ...
 
     def gated(self, start_ms: float, now_ms: float) -> None:
         """Record that a Fetch request has waited at a quota's gate since `start_ms`."""
-        ...
 
     def close(self) -> None:
         """Forget the connection."""
-        ...
 
 
-class Interceptor(Protocol):
-    """Sees the messages of clients. Times are monotonic."""
-
-    def client(self, identity: ClientIdentity, node_id: int | None) -> ClientInterceptor:
-        """Return who is shown the messages of a client on a connection to a broker.
-
-        `node_id` is None for a connection to the bootstrap port.
-        """
-        ...
+Interceptor = Callable[[ClientIdentity, int | None], ClientInterceptor]
+"""Returns who is shown the messages of a client on a connection to a broker, by its node id; None:
+to the bootstrap port."""

@@ -62,44 +62,36 @@ class KafkaQuotas:
         try:
             while True:
                 await self._followed.wait()
-                try:
-                    rules = await self._read()
-                except UpstreamError as error:
-                    self._failed(error)
-                else:
-                    if self._followed.is_set():  # not stopped in the meantime
-                        self._succeeded(rules)
+                await self._poll()
                 await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             self._client.close()
 
-    def _succeeded(self, rules: tuple[Rule, ...]) -> None:
+    async def _poll(self) -> None:
+        try:
+            rules = await self._read()
+        except UpstreamError as error:
+            self._errors.labels(error.reason).inc()
+            if self._answers is not False:
+                about = {"reason": error.reason, "error": str(error), "rules": len(self._rules)}
+                _log.warning("quotas of the cluster not read, the last ones stay", **about)
+            self._answers = False
+            return
+        if not self._followed.is_set():  # stopped in the meantime
+            return
         if not self._answers or rules != self._rules:
             _log.info("quotas of the cluster read", rules=len(rules))
         self._answers, self._rules = True, rules
         self._use(rules)
-
-    def _failed(self, error: UpstreamError) -> None:
-        self._errors.labels(error.reason).inc()
-        if self._answers is not False:
-            _log.warning(
-                "quotas of the cluster not read, the last ones stay",
-                reason=error.reason,
-                error=str(error),
-                rules=len(self._rules),
-            )
-        self._answers = False
 
     async def _read(self) -> tuple[Rule, ...]:
         """Return the rules that the cluster has now. Raises UpstreamError."""
         request = DescribeClientQuotasRequest[_VERSION](components=[], strict=False)
         response = await self._client.ask(request)
         if response.error_code:
-            raise UpstreamError(
-                "quotas_refused",
-                f"error {response.error_code}: {response.error_message}; "
-                "the proxy needs the right DescribeConfigs on the cluster",
-            )
+            text = f"error {response.error_code}: {response.error_message}"
+            fix = "the proxy needs the right DescribeConfigs on the cluster"
+            raise UpstreamError("quotas_refused", f"{text}; {fix}")
         try:
             return rules_of(response.entries or ())
         except Exception as error:  # who knows what answers at that address
@@ -119,11 +111,10 @@ def rules_of(entries: Iterable[Any]) -> tuple[Rule, ...]:
 
 def _rule(entry: Any) -> Rule | None:
     names = {part.entity_type: part.entity_name for part in entry.entity}
-    if not names or not names.keys() <= _PERSONS or not {"", DEFAULT}.isdisjoint(names.values()):
-        return None
-    keys = {kind: DEFAULT if name is None else name for kind, name in names.items()}
     values = {value.key: value.value for value in entry.values}
     bounds = {kind: values[kind] for kind in QuotaKind if 0 < values.get(kind, 0) < math.inf}
-    if not bounds:
+    is_ours = names and names.keys() <= _PERSONS and not {"", DEFAULT} & {*names.values()}
+    if not is_ours or not bounds:
         return None
+    keys = {kind: DEFAULT if name is None else name for kind, name in names.items()}
     return Rule(user=keys.get("user"), client_id=keys.get("client-id"), bounds=bounds, place=PLACE)

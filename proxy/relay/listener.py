@@ -4,12 +4,13 @@ import asyncio
 import re
 import socket
 import ssl
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from struct import Struct
 
 from structlog import get_logger
 
-from proxy.relay.ports import BACKLOG, open_port
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 64
@@ -17,6 +18,23 @@ ACCEPTS_PER_TURN = 64
 
 OUT_OF_FILES_PAUSE_S = 0.5
 """Pause of accepting when the process has no descriptor left."""
+
+BACKLOG = 1024
+
+_SO_ATTACH_REUSEPORT_CBPF = 51
+"""Linux; the socket module has no name for it."""
+
+_BPF_RETURN = 0x06
+"""Classic BPF's `ret #k`: of a program that chooses a socket, the chosen one's index."""
+
+_NEWCOMER = 1
+"""Index of the second process's socket; the first one's is 0."""
+
+_INSTRUCTION = Struct("HBBI")
+"""Linux's sock_filter: code, two jumps, constant."""
+
+_PROGRAM = Struct("HP")
+"""Linux's sock_fprog: how many instructions, and where they are."""
 
 _log = get_logger(__name__)
 
@@ -58,7 +76,7 @@ class Origin:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the log says of it."""
+        """For log lines."""
         return {"peer": self.ip, "listener": self.name}
 
 
@@ -96,8 +114,8 @@ class Listener:
     def accept(self) -> None:
         """Begin to accept."""
         self._accepting = True
-        for node_id, sock in self._sockets.items():
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+        for node_id in self._sockets:
+            self._watch(node_id)
 
     def close(self) -> None:
         """Stop accepting. Who is connected already is taken: closing would reset the connection."""
@@ -124,25 +142,20 @@ class Listener:
             return settings.advertised_host, port
         if node_id not in self._no_port_for and self._sockets:
             self._no_port_for.add(node_id)
-            _log.error(
-                "broker left out: it has no port",
-                node_id=node_id,
-                listener=settings.name,
-                fix=f"make broker_ports reach first port + {node_id}",
-            )
+            fix = f"make broker_ports reach first port + {node_id}"
+            about = {"node_id": node_id, "listener": settings.name, "fix": fix}
+            _log.error("broker left out: it has no port", **about)
         return None
 
     def node_of(self, server_name: str | None) -> int | None:
         """Return the broker that a TLS server name stands for; None: bootstrap."""
-        if self._pattern is None or server_name is None:
-            return None
-        match = self._pattern.fullmatch(server_name)
+        match = self._pattern and self._pattern.fullmatch(server_name or "")
         return int(match["node_id"]) if match else None
 
     def _listen(self, node_id: int | None, port: int, *, beside: bool = False) -> int:
         host = self.settings.host
         try:
-            sock = open_port(host, port, beside=beside)
+            sock = _open_port(host, port, beside=beside)
         except OSError as error:
             raise ListenerError(
                 f"listener {self.settings.name!r}: {host}:{port}: {error.strerror or error}"
@@ -150,8 +163,14 @@ class Listener:
         self._sockets[node_id] = sock
         self._ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+            self._watch(node_id)
         return bound
+
+    def _watch(self, node_id: int | None) -> None:
+        """Accept connections of a socket that is still open."""
+        sock = self._sockets.get(node_id)
+        if sock is not None:
+            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
 
     def _accept(
         self, node_id: int | None, sock: socket.socket, at_most: int = ACCEPTS_PER_TURN
@@ -165,10 +184,45 @@ class Listener:
                 _log.error("can't accept", error=str(error), listener=self.settings.name)
                 self.out_of_files()
                 self.loop.remove_reader(sock.fileno())
-                self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._accept_again, node_id, sock)
+                self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
             self.accepted(client, Origin(self, address[0], node_id))
 
-    def _accept_again(self, node_id: int | None, sock: socket.socket) -> None:
-        if self._sockets.get(node_id) is sock:
-            self.loop.add_reader(sock.fileno(), self._accept, node_id, sock)
+
+def _open_port(host: str, port: int, *, beside: bool) -> socket.socket:
+    """Return a listening socket; nobody accepts on it yet. Raises OSError.
+
+    Every port may be shared with a later process of the same user, so that it can take over. With
+    `beside` that other process is there already, and all new connections come here from now on;
+    otherwise a port that somebody has is an error.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not beside and port:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    sock = socket.socket(family)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+        if beside:
+            _steer_here(sock)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _steer_here(sock: socket.socket) -> None:
+    """Send new connections to this socket of the group that shares the port.
+
+    Without this the kernel spreads them, and those that the old process has not accepted when it
+    closes its socket are reset. When it has gone, the index is out of range and the kernel falls
+    back to spreading, over one socket then.
+    """
+    instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, _NEWCOMER))
+    address, count = instructions.buffer_info()
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(count, address))

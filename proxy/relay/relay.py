@@ -13,7 +13,7 @@ from structlog import get_logger
 from proxy.cluster.dial import handshake, limit_unsent, tune
 from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import Channel, TlsChannel, bound_receive_buffer
+from proxy.relay.channel import Channel, bound_receive_buffer
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
@@ -32,10 +32,7 @@ class Relay:
     """All listeners and connections of one proxy."""
 
     def __init__(
-        self,
-        listeners: tuple[ListenerSettings, ...],
-        brokers: Brokers,
-        services: Services,
+        self, listeners: tuple[ListenerSettings, ...], brokers: Brokers, services: Services
     ) -> None:
         self._services = services
         self.brokers = brokers
@@ -50,35 +47,24 @@ class Relay:
         """Connections to another broker than the client's, by the client's."""
         self._per_ip: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._per_listener: Counter[str] = Counter()
+        self.connected_through: Counter[str] = Counter()
+        """How many clients are connected, by the name of their listener."""
         self._empty = asyncio.Event()
         self._generation = services.quotas.generation
 
     @property
     def connected(self) -> int:
         """How many clients are connected, handshakes under way included."""
-        return self._per_listener.total()
-
-    def connections_of(self, listener: str) -> int:
-        """Return how many clients are connected through a listener."""
-        return self._per_listener[listener]
+        return self.connected_through.total()
 
     def open(self, *, beside: bool = False) -> None:
-        """Open every port. Raises ListenerError, with all ports closed again.
-
-        Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
-        """
+        """Open every port, as `Listener.open`; after a ListenerError all are closed again."""
         try:
             for listener in self.listeners.values():
                 listener.open(beside=beside)
-                settings = listener.settings
-                self._services.instruments.connections.labels(settings.name).set(0)
-                _log.info(
-                    "listening",
-                    listener=settings.name,
-                    host=settings.host,
-                    port=listener.bootstrap_port,
-                )
+                name, host = listener.settings.name, listener.settings.host
+                self._services.instruments.connections.labels(name).set(0)
+                _log.info("listening", listener=name, host=host, port=listener.bootstrap_port)
         except BaseException:
             for listener in self.listeners.values():
                 listener.close()
@@ -121,10 +107,8 @@ class Relay:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._services.limits.drain_timeout_s):
                     await self._empty.wait()
-        if self.connections:
-            _log.warning(
-                "closing connections that did not drain", connections=len(self.connections)
-            )
+        if count := len(self.connections):
+            _log.warning("closing connections that did not drain", connections=count)
         await self.close()
 
     async def close(self) -> None:
@@ -147,36 +131,40 @@ class Relay:
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         limits = self._services.limits
+        reason = None
         if self.connected >= limits.max_connections:
-            self._turn_away(sock, origin, "too_many_connections")
+            reason = "too_many_connections"
         elif self._per_ip[origin.ip] >= limits.max_connections_per_ip:
-            self._turn_away(sock, origin, "too_many_connections_per_ip")
+            reason = "too_many_connections_per_ip"
+        if reason is not None:
+            sock.close()
+            self._services.count_rejected(reason, **origin.about)
+            return
+        try:
+            tune(sock)
+            limit_unsent(sock)
+        except OSError:  # gone already
+            sock.close()
+            return
+        self._per_ip[origin.ip] += 1
+        self.connected_through[origin.name] += 1
+        self._services.instruments.connections.labels(origin.name).inc()
+        bound_receive_buffer(sock, self.connected)
+        tls = origin.listener.settings.tls
+        if tls is None:
+            self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)
         else:
-            try:
-                tune(sock)
-                limit_unsent(sock)
-            except OSError:  # gone already
-                sock.close()
-                return
-            self._per_ip[origin.ip] += 1
-            self._per_listener[origin.name] += 1
-            self._services.instruments.connections.labels(origin.name).inc()
-            bound_receive_buffer(sock, self.connected)
-            tls = origin.listener.settings.tls
-            if tls is None:
-                self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)
-            else:
-                task = self._services.loop.create_task(self._greet(sock, origin, tls))
-                self._tasks.add(task)
-                task.add_done_callback(partial(self._greeted, sock, origin))
+            task = self._services.loop.create_task(self._greet(sock, origin, tls))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._greeted, sock, origin))
 
     async def _greet(self, sock: socket.socket, origin: Origin, tls: ssl.SSLContext) -> None:
         """Do the TLS handshake, then begin. Raises OSError, and TimeoutError among them."""
         async with asyncio.timeout(self._services.limits.connect_timeout_s):
-            channel = TlsChannel(await handshake(sock, tls, server_side=True))
+            secured = await handshake(sock, tls, server_side=True)
         if origin.node_id is None:
-            origin = replace(origin, node_id=origin.listener.node_of(sni_of(channel)))
-        self._begin(channel, origin, user=principal_of(channel))
+            origin = replace(origin, node_id=origin.listener.node_of(sni_of(secured)))
+        self._begin(Channel(secured), origin, user=principal_of(secured))
 
     def _greeted(self, sock: socket.socket, origin: Origin, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -206,12 +194,6 @@ class Relay:
         connection.start()
 
     async def _dial(self, node_id: int | None, connection: Connection) -> Channel:
-        """Connect to the client's broker, with buffers that leave room for all connections."""
-        channel = await self._reach(node_id, connection)
-        bound_receive_buffer(channel.sock, self.connected)
-        return channel
-
-    async def _reach(self, node_id: int | None, connection: Connection) -> Channel:
         """Connect to the client's broker, or to a stand-in where its address is of no use.
 
         After a restart a client may come back straight to a broker's port, and a cluster that
@@ -220,28 +202,26 @@ class Relay:
         for it with errors that clients take as a reason to ask. Once we are told the address, the
         stand-in is drained. Raises UpstreamError: where no stand-in answers, the broker's own.
         """
-        if node_id is None:
-            return await self.brokers.connect(None)
-        failure = None
+        channel = failure = None
         if node_id in self.brokers.addresses:
             try:
-                return await self.brokers.connect(node_id)
+                channel = await self.brokers.connect(node_id)
             except UpstreamError as error:
                 if error.reason == LOCAL:
                     raise
                 failure = error
-        self.stand_ins[node_id].add(connection)
-        try:
-            channel = await self.brokers.connect(None)
-        except UpstreamError as error:
-            raise failure or error from None
+        if channel is None:
+            if node_id is not None:
+                self.stand_ins[node_id].add(connection)
+            try:
+                channel = await self.brokers.connect(None)
+            except UpstreamError as error:
+                raise failure or error from None
         if failure is not None:
-            self._services.count_upstream_error(
-                failure.reason,
-                "broker not reached, a bootstrap server stands in",
-                node_id=node_id,
-                detail=str(failure),
-            )
+            event = "broker not reached, a bootstrap server stands in"
+            about = {"node_id": node_id, "detail": str(failure)}
+            self._services.count_upstream_error(failure.reason, event, **about)
+        bound_receive_buffer(channel.sock, self.connected)
         return channel
 
     def _advertise(
@@ -265,13 +245,9 @@ class Relay:
 
     def _forget(self, origin: Origin) -> None:
         self._services.instruments.connections.labels(origin.name).dec()
-        self._per_listener[origin.name] -= 1
+        self.connected_through[origin.name] -= 1
         self._per_ip[origin.ip] -= 1
         if not self._per_ip[origin.ip]:
             del self._per_ip[origin.ip]
         if not self.connected:
             self._empty.set()
-
-    def _turn_away(self, sock: socket.socket, origin: Origin, reason: str) -> None:
-        sock.close()
-        self._services.count_rejected(reason, **origin.about)

@@ -2,10 +2,11 @@
 
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
+from proxy.relay.pump import Wait
+from proxy.relay.session import Exchange
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -19,7 +20,6 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
-    FetchLimits,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -40,7 +40,9 @@ FULL_BYTES = 1 << 20
 """The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
 that, or of what was asked for, shows that the broker did not wait for data."""
 
-_API_KEY_END = 6
+_API_KEY = slice(4, 6)
+"""Of a frame."""
+
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 
 
@@ -58,15 +60,12 @@ class RequestFlow(FrameFlow):
     __slots__ = ("_collecting",)
 
     _scratch = new_scratch()
-
-    watches_end = True
-
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
-    def _ended(self, *, mid_frame: bool) -> None:
-        whole = not mid_frame and ends_with_frame(self.stash)
-        self._conn.close_client_ended(mid_frame=not whole)
+    def _ended(self) -> None:
+        is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
+        self._conn.close_client_ended(mid_frame=not is_whole)
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
@@ -78,25 +77,25 @@ class RequestFlow(FrameFlow):
             conn.dial()
             return 0
         api_key, version = head.api_key, head.api_version
-        how = plan_of(api_key, version).handling
+        plan = plan_of(api_key, version)
+        how = plan.handling
         if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
-            raise RequestRefused(
-                "unsupported_version",
-                f"{api_name(api_key)} ({api_key}) version {version} is not offered: "
-                "its response may carry addresses",
-            )
-        acks: int | None = None
+            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
+            raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
+        acks = None
         if api_key == PRODUCE:
             acks = produce_acks(head, view)
             if acks is None:
                 return self._need_more(view)
         elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
-            version = 0
+            version, plan = 0, plan_of(api_key, 0)
         session = conn.client.session(head.client_id)
-        exchange = Exchange(session, head, version, clock_ms())
+        frame_bytes = head.frame_bytes
+        exchange = Exchange(
+            session, plan, api_key, version, head.correlation_id, frame_bytes, clock_ms()
+        )
         if session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
             return 0
-        frame_bytes = head.frame_bytes
         interceptor = session.interceptor
         if (
             api_key in INTERCEPTED_APIS
@@ -112,7 +111,7 @@ class RequestFlow(FrameFlow):
                 return self._collect(view, frame_bytes)
             exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
             return self._forward(view, frame_bytes)
-        if exchange.plan.api.is_login:
+        if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
                 raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
             self._collecting = head, exchange
@@ -126,12 +125,9 @@ class RequestFlow(FrameFlow):
         return taken
 
     def _is_admitted(self, head: RequestHead, view: memoryview, exchange: Exchange) -> bool:
-        """Return whether the client's quotas let a request pass; limit what a Fetch asks for.
-
-        If not, or if more bytes are needed, the request is read again later.
-        """
+        """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
         session, api_key = exchange.session, head.api_key
-        asked: FetchLimits | None = None
+        asked = None
         if api_key == FETCH:
             asked = fetch_limits(head, view)
             if asked is None:
@@ -170,9 +166,16 @@ class RequestFlow(FrameFlow):
         if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
             conn.pause(Pause.FULL)
 
-    def _gives_up_rest(self) -> bool:
-        """See FrameFlow. Kafka appends what came before an orderly end: Produce waits its turn."""
-        return not (len(self.stash) >= _API_KEY_END and self.stash[4:_API_KEY_END] == _PRODUCE)
+    def _wait_paused(self) -> Wait:
+        """See FrameFlow. Until the client sends more, its end is watched for.
+
+        Kafka appends what came before an orderly end: a Produce request waits its turn.
+        """
+        if self.wait is not Wait.END:
+            return Wait.END
+        assert self._source is not None
+        is_produce = self.stash[_API_KEY] == _PRODUCE
+        return Wait.OWNER if is_produce or not self._source.has_ended() else Wait.CLOSED
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting

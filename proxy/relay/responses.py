@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.cluster.upstream import UpstreamError
+from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.exchange import Exchange
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.services import ThrottleMode
+from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE, Handling
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
@@ -71,11 +70,10 @@ class ResponseFlow(FrameFlow):
         """Hold a response for no longer than the client's quotas ask for, which were changed."""
         if self._delayed is None or not self._delayed.waiting:
             return
-        exchange = self._conn.in_flight[0]
-        charge, now_ms = exchange.charge, clock_ms()
-        if charge is None:  # it waits for something else
+        exchange, now_ms = self._conn.in_flight[0], clock_ms()
+        if exchange.charge is None:  # it waits for something else
             return
-        due_ms = now_ms + exchange.session.quotas.owed_ms(charge.kind, now_ms)
+        due_ms = now_ms + exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
         if due_ms < self._delayed.due_ms:
             self._delayed.cancel()
             self._busy_time.held(due_ms)
@@ -87,7 +85,7 @@ class ResponseFlow(FrameFlow):
             self._delayed.cancel()
         super().close()
 
-    def _ended(self, *, mid_frame: bool) -> None:  # noqa: ARG002 - the connection knows more
+    def _ended(self) -> None:
         self._conn.close_upstream_ended()
 
     def _take(self, view: memoryview) -> int:
@@ -99,9 +97,8 @@ class ResponseFlow(FrameFlow):
         frame_bytes, correlation_id = head
         in_flight = self._conn.in_flight
         if not in_flight or in_flight[0].correlation_id != correlation_id:
-            raise UpstreamError(
-                "bad_response", f"a response with correlation id {correlation_id} was not asked for"
-            )
+            text = f"a response with correlation id {correlation_id} was not asked for"
+            raise MalformedResponse(text)
         exchange = in_flight[0]
         if not exchange.measured:
             exchange.measured = True
@@ -140,7 +137,7 @@ class ResponseFlow(FrameFlow):
             or (exchange.throttle_ms and exchange.api_key == PRODUCE)
         ):
             if frame_bytes > MAX_COLLECTED_BYTES:
-                raise UpstreamError("bad_response", f"a response of {frame_bytes} bytes to rewrite")
+                raise MalformedResponse(f"a response of {frame_bytes} bytes to rewrite")
             self._collecting = exchange
             return self._collect(view, frame_bytes)
         if plan.handling is not Handling.WALK and seen is None:
@@ -191,7 +188,7 @@ class ResponseFlow(FrameFlow):
 
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:
-            raise UpstreamError("bad_response", f"a Fetch response with {tail_bytes} bytes of tags")
+            raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
             self._send(view[:end], more=True)
         self._collecting = None
@@ -203,23 +200,18 @@ class ResponseFlow(FrameFlow):
         if exchange is None:  # the tail of a Fetch response
             self._send(neutral_tail(bytes(frame)))
             return
-        response = bytes(frame)
+        api_key, version, response = exchange.api_key, exchange.version, bytes(frame)
         if exchange.plan.api.is_login:
-            self._conn.client.login_response(exchange.api_key, exchange.version, response)
+            self._conn.client.login_response(api_key, version, response)
         if exchange.seen is not None:
-            response = exchange.seen.response(exchange.version, response, clock_ms())
+            response = exchange.seen.response(version, response, clock_ms())
         if exchange.plan.handling is not Handling.PASS:
+            passes = self._conn.services.passes_unknown_apis
             response = rewrite_response(
-                exchange.api_key,
-                exchange.version,
-                response,
-                self._conn.advertise,
-                passes_unknown=self._conn.services.passes_unknown_apis,
+                api_key, version, response, self._conn.advertise, passes_unknown=passes
             )
         if exchange.throttle_ms:
-            response = set_throttle_time(
-                exchange.api_key, exchange.version, response, exchange.throttle_ms
-            )
+            response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send(response)
         if exchange.plan.api.is_login:
             self._conn.unpause(Pause.LOGIN)
@@ -248,7 +240,7 @@ class ResponseFlow(FrameFlow):
         if hold_ms < MIN_HOLD_MS or self._conn.life.state is State.DRAINING:
             return False
         exchange.charge = charge
-        services.count_throttled(charge, hold_ms / MS_PER_SECOND)
+        services.count_throttled(charge, hold_ms)
         if exchange.seen is not None:
             exchange.seen.held(now_ms, charge.due_ms)
         if services.mode is ThrottleMode.MUTE:

@@ -1,6 +1,7 @@
 """What every connection needs from the rest of the program, in one place."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import get_args
@@ -11,40 +12,25 @@ from structlog import get_logger
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.client_quotas import ThrottleTime
+from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
-from proxy.relay.pipes import PipePool
-from proxy.relay.reapers import Reapers
-from proxy.wire.apis import api_name, is_known
+from proxy.relay.pump import PipePool
+from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
 
 REJECTIONS = (
     *get_args(FrameFault),
-    "client_not_reading",
-    "internal_error",
-    "no_request",
-    "out_of_files",
-    "slow_frame",
-    "tls_handshake",
-    "too_many_connections",
-    "too_many_connections_per_ip",
-    "truncated_frame",
-    "unsupported_sasl",
-    "unsupported_version",
+    *("too_many_connections", "too_many_connections_per_ip", "out_of_files"),
+    *("tls_handshake", "unsupported_sasl", "unsupported_version", "internal_error"),
+    *("no_request", "slow_frame", "truncated_frame", "client_not_reading"),
 )
 """Every reason of `connections_rejected_total`; explained in docs/limits.md."""
 
 UPSTREAM_ERRORS = (
-    "bad_response",
-    "closed",
-    "dns",
-    "local",
-    "login_refused",
-    "quotas_refused",
-    "refused",
-    "timeout",
-    "tls",
+    *("dns", "refused", "tls", "local", "timeout", "closed", "bad_response"),
+    *("login_refused", "quotas_refused"),
 )
 """Every reason of `upstream_errors_total`; explained in docs/limits.md."""
 
@@ -72,6 +58,41 @@ class Limits:
     idle_timeout_s: float = 600.0
     connect_timeout_s: float = 10.0
     drain_timeout_s: float = 10.0
+
+
+class Reapers:
+    """A delay queue for each family of APIs, each with a timer of the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, instruments: Instruments) -> None:
+        self._loop = loop
+        lag = instruments.delay_queue_lag_seconds
+        self._by_family: dict[ApiFamily, Reaper] = {
+            family: Reaper(DelayQueue(family), clock_ms, self._call_at, lag.observe)
+            for family in get_args(ApiFamily)
+        }
+        self.all = self._by_family.values()
+        for reaper in self.all:
+            gauge = instruments.delay_queue_size.labels(reaper.queue.api)
+            gauge.set_function(reaper.queue.__len__)
+
+    def for_api(self, api_key: int) -> Reaper:
+        """Return the reaper of this API's family."""
+        return self._by_family[api_of(api_key).family]
+
+    def release_all(self) -> None:
+        """Release everything now."""
+        for reaper in self.all:
+            reaper.release_all()
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for reaper in self.all:
+            reaper.close()
+
+    def _call_at(self, due_ms: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        # The loop's own clock may stand for a whole round; a delay does not depend on it.
+        delay_s = max(due_ms - clock_ms(), 0.0) / MS_PER_SECOND
+        return self._loop.call_later(delay_s, callback)
 
 
 @dataclass(slots=True)
@@ -103,17 +124,18 @@ class Services:
         """Count a request; versions that no schema knows share a label."""
         counter = self._requests.get((api_key, version))
         if counter is None:
-            label = str(version) if is_known(api_key, version) else OTHER
+            known = is_known(api_key, version)
+            label = str(version) if known else OTHER
             counter = self.instruments.requests_total.of(api_name(api_key), label)
-            if is_known(api_key, version):
+            if known:
                 self._requests[api_key, version] = counter
         counter.inc()
 
-    def count_throttled(self, charge: ThrottleTime, hold_s: float) -> None:
-        """Count a response that is held for `hold_s` seconds."""
-        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_s)
+    def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
+        """Count a response that is held for so long."""
+        self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
-        self.quotas.held(charge, hold_s * MS_PER_SECOND, clock_ms())
+        self.quotas.held(charge, hold_ms, clock_ms())
 
     def count_rejected(self, reason: str, **about: object) -> None:
         """Count and log a client that is turned away; `reason` is one of REJECTIONS."""

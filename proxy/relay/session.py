@@ -1,15 +1,18 @@
-"""Who the client of one connection is: its first client id, and the user that it logs in as."""
+"""Who the client of one connection is, by its first client id and its login; its requests."""
 
+from dataclasses import dataclass
 from zlib import crc32
 
 from prometheus_client import Counter
 from structlog import get_logger
 
-from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.entities import ClientIdentity
-from proxy.relay.interceptor import ClientInterceptor
+from proxy.quota.gate import InFlightFetch
+from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
+from proxy.wire.apis import ApiPlan
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
@@ -29,7 +32,7 @@ class ClientSession:
         self.quotas: ClientQuotas = services.quotas.client(identity)
         self.interceptor: ClientInterceptor | None = None
         if services.interceptor is not None:
-            self.interceptor = services.interceptor.client(identity, node_id)
+            self.interceptor = services.interceptor(identity, node_id)
         self._clients = services.clients
         self._bytes: dict[int, Counter] = {}
         self.last_fetch_bytes: int | None = None
@@ -51,15 +54,36 @@ class ClientSession:
         self._clients.left(self.identity)
 
 
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """A request that was sent on and whose response has not been sent on yet."""
+
+    session: ClientSession
+    plan: ApiPlan
+    api_key: int
+    version: int
+    """Of the response: where the broker answers in another one, that one."""
+    correlation_id: int
+    request_bytes: int
+    sent_ms: float
+    wait_ms: int = 0
+    """How long the broker may sit on the request for lack of data."""
+    full_bytes: int = 0
+    """With a response of at least so many bytes it did not lack data."""
+    expected: InFlightFetch | None = None
+    """Counts the response to a Fetch of a bounded client until it comes."""
+    seen: SeenRequest | None = None
+    """What the interceptor makes of it; None when it was not shown."""
+    charge: ThrottleTime | None = None
+    """What the request's own bytes cost; later, what its response is held for."""
+    measured: bool = False
+    """Whether the response has been charged."""
+    throttle_ms: int = 0
+    """What to tell the client; 0 leaves the broker's own figure."""
+
+
 class Identification:
-    """Follows what a connection says of its client.
-
-    Args:
-        services: of the proxy.
-        origin: of the client.
-        user: that its TLS certificate names; None without one.
-
-    """
+    """Follows what a connection says of its client; `user`: that its TLS certificate names."""
 
     def __init__(self, services: Services, origin: Origin, user: str | None) -> None:
         self._services = services
@@ -73,15 +97,22 @@ class Identification:
     def session(self, client_id: str | None) -> ClientSession:
         """Return the client's session. The first client id that is not empty counts from then on.
 
-        Kafka's clients use one for each connection. With several a client could have a quota for
-        each request.
+        Kafka's clients use one. With several a client could have a quota for each request.
         """
         session = self._session
         if session is not None:
             if client_id == self._client_id:
                 return session
             if self._client_id:
-                self._warn(client_id)
+                if not self._is_warned:
+                    self._is_warned = True
+                    _log.warning(
+                        "client id changes within a connection, the first one counts",
+                        first=self._client_id,
+                        now=_shortened(client_id),
+                        reason="client_id",
+                        **self._origin.about,
+                    )
                 return session
             session.close()
         self._client_id = client_id
@@ -110,17 +141,6 @@ class Identification:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-    def _warn(self, client_id: str | None) -> None:
-        if not self._is_warned:
-            self._is_warned = True
-            _log.warning(
-                "client id changes within a connection, the first one counts",
-                first=self._client_id,
-                now=_shortened(client_id),
-                reason="client_id",
-                **self._origin.about,
-            )
 
 
 def _shortened(client_id: str | None) -> str | None:

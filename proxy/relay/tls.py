@@ -4,8 +4,6 @@ import re
 import ssl
 from pathlib import Path
 
-from proxy.relay.channel import TlsChannel
-
 _SHORT_NAMES = {
     "commonName": "CN",
     "organizationalUnitName": "OU",
@@ -36,14 +34,14 @@ def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl
     return context
 
 
-def sni_of(channel: TlsChannel) -> str | None:
+def sni_of(sock: ssl.SSLSocket) -> str | None:
     """Return the server name that this client asked for."""
-    return getattr(channel.sock, "requested_name", None)
+    return getattr(sock, "requested_name", None)
 
 
-def principal_of(channel: TlsChannel) -> str | None:
+def principal_of(sock: ssl.SSLSocket) -> str | None:
     """Return the distinguished name of the client's certificate, None without one."""
-    certificate = channel.sock.getpeercert()
+    certificate = sock.getpeercert()
     return distinguished_name(certificate.get("subject", ())) if certificate else None  # type: ignore[arg-type]
 
 

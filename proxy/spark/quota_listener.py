@@ -114,7 +114,6 @@ def client_options(
         by_group: use the prefix of the consumer group.
 
     Raises ValueError when a name or an address is empty or has spaces, or a name has commas.
-
     """
     _check_name("name", name)
     servers = bootstrap_servers
@@ -154,7 +153,6 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         ca_file: who may sign the proxy's certificate; None takes the system's authorities.
 
     Raises ValueError when an argument makes no sense; says which and why.
-
     """
 
     def __init__(
@@ -174,16 +172,13 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self._clients = dict(clients or {})
         for query, client_id in self._clients.items():
             _check_name(f"the client id of {query!r}", client_id)
-        self.sent = 0
-        """Reports that the proxy took."""
-        self.refused = 0
-        """Reports that the proxy did not want; the log says why."""
-        self.dropped = 0
-        """Reports given up: too many waited, or the proxy was away for too long."""
+        self.sent = self.refused = self.dropped = 0
+        """Reports that the proxy took, that it did not want (the log says why), and that were given
+        up: too many waited, or the proxy was away for too long."""
         self.failures = 0
         """Tries since the proxy answered last."""
         self._url = url
-        self._channel = _Channel(url, token, timeout_s, ca_file)
+        self._channel = _AdminConnection(url, token, timeout_s, ca_file)
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
@@ -392,26 +387,24 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
     def _post(self, report: Mapping[str, Any]) -> _ReportAnswer | None:
         """Send once; return the proxy's answer, None while it is away."""
         self._breaks += self._channel.is_closed_by_proxy()
+        answer = None
         try:
             answer = self._channel.post(json.dumps(report).encode())
+            missed = f"HTTP {answer.status}" if answer.status >= _FAULT_FROM else None
         except (OSError, HTTPException) as error:
-            self._missed(f"{type(error).__name__}: {error}")
-            return None
-        if answer.status >= _FAULT_FROM:
-            self._missed(f"HTTP {answer.status}")
-            return None if answer.status in _AWAY else answer
-        if self.failures:
-            text = "the quota proxy at %s answers again; %d reports were dropped so far"
-            _log.info(text, self._url, self.dropped)
-        self.failures = 0
-        return answer
-
-    def _missed(self, why: str) -> None:
+            missed = f"{type(error).__name__}: {error}"
+        if missed is None:
+            if self.failures:
+                text = "the quota proxy at %s answers again; %d reports were dropped so far"
+                _log.info(text, self._url, self.dropped)
+            self.failures = 0
+            return answer
         if not self.failures:
             text = "the quota proxy at %s does not answer (%s); queries go on, reports wait"
-            _log.warning(text, self._url, _short(why))
+            _log.warning(text, self._url, _short(missed))
         self.failures += 1
         self._breaks += 1
+        return None if answer is None or answer.status in _AWAY else answer
 
     def _pause(self) -> bool:
         """Wait before the next try; return whether there may be one."""
@@ -512,8 +505,8 @@ class _Event(NamedTuple):
     @property
     def is_said_again(self) -> bool:
         """Whether little is lost with it: a later report says most of it, or it is repeated."""
-        is_last = self.kind == "progress" and self.number == self.run.last_number
-        return self.kind == "idle" or (self.kind == "progress" and not is_last)
+        is_old = self.kind == "progress" and self.number != self.run.last_number
+        return is_old or self.kind == "idle"
 
 
 class _ReportAnswer(NamedTuple):
@@ -528,7 +521,7 @@ class _ReportAnswer(NamedTuple):
     """What is to be mended although the report was taken, each in a short line."""
 
 
-class _Channel:
+class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
     def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: str | None) -> None:
@@ -571,10 +564,7 @@ class _Channel:
             raise
 
     def is_closed_by_proxy(self) -> bool:
-        """Return whether the idle connection has something to read, which can only be its end.
-
-        It is closed here too then: the next post opens another one.
-        """
+        """Return whether the idle connection can be read, which is its end: it is closed then."""
         if self._connection.sock is None:
             return False
         with selectors.DefaultSelector() as selector:

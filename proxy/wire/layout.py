@@ -20,7 +20,6 @@ from proxy.wire.apis import APIS, is_known
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Skip: TypeAlias = Callable[[Buffer, int], int]
-
 PartitionRow: TypeAlias = tuple[Any, int, tuple[Any, ...]]
 """A topic's name or id; a partition's position and some of its fields."""
 
@@ -30,10 +29,8 @@ UNREADABLE = (*INCOMPLETE, ValueError)
 
 NULL = -1
 """As a length or count."""
-
 MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
-
 _MAX_UVARINT = 2**32 - 1
 _MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
@@ -68,7 +65,7 @@ def write_uvarint(value: int) -> bytes:
 
 
 class Tag(NamedTuple):
-    """One tagged field of a section: its number and where its value lies in the buffer."""
+    """A tagged field: its number and where its value lies in the buffer."""
 
     number: int
     start: int
@@ -131,7 +128,6 @@ def _fixed_length(form: Struct) -> Length:
 
 _COMPACT = Length(_read_compact, lambda number: write_uvarint(number - NULL))
 """A varint of the number + 1, 0 for null."""
-
 _INT16 = _fixed_length(Struct(">h"))
 _INT32 = _fixed_length(Struct(">i"))
 
@@ -226,8 +222,7 @@ class RecordLayout:
     def seek(self, field: str | None, data: Buffer, pos: int) -> int:
         """Return where a field begins in the record at `pos`; None stands for its tag section.
 
-        A field behind none but fields of fixed size is found without data. Raises KeyError for a
-        field that the record has not.
+        Fields in front that have fixed sizes need no data. Raises KeyError where it has no such.
         """
         for name, node in self.fields.items():
             if name == field:
@@ -377,17 +372,14 @@ def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayou
     program: list[Skip] = []
     for is_fixed, nodes in groupby(fields.values(), key=lambda node: isinstance(node, _Fixed)):
         if is_fixed:
-            program.append(_skip_bytes(sum(node.form.size for node in nodes)))
+            size = sum(node.form.size for node in nodes)
+            program.append(_Fixed(Struct(f"{size}x")).skip)
         else:
             for node in nodes:
                 program += node.program if isinstance(node, RecordLayout) else (node.skip,)
     program += [skip_tags] if flexible else []
     tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
     return RecordLayout(fields, tags if flexible else None, tuple(program))
-
-
-def _skip_bytes(size: int) -> Skip:
-    return lambda _data, pos: pos + size
 
 
 def _compile(field: Any, version: int, *, flexible: bool) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from relaylab.lab import open_files
 
-from proxy.relay.pipes import (
+from proxy.relay.pump import (
     MAX_PIPES,
     MIN_PIPE_BYTES,
     PIPE_BYTES,

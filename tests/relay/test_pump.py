@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from relaylab.lab import Certificates, open_files
 
 from proxy.cluster.dial import handshake
-from proxy.relay.channel import BLOCKED, Channel, ChannelLost, TlsChannel
-from proxy.relay.pipes import PipePool
-from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
+from proxy.relay.channel import BLOCKED, Channel, ChannelLost
+from proxy.relay.pump import SPLICE_MIN_BYTES, PipePool, Pump, Wait
 
 WAYS = ["splice", "copy", "no pipes", "tls source", "tls sink", "tls both"]
 MAX_STEPS = 100_000
@@ -78,7 +77,7 @@ def _connected(
         )
         server = handshake(near, certificates.server(), server_side=True)
         first, second = await asyncio.gather(client, server)
-        return TlsChannel(first), TlsChannel(second)
+        return Channel(first), Channel(second)
 
     return asyncio.run(greet())
 

@@ -166,9 +166,7 @@ class Dialler:
 
     def __init__(self, connect) -> None:
         self.connect = connect
-
-    def knows(self, _: int) -> bool:
-        return False
+        self.addresses = {}
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         pass

@@ -21,10 +21,9 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.listener import ListenerSettings
-from proxy.relay.pipes import PipePool
-from proxy.relay.reapers import Reapers
+from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Services, ThrottleMode
+from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
 
 LIMIT_S = 20.0
@@ -284,7 +283,7 @@ async def open_lab(
     assert lab.count("connections", listener=LISTENER) == 0
     assert lab.held == 0
     assert services.pipes.open_pipes == 0
-    assert not services.clients.connected
+    assert not services.clients.connections
     services.reapers.close()
     assert open_files() <= files  # the garbage collector may close what was open before
 
