@@ -7,7 +7,7 @@ from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
-from .stats import Count, MetricConfig, Quota, Rate, SampledStat, Stat, WindowedSum
+from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
 
 __all__ = [
     "BoundedLabels",
@@ -21,9 +21,7 @@ __all__ = [
     "Rate",
     "Registry",
     "RegistryFull",
-    "SampledStat",
     "Sensor",
     "SensorCollector",
-    "Stat",
     "WindowedSum",
 ]

@@ -24,10 +24,8 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
-        yield (
-            "state.kind is memory: after a restart of the proxy the first batch of each adaptive "
-            "query is not bounded; fix: write sqlite or kafka"
-        )
+        loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
+        yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
     yield from find_advice(config, table)
 
 
@@ -72,7 +70,7 @@ def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iter
 
 def _counts_ids(rule: Rule) -> bool:
     """Return whether a rule gives each client id that it does not name a quota of its own."""
-    return rule.is_open and (rule.client_id == DEFAULT or set(rule.keys) == {"listener"})
+    return rule.is_open and (rule.client_id == DEFAULT or rule.names_only_a_listener)
 
 
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:

@@ -27,8 +27,7 @@ def throttle_time_ms(rate: float, bound: float, window_ms: float) -> int:
     """Return the whole milliseconds without traffic that bring `rate` down to `bound`.
 
     Kafka's formula (ClientQuotaManager, `QuotaUtils.throttleTime`): 11 MB/s measured over 5 s
-    against a bound of 10 MB/s gives 500 ms. 0 when the bound is kept. The bound is above 0, the
-    rate per second and in its unit, the window the time over which it was measured.
+    against a bound of 10 MB/s gives 500 ms. 0 when the bound, which is above 0, is kept.
     """
     return max(0, round((rate - bound) / bound * window_ms))
 
@@ -118,10 +117,9 @@ class Pacer:
 class AdaptivePacer:
     """Slows the reading of a query that is given more than it can process, a little at a time.
 
-    A consumer reads ahead: one response may hold the records of many batches, and each wait makes
-    a batch longer. So what goes over the bound passes, what follows waits until that is worked off,
-    and no response waits for longer than a share of a batch interval. The size of batches is
-    shaped where they are planned; this only keeps reading in step.
+    One response may hold the records of many batches, and each wait makes a batch longer. So what
+    goes over the bound passes, what follows waits until that is worked off, and no response waits
+    for longer than a share of a batch interval. Where batches are planned their size is shaped.
     """
 
     bound: float

@@ -49,10 +49,9 @@ class RuleEntry:
 class RuleRegistry:
     """All rules by source, and the only one who gives the manager its rules.
 
-    A rule takes the place of one with the same keys in a weaker source, with all its bounds: what
-    the stronger one does not bound is then left to the next rule that matches. When it goes, the
-    weaker one is back. Only whether the bound is adaptive is left to the file: what takes the place
-    of an adaptive rule is adaptive too, if it bounds what each consumer reads.
+    A rule takes the place of one with the same keys in a weaker source, with all its bounds, until
+    it goes. Only whether the bound is adaptive is left to the file: what takes the place of an
+    adaptive rule is adaptive too, if it bounds what each consumer reads.
 
     The manager gets the rules at once, with the overrides that the store has, and after each
     change. Raises StateError when the store, or an override in it, cannot be read.
@@ -86,9 +85,9 @@ class RuleRegistry:
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        The keys are those of `RULE_KEYS`, bounds are bytes per second or percent, `by` is who asks
-        for it, `at_s` the time in seconds of the Unix epoch. Raises ValueError when these make no
-        rule, and StateError when it could not be kept; it is not in force then.
+        Bounds are bytes per second or percent, `at_s` is in seconds of the Unix epoch. Raises
+        ValueError when these make no rule, and StateError when it could not be kept; it is not in
+        force then.
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)
@@ -177,9 +176,8 @@ def _load(record: Record) -> RuleEntry:
     name = record.key.removeprefix(NAMESPACE)
     try:
         if record.version != FORM:
-            raise ValueError(
-                f"it has form {record.version}, this version of quota-proxy knows {FORM}"
-            )
+            known = f"this version of quota-proxy knows {FORM}"
+            raise ValueError(f"it has form {record.version}, {known}")
         keys = parse_selector(name)
         if selector(keys) != name:
             raise ValueError("its name is not written as quota-proxy writes it")
@@ -188,8 +186,6 @@ def _load(record: Record) -> RuleEntry:
                 return _override(keys, bounds, scope, by, at_s)
         raise ValueError("it lacks bounds, scope, by or at_s")
     except ValueError as error:
-        raise StateError(
-            f"the override {record.key!r} in the state cannot be read: {error}",
-            "start the version that wrote it, restore the state from a backup, or remove this "
-            "record",
-        ) from error
+        message = f"the override {record.key!r} in the state cannot be read: {error}"
+        fix = "start the version that wrote it, restore the state from a backup, or remove this"
+        raise StateError(message, f"{fix} record") from error

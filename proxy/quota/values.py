@@ -92,10 +92,11 @@ def _likely_sizes(number: str, unit: str) -> str:
 
 def format_size(size_bytes: int) -> str:
     """Return a size in the shortest form that `parse_size` reads back unchanged."""
-    units = (name for name, of_unit in SIZE_UNITS.items() if size_bytes % of_unit == 0)
-    return min(
-        (str(size_bytes), *(f"{size_bytes // SIZE_UNITS[name]}{name}" for name in units)), key=len
+    units = [("", 1), *SIZE_UNITS.items()]
+    forms = (
+        f"{size_bytes // of_unit}{name}" for name, of_unit in units if not size_bytes % of_unit
     )
+    return min(forms, key=len)
 
 
 def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[object], float]:
@@ -111,9 +112,8 @@ def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[objec
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise BadValueError(f"{shown(value)} is not {what}", fix)
         if not 0 <= number < math.inf or not (number or zero):  # NaN fits no comparison
-            raise BadValueError(
-                f"{shown(value)} is not {what} {'of 0 or more' if zero else 'above 0'}", fix
-            )
+            least = "of 0 or more" if zero else "above 0"
+            raise BadValueError(f"{shown(value)} is not {what} {least}", fix)
         if number > MAX_NUMBER:
             raise BadValueError(f"{shown(value)} is too large", f"write at most {MAX_NUMBER}")
         return float(number)
@@ -135,9 +135,8 @@ def choice_parser(*choices: str) -> Callable[[object], str]:
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise BadValueError(
-                f"{shown(value)} is not known here", f"write {' or '.join(choices)}"
-            )
+            fix = f"write {' or '.join(choices)}"
+            raise BadValueError(f"{shown(value)} is not known here", fix)
         return value
 
     return parse
