@@ -23,6 +23,19 @@ def parsed(document: Mapping[str, Any]) -> Report:
     return parse_report(json.dumps(document).encode())
 
 
+def source_document(
+    topic: str, start: Offsets, end: Offsets, rows: int, latest: Offsets = None
+) -> dict[str, Any]:
+    """Return one of the `sources` of a batch."""
+    return {
+        "description": f"KafkaV2[Subscribe[{topic}]]",
+        "start": _by_topic(start, topic),
+        "end": _by_topic(end, topic) or {},
+        "latest": _by_topic(latest, topic),
+        "rows": rows,
+    }
+
+
 def batch_document(
     batch_id: int,
     start: Offsets,
@@ -36,19 +49,13 @@ def batch_document(
     timestamp: str = TIMESTAMP,
 ) -> dict[str, Any]:
     """Return the `batch` of a report; its one source has all rows, unless told otherwise."""
-    source = {
-        "description": f"KafkaV2[Subscribe[{topic}]]",
-        "start": _by_topic(start, topic),
-        "end": _by_topic(end, topic) or {},
-        "latest": _by_topic(latest, topic),
-        "rows": rows if source_rows is None else source_rows,
-    }
+    source_rows = rows if source_rows is None else source_rows
     return {
         "batch_id": batch_id,
         "timestamp": timestamp,
         "rows": rows,
         "durations_ms": {"triggerExecution": took_ms},
-        "sources": [source],
+        "sources": [source_document(topic, start, end, source_rows, latest)],
     }
 
 
