@@ -10,7 +10,6 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
-from proxy.quota.rules import QuotaSettings
 
 
 class QueryWorld(QuotaWorld):
@@ -18,16 +17,14 @@ class QueryWorld(QuotaWorld):
 
     def open_queries(
         self,
-        quotas: QuotaSettings,
-        progress: ProgressSettings,
+        settings: ProgressSettings,
         *,
         knows_client: Callable[[str], bool] = lambda _: True,
         on_event: Callable[[Any], object] = lambda _: None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make what a process keeps of queries, and of quotas."""
-        self.open_quotas(quotas)
-        self.registry = QueryRegistry(progress, knows_client, on_event)
+        """Make what a process keeps of queries, over the quotas that it has."""
+        self.registry = QueryRegistry(settings, knows_client, on_event)
         self.backpressure = Backpressure(
             self.quotas, self.instruments.pid_bound_bytes, on_change=on_change
         )

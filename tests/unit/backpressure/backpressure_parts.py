@@ -59,7 +59,8 @@ class BackpressureWorld(QueryWorld):
         """Make all that is lost with a process, from the state; return what was refused of it."""
         self.rules = rules
         progress = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.open_queries(QuotaSettings(rules=rules), progress, on_change=self.count_change)
+        self.open_quotas(QuotaSettings(rules=rules))
+        self.open_queries(progress, on_change=self.count_change)
         self.client = self.quotas.client(IDENTITY)
         refused = self.registry.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)

@@ -102,7 +102,8 @@ class WiredWorld(QueryWorld):
 
     def start(self, progress=(), pressed=()):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
-        self.open_queries(self.config.quota_settings, self.config.progress_settings)
+        self.open_quotas(self.config.quota_settings)
+        self.open_queries(self.config.progress_settings)
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(

@@ -47,8 +47,8 @@ class FollowingWorld(QueryWorld):
     """Queries and pipelines that follow clients, and clients under adaptive rules."""
 
     def __init__(self, *, queries=(), writers=(), adaptive=()):
-        rules = tuple(map(bounded, adaptive))
-        self.open_queries(QuotaSettings(rules=rules), configured(*queries))
+        super().__init__(*map(bounded, adaptive))
+        self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
         self.following = Following(
             self.registry, self.backpressure, TopicNames(), self.quotas, self.appends
