@@ -1,8 +1,4 @@
-"""How many records each client of a stage may plan now, from what is measured.
-
-Read when its driver asks how far to read: right before the answer, so that what is known then
-counts.
-"""
+"""How many records each client of a stage may plan, from what is measured when its driver asks."""
 
 import math
 from collections import defaultdict, deque
