@@ -105,9 +105,8 @@ def records_that_fit(
 ) -> int | None:
     """Return how many records the next batch of the writer `name` may read; None: any number.
 
-    `max_lag` is 1 or more, and `lag` what waits, maybe above it. A batch has `least` records at
-    least, as one of each partition. Where `max_lag` itself has no room for these, so many are let
-    through when nothing waits, or the stage would stand still for ever.
+    A batch has `least` records at least, as one of each partition. Where `max_lag` (1 or more) has
+    no room for these, so many go when nothing waits, or the stage would stand still for ever.
     """
     asking = next(each for each in writers if each.name == name)
     if asking.records_out <= 0:

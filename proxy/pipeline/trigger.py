@@ -111,6 +111,7 @@ class Trigger:
         self._has_ended = False
         self._read = 0.0
         self._written: dict[str, float] = {}
+        self.last = self._period = TriggerPeriod()
         self._begin(settings, max_lag, now_ms)
 
     def update(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
@@ -207,7 +208,8 @@ class Trigger:
         self._meter = RateMeter(settings.sampling_interval_ms)
         self.due_ms = now_ms + settings.period_ms
         """When the period ends."""
-        self.last, self._period = TriggerPeriod(), TriggerPeriod()
+        self.last = TriggerPeriod()
+        self._period = TriggerPeriod()
         self._easing = False
 
     def _judge(self, period: TriggerPeriod, lag_before: int | None) -> Verdict | None:
