@@ -107,7 +107,6 @@ class Backpressure:
         query.resume(record, now_ms)
 
     def _match(self, identity: ClientIdentity) -> Match | None:
-        """Return which adaptive rule applies to a client; None when none does."""
         match = self._quotas.table.match(KIND, identity)
         return match if match is not None and match.rule.adaptive is not None else None
 

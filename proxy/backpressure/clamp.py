@@ -150,7 +150,6 @@ class Clamp:
     def _clamped(
         self, progress: DriverProgress, connection: LookupConnection, log_ends: PartitionOffsets
     ) -> PartitionOffsets:
-        """Return what to advertise in place of these real ends, so that the batch fits."""
         is_overdue = connection.wait_failed or self._is_late
         fitting, why = self._fitting(progress.query)
         if is_overdue and self._is_refused(progress, connection, log_ends, fitting):
@@ -264,10 +263,7 @@ class Clamp:
         *,
         may_be_late: bool = False,
     ) -> str | None:
-        """Return why the real ends are advertised; None when they are clamped.
-
-        `may_be_late`: however old the latest report is.
-        """
+        """Return why the real ends are advertised, None if not; `may_be_late`: at any age."""
         query, connections, settings = progress.query, self.connections, self.settings
         heard_ms = query.last_heard_ms
         if heard_ms is None and connections.is_resumed:

@@ -11,9 +11,8 @@ from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_WAITING_INTERVALS = 1.0
-"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped.
-A queue that grew with each long batch, as that of Spark Streaming, would keep the rate at its
-lowest long after."""
+"""Batch intervals that count as scheduling delay at most: missed triggers are skipped. A queue that
+grew with each long batch, as in Spark Streaming, would keep the rate at its lowest long after."""
 
 HELD_SHARE = 0.1
 """A batch that was held for more than this part of its time was throttled."""
@@ -31,8 +30,7 @@ DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
 
 MIN_GAPS, MAX_GAPS = 3, 8
-"""How many times between the beginnings of two batches have to be known before one is taken for the
-trigger interval, and how many are kept."""
+"""How many times between two batches have to be known to tell the interval; how many are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +177,7 @@ class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
-    consumer has read ahead. Until what was read ahead is used up the figure is too high, never too
-    low.
+    consumer has read ahead. Until that is used up the figure is too high, never too low.
     """
 
     state: RatioState = (0.0, 0.0, 0.0)

@@ -10,8 +10,7 @@ from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
-"""A run that reported so many batches to this process planned the last one through it: the proxy
-may have been away during the first."""
+"""Of so many batches reported here the last was planned through this proxy, the first maybe not."""
 
 UNSHAPED: dict[TriggerKind | None, str] = {
     TriggerKind.CONTINUOUS: "a continuous trigger has no batches",

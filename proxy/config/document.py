@@ -100,10 +100,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file whose top is a mapping.
-
-    Raises ConfigError if it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
-    """
+    """Read a YAML file in UTF-8 whose top is a mapping. Raises ConfigError for any other."""
     file = str(path)
     try:
         content = read_bytes(path)

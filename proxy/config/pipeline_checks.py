@@ -33,10 +33,7 @@ _KEYS: Final = {"client_id": "client-id"}
 
 
 def find_problems(document: Document) -> Iterator[ConfigProblem]:
-    """Yield what is wrong with each pipeline as a whole, then between them.
-
-    That two have the same name is left to others.
-    """
+    """Yield what is wrong with each pipeline as a whole, then between them; not of equal names."""
     written = document.data.get("pipelines")
     read: list[tuple[Loc, graph.PipelineSettings]] = []
     for index, item in enumerate(written if isinstance(written, list) else ()):
@@ -160,10 +157,8 @@ def _rates(item: Mapping[str, object]) -> dict[str, Any]:
 
 def _topics(loc: Loc, value: object, unread: set[str]) -> tuple[str, ...]:
     """Read topics, and note what stands for those that cannot be read; no topic is named so."""
-    topics = (
-        [_read(Topic, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
-        if isinstance(value, list)
-        else [key_path(loc)]
-    )
+    topics = [key_path(loc)]
+    if isinstance(value, list):
+        topics = [_read(Topic, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
     unread.update(topic for topic in topics if "[" in topic)
     return tuple(topics)

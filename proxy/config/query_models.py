@@ -13,8 +13,7 @@ from proxy.quota.values import BadValueError
 DEFAULT_HOLD_S: Final = 30.0
 
 HOLD_INTERVALS: Final = 2
-"""The default hold is at least so many batch intervals: reports come one per batch, and a batch
-may take longer than its interval."""
+"""The default hold is at least so many batch intervals: a batch may take longer than one."""
 
 GAINS: Final = ("proportional", "integral", "derivative")
 """Keys that only the estimator pid has."""

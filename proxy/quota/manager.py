@@ -14,7 +14,7 @@ from metrics import Instruments, Registry, Sensor
 from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, sensor_name
-from .rules import CandidateRule, Match, QuotaSettings, Rule, RuleTable
+from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
@@ -41,8 +41,6 @@ class QuotaManager:
     to one bound together, never unmetered.
 
     Args:
-        settings: the rules and how to measure.
-        instruments: where violations, and clients without a bound, are counted.
         registry: make it with `settings.max_sensors`, and expire it only through this manager.
         on_overflow: called once per rule and kind when clients share its sensor `other`.
         on_state: called once when the throttling of an entity begins and once when it has ended,
@@ -142,10 +140,6 @@ class QuotaManager:
                 quotas.resolve()
             yield is_silent
 
-    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
-        """Return for each kind in turn all rules in force that bound it, and which one applies."""
-        return self.table.explain(identity)
-
     def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
         """Yield a row for each sensor in use; None for a step without a row."""
         # Most sensors have one client: a list for each would bring on Python's full collections.
@@ -185,10 +179,7 @@ class QuotaManager:
             self._report_state(meter, throttled=True, now_ms=now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
-        """Report whose throttling has ended; run it every second or so.
-
-        Yields for each entity that is throttled whether that has ended.
-        """
+        """Yield for each throttled entity whether that ends, and report it; run it each second."""
         for name, meter in tuple(self._throttled.items()):
             ended = self._throttled.get(name) is meter and (
                 meter.holds is None or meter.holds.end_if_quiet(now_ms)

@@ -21,8 +21,7 @@ LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
 
 QUIET_MS = 30_000.0
-"""A client that is not held for this long is throttled no more. Longer than most single holds, so
-that a steadily throttled client begins once and ends once."""
+"""A client that is not held for this long, more than most holds take, is throttled no more."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""

@@ -103,10 +103,7 @@ class RuleRegistry:
         return next(made for made in self._entries if selector(made.rule.keys) == name)
 
     def delete(self, keys: Mapping[str, str]) -> bool:
-        """Delete an override; return whether there was one with exactly these keys.
-
-        Raises as `put`; it stays in force then.
-        """
+        """Delete an override; return whether one had exactly these keys. Raises as `put`."""
         name = selector(keys)
         if name not in self._overrides:
             return False
