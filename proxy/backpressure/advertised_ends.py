@@ -53,10 +53,7 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         """Starts of logs that the driver was given, before the first batch of its run."""
 
     def begin_run(self, event_ms: float, done: Mapping[TopicPartition, int | None] | None) -> None:
-        """Forget what was advertised up to the last event of the run before.
-
-        But not where it is more than is `done`; None: this is no other run of the same query.
-        """
+        """Forget what was advertised by the last event, unless it is beyond `done`; None: all."""
         for key, end in list(self.items()):
             is_pending = done is not None and end.offset > (done[key] or 0)
             if end.answered_ms <= event_ms and not is_pending:

@@ -80,8 +80,7 @@ class BatchCost:
     def first(cls, records: float, took_ms: float, interval_ms: float) -> Self:
         """Return what one batch says, with nothing known before.
 
-        A short batch is mostly its fixed time, and of a long one the fixed time is not much more
-        than the trigger interval: users choose triggers so.
+        A short one is fixed time mostly; that of a long one near the interval: users choose it so.
         """
         fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
         variance = (FIRST_DOUBT * fixed_ms) ** 2

@@ -93,9 +93,8 @@ class TriggerInterval:
 class SchedulingDelay:
     """How long the next batch would have waited, had the batches been queued.
 
-    Lindley's recursion: W' = max(0, W + processing delay - batch interval). Spark Streaming has
-    this queue; Structured Streaming skips triggers instead, so it is kept here, and not beyond
-    MAX_WAITING_INTERVALS.
+    Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
+    MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
     """
 
     ms: float = 0.0
@@ -113,9 +112,8 @@ class SchedulingDelay:
 class ThrottledRate:
     """How fast a query could read of late where a bound held it.
 
-    A batch that is held for much of its time is not to be followed by a longer one, whatever its
-    processing alone could take: it would be held for longer still. Each batch that is not held
-    lets the next one be larger.
+    A batch that is held for much of its time is not to be followed by a longer one, which would be
+    held for longer still. Each batch that is not held lets the next one be larger.
     """
 
     rate: float | None = None
@@ -214,9 +212,8 @@ class RecordRatio:
 def batch_input(batch: BatchReport) -> tuple[int, int | None]:
     """Return how many records a batch has, and by how many offsets it went on.
 
-    Records as Spark counts them: twice where a query reads a source twice. A partition that several
-    sources read goes on once. None when the batch does not say where it began in each partition: a
-    first batch, and where a partition is new.
+    Records as Spark counts them: twice where a query reads a source twice; a partition goes on
+    once. None when it is not said where the batch began in each: a first one, or a new partition.
     """
     records = sum(source.rows for source in batch.sources)
     offsets = [read.end - read.start for read in batch.ranges.values() if read.start is not None]

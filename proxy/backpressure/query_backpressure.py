@@ -43,7 +43,6 @@ class BoundReturn:
     """Bytes per second."""
     why: str
     since_ms: float
-    """When the first step is taken."""
 
     def bound(self, static: float, now_ms: float) -> Bound:
         """Return the bound of this moment on the way to `static`; steps missed are caught up."""
@@ -276,7 +275,6 @@ class QueryBackpressure:
             self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
 
     def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
-        """Enforce what follows from an answer to a driver's look-up."""
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
             self._run_id, self._label = query.run_id, query.name

@@ -19,10 +19,9 @@ WHOLE_FILE = 0
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One mistake in a configuration file."""
+    """One mistake in a configuration file, which is given as its user named it."""
 
     file: str
-    """As its user named it."""
     line: int
     """Counted from 1, or `WHOLE_FILE`."""
     key: str

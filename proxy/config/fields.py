@@ -26,7 +26,6 @@ MAX_FRAME_BYTES: Final = 2**31 - 1
 MAX_SAMPLES: Final = 1000
 MAX_COUNT: Final = 2**31 - 1
 
-
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
 

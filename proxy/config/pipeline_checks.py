@@ -1,8 +1,7 @@
 """What `proxy.pipeline.graph` finds wrong with the pipelines of a document, with its places.
 
-The graph wants whole pipelines. So that a bad value does not hide what is wrong elsewhere, what
-cannot be read is replaced here by something that no complaint follows from: the models complain of
-it already.
+So that a bad value does not hide what is wrong elsewhere, what cannot be read is replaced here by
+something that no complaint follows from: the models complain of it already.
 """
 
 from collections.abc import Iterator, Mapping

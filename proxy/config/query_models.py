@@ -18,8 +18,6 @@ HOLD_INTERVALS: Final = 2
 GAINS: Final = ("proportional", "integral", "derivative")
 """Keys that only the estimator pid has."""
 
-Estimator = Literal["cost", "pid"]
-
 
 class AdaptiveSection(fields.Section):
     """How a rule's `consumer_byte_rate` follows the rate at which a query processes.
@@ -37,7 +35,7 @@ class AdaptiveSection(fields.Section):
     proportional: fields.Gain | None = None
     integral: fields.Gain | None = None
     derivative: fields.Gain | None = None
-    estimator: Estimator = Field(default=None, validate_default=True)
+    estimator: Literal["cost", "pid"] = Field(default=None, validate_default=True)
     batch_interval: fields.BatchInterval | None = None
     initial_rate: fields.RecordRate | None = None
     hold: fields.Duration = Field(default=None, validate_default=True)
@@ -106,9 +104,8 @@ class QuerySection(fields.Section):
     """A Structured Streaming query whose progress is followed.
 
     `name` is Spark's queryName, and the label in metrics. `client_id` is its `kafka.client.id`,
-    by default the name. What its batches have completed is committed to the consumer group
-    `commit_group`, None: to none. After `stuck_after` seconds without progress on a partition
-    that has more to read there is an alarm.
+    by default the name. What is completed is committed to the consumer group `commit_group`, if
+    any. After `stuck_after` seconds without progress where there is more to read comes an alarm.
     """
 
     name: fields.Text = Field(examples=["name: orders"])

@@ -23,8 +23,6 @@ KEPT_LOADS = 20
 NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_entities")
 """What is read at the start only. Of the last one, sensors follow at once and metrics do not."""
 
-RESULTS = ("ok", "failed")
-
 _log = get_logger(__name__)
 
 
@@ -53,7 +51,7 @@ class Reloader:
         self._seen = _content(path)
         self.loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
         """The latest loads, the newest first."""
-        for result in RESULTS:  # a counter that is there from the start shows its first increase
+        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
             counter.labels(result)
         self.loads.append(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
@@ -100,7 +98,6 @@ class Reloader:
 
 
 def _secrets(config: Config) -> list[bytes | None]:
-    """Return the content of the certificate, key and token files."""
     sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
     names = ("ca_file", "cert_file", "key_file")
     paths = [getattr(section, name, None) for section in sections for name in names]

@@ -18,7 +18,7 @@ SESSION_PARTS = 3
 behind it, come three times in a session by default (heartbeat.interval.ms)."""
 
 SHORTEST_SESSION_MS = 6000.0
-"""No shorter one shortens holds: brokers accept none (group.min.session.timeout.ms)."""
+"""No shorter one shortens holds: brokers accept none by default (group.min.session.timeout.ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,7 @@ class ClientQuotas:
 
         Ask before the request costs anything; then it is to be charged. `kinds` are those that
         bound the request or its response, `waiter` is the same one for all requests of a
-        connection. `holds`: whether the response to a Fetch is held, so that it may be asked for
-        ahead.
+        connection. `holds`: the response to a Fetch is held, so it may be asked for ahead.
         """
         meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
         for meter in meters:
@@ -107,7 +106,7 @@ class ClientQuotas:
     def grant(
         self, asked_bytes: int, last_bytes: int | None, now_ms: float
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what counts until then: `Gate.expect`."""
+        """Return how many bytes a Fetch may ask for, and what then counts until its response."""
         meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None

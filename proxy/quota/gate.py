@@ -177,10 +177,7 @@ class Gate:
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
     def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
-        """Count a Fetch that is sent on, until its response is there or cancelled.
-
-        `last_bytes` is the size of the last Fetch response on its connection; None: none was.
-        """
+        """Count a Fetch until its response, by the size of its connection's last one, if any."""
         if last_bytes is None:
             last_bytes = UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
         expected = InFlightFetch(self, last_bytes, now_ms + EXPECTED_MS)

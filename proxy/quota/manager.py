@@ -1,7 +1,4 @@
-"""Charge each client's traffic to the sensors that its rules give it.
-
-Sans-I/O: the time is an argument and nothing here waits. One thread.
-"""
+"""Charge each client's traffic to the sensors that its rules give it. Sans-I/O, one thread."""
 
 import math
 from collections import Counter
@@ -166,8 +163,7 @@ class QuotaManager:
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now.
 
-        Call it for each response that waits, with the one charge that makes it wait. A hold that is
-        cut short counts in full.
+        Call it once for each response that waits. A hold that is cut short counts in full.
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)

@@ -157,9 +157,8 @@ class Meter:
             self.sensor.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            throttle_ms = throttle_time_ms(
-                violation.value, self.pacer.bound, self._window_ms(now_ms)
-            )
+            window_ms = self._window_ms(now_ms)
+            throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))

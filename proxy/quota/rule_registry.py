@@ -85,9 +85,8 @@ class RuleRegistry:
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        Bounds are bytes per second or percent, `at_s` is in seconds of the Unix epoch. Raises
-        ValueError when these make no rule, and StateError when it could not be kept; it is not in
-        force then.
+        Bounds are bytes/s or percent, `at_s` is in seconds of the Unix epoch. Raises ValueError
+        when these make no rule, and StateError when it was not kept; it is not in force then.
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)

@@ -266,11 +266,7 @@ class RuleTable:
         return None
 
     def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
-        """Return the one entity of the rule's clients that can have no sensor of their own.
-
-        It is OTHER for the last such rule, usually the default; the ones before it add their keys,
-        since they have bounds of their own.
-        """
+        """Return the entity of clients without room: OTHER for the last open rule, or with keys."""
         return OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
 
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
