@@ -106,7 +106,7 @@ class ClientDocuments:
         documents = []
         for client in row.clients:
             rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
-            for each in self.quotas.explain(client):
+            for each in self.quotas.table.explain(client):
                 rules[each.kind].append(
                     {
                         **_rule(each.rule, in_force),
