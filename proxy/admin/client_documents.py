@@ -43,7 +43,6 @@ class ClientDocuments:
     queries: QueryDocuments
     """Says what is behind an adaptive bound."""
     slices: Slices
-    """In which all of them are walked over."""
     clock_ms: Callable[[], float]
     """The monotonic time that `quotas` is fed with."""
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
