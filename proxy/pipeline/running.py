@@ -70,11 +70,7 @@ class Arrivals:
 
 
 class RunningPipelines:
-    """All pipelines of the configuration.
-
-    Stages are held by `queries_of`, producers by `quotas`; `instruments` show state, rates and the
-    ledger.
-    """
+    """All pipelines; stages are held by `queries_of`, producers by `quotas`."""
 
     def __init__(
         self,
@@ -204,11 +200,9 @@ class RunningPipelines:
         """Record that a driver is about to be told the ends of partitions."""
         for pipeline in self._pipelines.values():
             stage = pipeline.stage_of(client_id)
-            if (
-                stage is not None
-                and pipeline.graph.settings.bounds_batches
-                and self._planner.look_up(client_id, partitions)
-            ):
+            if stage is None or not pipeline.graph.settings.bounds_batches:
+                continue
+            if self._planner.look_up(client_id, partitions):
                 self._enforcer.hold_plan(pipeline, stage, client_id, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
@@ -217,10 +211,7 @@ class RunningPipelines:
             self._enforcer.sent(client_id, count, records)
 
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
-        """Return the partitions whose log ends should be passed to `reported`.
-
-        There are some when a stage reports a batch that began before this process did.
-        """
+        """Return partitions whose ends `reported` needs, for a batch begun before this process."""
         if report.batch is None:
             return set()
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)

@@ -60,8 +60,7 @@ _log = get_logger(__name__)
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
-    `progress` and `pipelines` are the configuration's; `knows_client` returns whether a client id
-    has connected lately; `registry` gets a collector for progress.
+    `knows_client` returns whether a client id has connected lately; `registry` gets a collector.
     """
 
     def __init__(
