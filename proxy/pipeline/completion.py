@@ -55,7 +55,6 @@ class CompletionCounts:
     unanchored_ranges: int = 0
     """Ranges of output of batches that read nothing of a pending root."""
     unknown_stages: int = 0
-    """Batches of stages that are not in the pipeline."""
     unknown_topics: int = 0
     """Ranges of topics that the stage does not consume or produce."""
 

@@ -171,12 +171,7 @@ class Controller:
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
         state = self.state
-        change: dict[str, Json] = {
-            "at_s": state.since_s,
-            "direction": state.direction,
-            "by": state.by,
-            "reason": state.why,
-        }
+        last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
         return {
             "name": self.node.name,
             "state": "uncontrolled" if state.rate is None else "reduced",
@@ -185,7 +180,7 @@ class Controller:
             "measured_rate": self.measured_rate,
             "t_delay_ms": state.t_delay_ms,
             "held_by": state.holders,
-            "last_change": change if state.revision else None,
+            "last_change": {"at_s": state.since_s, **last} if state.revision else None,
         }
 
     def _bounded(self, rate: float) -> float:

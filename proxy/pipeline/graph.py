@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 MIN_RATE = 1.0
-"""Records/s: no request holds a node below this, so that a hold never becomes a standstill. Where
-a bound leaves no room nothing is planned."""
+"""Records/s: no request holds a node below this, so that a hold never becomes a standstill."""
 
 Path = tuple[str | int, ...]
 """Where a value stands, from the pipeline down: `("stages", 2, "consumes", 0)`. Keys are the names
@@ -106,11 +105,7 @@ class Node:
 
 
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
-    """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
-
-    Values out of range; names, and the queries and clients of stages, that occur twice; a topic
-    with two producers, or consumed without any; a source that nobody reads; cycles.
-    """
+    """Return all that is wrong with a pipeline, in the order of its parts; empty when sound."""
     producers: dict[str, str] = {}
     problems = list(_names(settings))
     if not settings.stages:

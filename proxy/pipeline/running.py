@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain
 from types import MappingProxyType
@@ -136,10 +136,6 @@ class RunningPipelines:
         for problem in problems:
             _log.warning("state of a pipeline not taken up", problem=problem)
 
-    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
-        """Yield what is to run until it is cancelled."""
-        yield self._run_pipelines
-
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
         await self.keep()
@@ -257,7 +253,8 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
-    async def _run_pipelines(self) -> None:
+    async def run(self) -> None:
+        """Tick, write and read the state again, until it is cancelled."""
         due_ms = self._clock_ms()
         while True:
             with suppress(TimeoutError):

@@ -51,12 +51,9 @@ class RateMeter:
         self._start_ms = 0.0
 
     def read(self, total: float, now_ms: float) -> float | None:
-        """Add a reading; return the rate when it completes an interval, else None.
-
-        A count that went back has been started anew, and so is the interval.
-        """
+        """Add a reading; return the rate when it completes an interval, else None."""
         elapsed_ms = now_ms - self._start_ms
-        if not total >= self._start_total:  # also true for the first one
+        if not total >= self._start_total:  # the first one, or the count began anew
             self._start_total, self._start_ms = total, now_ms
             return None
         if elapsed_ms < self.interval_ms:
@@ -101,7 +98,6 @@ class Trigger:
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
-        """Its last request, as the API shows it."""
         self.held_nodes: frozenset[str] = frozenset()
         """The nodes upstream that are held because this stage asked."""
         self.scale = 1.0
