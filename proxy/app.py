@@ -39,16 +39,12 @@ from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
 
-EXPIRY_INTERVAL_S = 60.0
-"""Between two looks for idle sensors."""
-
+EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 TAKE_OVER_TIMEOUT_S = 30.0
 """How long a successor waits for the state and the admin port of the proxy that it replaces."""
 
 ADMIN_RETRY_S = 0.05
-
-TICK_INTERVAL_S = 1.0
-"""Between two looks for clients that are held no longer, and for the charts."""
+TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
 PORT_ERRORS = (ListenerError, AdminError)
 """What `App.start` raises for a port that cannot be opened."""

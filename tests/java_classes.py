@@ -24,16 +24,16 @@ SPARK = FOLDER / "spark.jsa"
 VARIABLES = {"JDK_JAVA_OPTIONS": BROKER, "SPARK_SUBMIT_OPTS": SPARK}
 """Where each Java, and after it the driver of each Spark, takes more options from."""
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
+QUIET = ("-Xlog:disable", "-Xlog:all=error:stderr")
+"""Of each class that is not archived Java would say why."""
 
 
 def use_archives() -> None:
     """Let each Java that is started from here on use the archives that are there."""
     for variable, file in VARIABLES.items():
         if file.exists():
-            os.environ[variable] = (
-                f"-XX:SharedArchiveFile={file} -Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
-            )
+            os.environ[variable] = f"-XX:SharedArchiveFile={file} -Xshare:auto {' '.join(QUIET)}"
 
 
 def make(file: Path, run: Callable[[str], None]) -> None:
@@ -49,7 +49,9 @@ def run_broker(option: str) -> None:
     """Let a broker format its storage and serve a producer and a member of a group."""
     with tempfile.TemporaryDirectory() as folder:
         users = {"user": "secret"}
-        broker = EmbeddedBroker(Path(folder), sasl_users=users, jvm_options=(*QUICK_START, option))
+        broker = EmbeddedBroker(
+            Path(folder), sasl_users=users, jvm_options=(*QUICK_START, *QUIET, option)
+        )
         with broker:
             fill(broker)
             access = {"bootstrap.servers": broker.bootstrap, "log_level": 0, "group.id": "group"}
@@ -66,7 +68,7 @@ def run_spark(option: str) -> None:
         fill(broker)
         options = {
             "spark.jars": ",".join(map(str, connector_jars())),
-            "spark.driver.extraJavaOptions": option,
+            "spark.driver.extraJavaOptions": " ".join((*QUIET, option)),
             "spark.ui.enabled": "false",
         }
         spark = SparkSession.builder.master("local[2]").config(map=options).getOrCreate()

@@ -27,15 +27,11 @@ QUOTAS_PATH = "/v1/quotas/"
 ANY = "{tail:(?s:.+)}"
 """What follows may hold every character; see `_tail`."""
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 1_000
-"""How many clients one answer holds, unless and at most."""
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
+"""How many clients one answer holds: unless the request says, and at most."""
 
-DEFAULT_PARTITIONS = 1_000
-"""How many partitions of a query one answer holds, unless the request says."""
-
-MAX_OVERRIDE_BYTES = 64 * 1024
-"""The longest body that sets a quota."""
+DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
+MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
 
 _SELECTOR_FIX = "write KEY=VALUE,... with user, client-id, client-id-prefix or listener"
 
@@ -52,7 +48,6 @@ class ApiRoutes:
     reports: Reports
     queries: QueryDocuments
     clock_ms: Callable[[], float]
-    """The monotonic time."""
     slices: Slices
 
     def routes(self) -> list[web.RouteDef]:

@@ -43,7 +43,6 @@ class ClientDocuments:
     queries: QueryDocuments
     """Says what is behind an adaptive bound."""
     slices: Slices
-    """In which all of them are walked over."""
     clock_ms: Callable[[], float]
     """The monotonic time that `quotas` is fed with."""
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -106,7 +105,7 @@ class ClientDocuments:
         documents = []
         for client in row.clients:
             rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
-            for each in self.quotas.explain(client):
+            for each in self.quotas.table.explain(client):
                 rules[each.kind].append(
                     {
                         **_rule(each.rule, in_force),

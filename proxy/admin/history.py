@@ -12,14 +12,9 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import MeasuredRate
 from proxy.quota.meter import QuotaRow
 
-INTERVAL_MS = 5_000.0
-"""Between two samples."""
-
-SAMPLES = 120
-"""Samples kept for each series: ten minutes."""
-
-MAX_SERIES = 200
-"""How many series are kept; about 5 kB each."""
+INTERVAL_MS = 5_000.0  # between two samples
+SAMPLES = 120  # kept for each series: ten minutes
+MAX_SERIES = 200  # about 5 kB each
 
 Measured: TypeAlias = MeasuredRate | QuotaRow
 Key = tuple[str, QuotaKind]
@@ -72,12 +67,8 @@ class History:
 
     When there are more, those stay that came closest to their bound, or furthest above it, in the
     time remembered; shares of the bound compare bytes with percent. A sensor without traffic since
-    it was last seen here is not taken in; one that is gone is forgotten.
-
-    Args:
-        readings: measures each sensor when it is asked for the next, `QuotaManager.measured_rates`.
-        interval_ms: between two samples; above 0.
-
+    it was last seen here is not taken in; one that is gone is forgotten. `readings` measures each
+    sensor when it is asked for the next; `interval_ms`, above 0, is between two samples.
     """
 
     def __init__(

@@ -6,14 +6,9 @@ from operator import itemgetter
 
 from proxy.admin.query_documents import Document, chosen, cut
 
-MAX_SUMMARIES = 50
-"""Pipelines in the status document."""
-
-MAX_NODES = 50
-"""Stages, and also sources, of one pipeline in the status document."""
-
-REDUCED = "reduced"
-"""State of a node that is held to a rate."""
+MAX_SUMMARIES = 50  # pipelines in the status document
+MAX_NODES = 50  # stages, and also sources, of one pipeline there
+REDUCED = "reduced"  # state of a node that is held to a rate
 
 
 def summaries(documents: Sequence[Document]) -> list[Document]:

@@ -12,11 +12,8 @@ COST_FACTOR = 20.0
 """So many times as long as it took to make a thing is it shown again: many may be looking, and no
 client's traffic moves in that time."""
 
-MAX_SUMMARIES = 100
-"""Queries in the status document."""
-
-MAX_TEXT_CHARS = 300
-"""Of one error or reason in the status document."""
+MAX_SUMMARIES = 100  # queries in the status document
+MAX_TEXT_CHARS = 300  # of one error or reason there
 
 Document = Mapping[str, Any]
 """A JSON object."""
@@ -45,10 +42,7 @@ class Reports(Protocol):
 
 
 class Cached(Generic[T]):
-    """A thing that `make` makes again when COST_FACTOR times as long has passed as that took.
-
-    `clock_ms` is the monotonic time.
-    """
+    """A thing that `make` makes again when COST_FACTOR times as long has passed as that took."""
 
     def __init__(self, make: Callable[[], T], clock_ms: Callable[[], float]) -> None:
         self._make = make

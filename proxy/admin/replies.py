@@ -17,13 +17,9 @@ from proxy.admin.slices import Slices
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
 
-BODY_TIMEOUT_S = 10.0
-"""How long a body may take to arrive."""
-
+BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-SAMPLES_AT_ONCE = 50
-"""Samples that are read and written in one step; it takes about half a millisecond."""
+SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
 @dataclass(eq=False)

@@ -19,8 +19,7 @@ from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 
-SHUTDOWN_TIMEOUT_S = 1.0
-"""How long a request in progress may go on when the server stops."""
+SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -58,13 +57,9 @@ class AdminError(Exception):
 class AdminServer:
     """Serves operators on one address: metrics, health, the API and the status page.
 
-    Args:
-        host: to bind; without a token only loopback.
-        port: to bind; 0 for any free one.
-        history: samples for the charts; whoever made it takes them.
-        clock_ms: the monotonic time that `quotas` is fed with.
-        token: the bearer token that a request must carry to change something, or None.
-
+    `host` is loopback unless there is a `token`, which a request must carry to change something;
+    `port` 0 is any free one. Whoever made `history` takes its samples, and `clock_ms` is the
+    monotonic time that `quotas` is fed with.
     """
 
     def __init__(

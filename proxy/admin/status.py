@@ -73,7 +73,6 @@ class Status:
     history: History
     queries: QueryDocuments
     pipelines: Callable[[], Sequence[Document]]
-    """Returns all that there is to show of each pipeline."""
     started_ms: float
     """When the proxy started, on the monotonic clock."""
 

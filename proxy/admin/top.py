@@ -24,15 +24,9 @@ from proxy.admin.top_tables import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, o
 
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
-LIMIT = 200
-"""How many clients are asked for."""
-
-FRAME_LINES = 6
-"""Lines of the view that are not rows of its table."""
-
-PLAIN_COLUMNS = 160
-"""How wide the view is where no terminal says so."""
-
+LIMIT = 200  # how many clients are asked for
+FRAME_LINES = 6  # of the view, that are not rows of its table
+PLAIN_COLUMNS = 160  # how wide the view is where no terminal says so
 QUIT_KEYS = ("q", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
@@ -52,15 +46,8 @@ def run_top(
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
-    queries and pipelines follow the clients. Returns the exit code: 0, or 1 when the proxy could
-    not be reached at the start.
-
-    Args:
-        url: of the admin server, such as `http://127.0.0.1:9644`.
-        once: print and return.
-        console: where to draw; standard output when None.
-        errors: where to complain; standard error when None.
-
+    queries and pipelines follow the clients. `url` is such as `http://127.0.0.1:9644`. Returns the
+    exit code: 0, or 1 when the proxy could not be reached at the start.
     """
     console = console or Console()
     try:

@@ -24,9 +24,7 @@ CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
 VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
 """By which key which table is shown."""
 
-NAMED_CLIENTS = 10
-"""How many of the clients without a bound are named."""
-
+NAMED_CLIENTS = 10  # of those without a bound
 FAILED = "failed"
 UNKNOWN = "-"
 ALARM, WARNING, HEAD, CALM = "bold red", "yellow", "bold", ""
@@ -151,9 +149,6 @@ def _head(status: Document) -> Text:
     )
 
 
-# Clients
-
-
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     shown = in_order(status["clients"], order)[:rows]
     lines = ((client, WARNING if client["throttled"] else CALM) for client in shown)
@@ -194,9 +189,6 @@ CLIENT_COLUMNS = (
     Column("ends in", lambda client: _seconds(client["hold_ends_in_s"], 2), justify="right"),
     Column("rule", lambda client: client["rule"]["place"] or client["rule"]["title"], 120, 2),
 )
-
-
-# Structured Streaming queries
 
 
 def _queries(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
@@ -261,9 +253,6 @@ QUERY_COLUMNS = (
 )
 
 
-# Pipelines: a row for each, and then for each of its nodes
-
-
 def _pipelines(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     pipelines = _by_name(status["pipelines"], PIPELINES, order)
     lines = [line for pipeline in pipelines for line in _pipeline_rows(pipeline)]
@@ -275,6 +264,7 @@ def _pipelines(status: Document, order: str, width: int, rows: int | None) -> _D
 
 
 def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:
+    """Yield a row for the pipeline, and then for each of its nodes, with their styles."""
     state, why = _pipeline_state(pipeline), _pipeline_why(pipeline)
     head = {"title": pipeline["name"], "shown_state": state, "why": why}
     yield head, WARNING if pipeline["pending"]["full"] else HEAD

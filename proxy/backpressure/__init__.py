@@ -1,4 +1,1 @@
-"""Backpressure: what a query's batches say about the rate that it can take, put in force.
-
-Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of sockets.
-"""
+"""Backpressure: what a query's batches say about its rate, put in force. Sans-I/O, times in ms."""

@@ -10,8 +10,7 @@ from proxy.wire.topic_partition import TopicPartition
 PartitionOffsets = Mapping[TopicPartition, int]
 
 MAX_PLANNED = 6
-"""Ends of a partition that are kept with where its log ended then: Spark may report a batch when
-several more have been planned."""
+"""Ends of a partition kept with its log end then: Spark may report a batch several later."""
 
 MAX_PARTITIONS = 10_000
 """Of one query; the ends of further ones are never clamped."""
@@ -19,10 +18,7 @@ MAX_PARTITIONS = 10_000
 
 @dataclass(slots=True)
 class AdvertisedEnd:
-    """One partition, as a driver of this client knows it.
-
-    A connection is whatever stands for it; None: one of an earlier process.
-    """
+    """One partition, as a driver knows it; a connection of None is one of an earlier process."""
 
     log_end: int
     """The real one when it was last looked up."""
@@ -57,10 +53,7 @@ class AdvertisedEnds(dict[TopicPartition, AdvertisedEnd]):
         """Starts of logs that the driver was given, before the first batch of its run."""
 
     def begin_run(self, event_ms: float, done: Mapping[TopicPartition, int | None] | None) -> None:
-        """Forget what was advertised up to the last event of the run before.
-
-        But not where it is more than is `done`; None: this is no other run of the same query.
-        """
+        """Forget what was advertised by the last event, unless it is beyond `done`; None: all."""
         for key, end in list(self.items()):
             is_pending = done is not None and end.offset > (done[key] or 0)
             if end.answered_ms <= event_ms and not is_pending:

@@ -23,8 +23,7 @@ MAX_QUERIES = 10_000
 class Backpressure:
     """The bounds and batches of all queries whose rules are adaptive. Call `tick` every second.
 
-    `gauges` is the metric pid_bound_bytes, labelled by query; `on_change` is called when `changes`
-    has something to write.
+    `gauges`: the metric pid_bound_bytes by query; `on_change`: when `changes` has something new.
     """
 
     def __init__(
@@ -84,8 +83,7 @@ class Backpressure:
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
         """Resume what an earlier process kept; return which records were not, and why.
 
-        Call it first. Damaged ones stay in the state, untouched; those of clients that no adaptive
-        rule applies to any more are deleted.
+        Call it first. Damaged ones stay; those that no adaptive rule applies to are deleted.
         """
         refused: list[str] = []
         for record in records:
@@ -107,7 +105,6 @@ class Backpressure:
         query.resume(record, now_ms)
 
     def _match(self, identity: ClientIdentity) -> Match | None:
-        """Return which adaptive rule applies to a client; None when none does."""
         match = self._quotas.table.match(KIND, identity)
         return match if match is not None and match.rule.adaptive is not None else None
 

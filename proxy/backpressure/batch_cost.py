@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 FIRST_NOISE, LEAST_NOISE, MOST_NOISE = 0.05, 0.02, 0.3
-"""Standard deviation of a batch's time around what it costs, as a part of it: until it is known,
-and the least and the most that it is taken to be later."""
+"""Standard deviation of a batch's time, as a part of it: until it is known; the least, the most."""
 
 NOISE_WEIGHT = 0.1
 """Of the latest batch in it."""
@@ -15,9 +14,8 @@ MIN_NOISE_MS = 1.0
 """Spark counts in whole milliseconds."""
 
 DRIFT, MAX_DRIFT = 0.05, 0.2
-"""By how much of itself each cost may change from one batch to the next, as a standard deviation:
-as much as FIRST_NOISE, so a cost is about the mean of the last two batches. And how uncertain that
-alone can make it."""
+"""Standard deviation of a cost's change between batches, as a part of it: that of FIRST_NOISE, so a
+cost is about the mean of the last two. And how uncertain that alone can make it."""
 
 LEAST_SHARE = 0.1
 """Each cost drifts as if it were this part of a batch's time at least, that of a record by the
@@ -27,13 +25,11 @@ WIDEST_KEPT = 0.99
 """What is left of that batch's size after one more batch."""
 
 OUTLIER, FAR_WIDER = 3.0, 2.0
-"""A batch that is further from what was expected than so many standard deviations is believed only
-as far as that, unless the one before it was too, on the same side, or it is so many times as large
-as any."""
+"""A batch further off than so many standard deviations is believed only as far as that, unless the
+one before was too, on the same side, or it is so many times as large as any."""
 
 FIRST_DOUBT, RESTART_DOUBT = 0.5, 0.5
-"""How uncertain the fixed time is after one batch, and both costs when a query was started again:
-as a part of them."""
+"""Uncertainty, as a part of it, of the fixed time after one batch; of both costs at a restart."""
 
 MIN_CERTAINTY = 0.1
 """The cost of a record is as good as unknown when less than this part of its square is certain."""
@@ -84,8 +80,7 @@ class BatchCost:
     def first(cls, records: float, took_ms: float, interval_ms: float) -> Self:
         """Return what one batch says, with nothing known before.
 
-        A short batch is mostly its fixed time, and of a long one the fixed time is not much more
-        than the trigger interval: users choose triggers so.
+        A short one is fixed time mostly; that of a long one near the interval: users choose it so.
         """
         fixed_ms = took_ms * interval_ms / (took_ms + interval_ms)
         variance = (FIRST_DOUBT * fixed_ms) ** 2

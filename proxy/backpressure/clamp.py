@@ -59,7 +59,6 @@ class Clamp:
     """What is advertised to one query's drivers, over all their connections."""
 
     settings: AdaptiveBound
-    """Of the rule."""
     _interval: TriggerInterval
     _on_wait: Callable[[float, float], object]
     """Is called with when an answer began to wait for a report, and when it was given."""
@@ -150,7 +149,6 @@ class Clamp:
     def _clamped(
         self, progress: DriverProgress, connection: LookupConnection, log_ends: PartitionOffsets
     ) -> PartitionOffsets:
-        """Return what to advertise in place of these real ends, so that the batch fits."""
         is_overdue = connection.wait_failed or self._is_late
         fitting, why = self._fitting(progress.query)
         if is_overdue and self._is_refused(progress, connection, log_ends, fitting):
@@ -228,8 +226,7 @@ class Clamp:
 
         It waits for a report on the batch that the driver planned last, where there was none yet;
         for one on the start of a run whose first batch may be bounded; and, on a connection that is
-        not known to be the driver's, for a sign of life that makes it so. `since_ms`: when the
-        driver looked up.
+        not known to be the driver's, for a sign of life that makes it so. It began at `since_ms`.
         """
         keys = [key for key, timestamp in ask.timestamps.items() if timestamp == LATEST]
         if self.detached or not keys:
@@ -264,10 +261,7 @@ class Clamp:
         *,
         may_be_late: bool = False,
     ) -> str | None:
-        """Return why the real ends are advertised; None when they are clamped.
-
-        `may_be_late`: however old the latest report is.
-        """
+        """Return why real ends go out, or None; `may_be_late`: however old the latest report is."""
         query, connections, settings = progress.query, self.connections, self.settings
         heard_ms = query.last_heard_ms
         if heard_ms is None and connections.is_resumed:

@@ -10,8 +10,7 @@ from .batch_cost import BatchCost, CostState
 from .estimator_inputs import FinishedBatch
 
 LONGEST = 1.25
-"""Batch intervals that a batch is planned to take at most where one interval is enough for any:
-with what batches differ by, they stay within 1.5."""
+"""Batch intervals planned for at most where one is enough for any: real ones stay within 1.5."""
 
 WORTHWHILE = 11.0
 """A batch of so many times its fixed time loses an eleventh to it; a longer one gains little."""
@@ -160,7 +159,6 @@ class CostEstimator:
         return self._settings.min_rate * self._interval_ms / MS_PER_SECOND
 
     def _target_ms(self, cost: BatchCost) -> float:
-        """Return how long a batch is to take."""
         interval_ms, fixed_ms = self._interval_ms, cost.fixed_ms
         worthwhile_ms = WORTHWHILE * fixed_ms
         has_room = fixed_ms < interval_ms

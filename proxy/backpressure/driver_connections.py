@@ -9,12 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 RESUME_WAIT_MS = 6_000.0
-"""How long after the start of this process an answer waits for a sign of life of a run that an
-earlier process knew: an old listener tries again after 5 s at the latest."""
+"""How long after a restart an answer waits for a known run: listeners try again within 5 s."""
 
 LIFE_WAIT_MS = 3_000.0
-"""The longest time between two signs of life of a run, with some room: listeners send a heartbeat
-every 2 s."""
+"""The longest time between two signs of life of a run: listeners send one every 2 s."""
 
 MISSED_ANSWERS = 3
 """A partition that a driver did not look up in so many answers is read no more."""
@@ -23,13 +21,11 @@ MAX_INSTANCES = 8
 """Of one query: it has one for each of its sources."""
 
 MAX_STEP, MAX_BACK = 1000, 8
-"""By how much a correlation id may be above the last: while the broker is away and the proxy is
-there, a client sends a request on each connection that it makes, one in a second or so. And by how
-much below: several brokers are asked at the same time."""
+"""By how much a correlation id may be above the last, as a client that connects again and again
+sends a request each time; and by how much below: several brokers are asked at the same time."""
 
 MIN_KNOWN = 16
-"""Lower ones mean nothing: the first look-up of Spark's admin client is its request number 6, each
-further one 4 more."""
+"""Lower ones mean nothing: Spark's admin client looks up with request 6, 10, 14 and so on."""
 
 
 @dataclass(slots=True)
@@ -112,7 +108,6 @@ class DriverConnections:
     """When the first sign of life came of the run that was resumed."""
 
     def __len__(self) -> int:
-        """Return how many connections are open."""
         return len(self._connections)
 
     @property

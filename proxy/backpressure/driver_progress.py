@@ -126,8 +126,7 @@ class DriverProgress:
     def has_planned_nothing(self) -> bool:
         """Whether the run has no batch yet, for certain: then it knows no end of any log.
 
-        One that reads without a report may have begun with a batch of its checkpoint, or one that
-        it planned when it was not bounded: its end is not known here.
+        One that reads without a report may be in a batch planned before: its end is not known.
         """
         began_ms = self.query.run_began_ms
         return self.is_unproved and began_ms is not None and self._last_read_ms < began_ms

@@ -11,9 +11,8 @@ from proxy.progress.report import BatchReport
 from proxy.wire.topic_partition import TopicPartition
 
 MAX_WAITING_INTERVALS = 1.0
-"""How many batch intervals at most count as scheduling delay: triggers that are missed are skipped.
-A queue that grew with each long batch, as that of Spark Streaming, would keep the rate at its
-lowest long after."""
+"""Batch intervals that count as scheduling delay at most: missed triggers are skipped. A queue that
+grew with each long batch, as in Spark Streaming, would keep the rate at its lowest long after."""
 
 HELD_SHARE = 0.1
 """A batch that was held for more than this part of its time was throttled."""
@@ -31,8 +30,7 @@ DECAY = 0.8
 """Weight of the earlier batches in a ratio, each time that one is added."""
 
 MIN_GAPS, MAX_GAPS = 3, 8
-"""How many times between the beginnings of two batches have to be known before one is taken for the
-trigger interval, and how many are kept."""
+"""How many times between two batches have to be known to tell the interval; how many are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +93,8 @@ class TriggerInterval:
 class SchedulingDelay:
     """How long the next batch would have waited, had the batches been queued.
 
-    Lindley's recursion: W' = max(0, W + processing delay - batch interval). Spark Streaming has
-    this queue; Structured Streaming skips triggers instead, so it is kept here, and not beyond
-    MAX_WAITING_INTERVALS.
+    Lindley's recursion: W' = max(0, W + processing delay - batch interval), not beyond
+    MAX_WAITING_INTERVALS. Spark Streaming has this queue, Structured Streaming skips triggers.
     """
 
     ms: float = 0.0
@@ -115,9 +112,8 @@ class SchedulingDelay:
 class ThrottledRate:
     """How fast a query could read of late where a bound held it.
 
-    A batch that is held for much of its time is not to be followed by a longer one, whatever its
-    processing alone could take: it would be held for longer still. Each batch that is not held
-    lets the next one be larger.
+    A batch that is held for much of its time is not to be followed by a longer one, which would be
+    held for longer still. Each batch that is not held lets the next one be larger.
     """
 
     rate: float | None = None
@@ -179,8 +175,7 @@ class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
-    consumer has read ahead. Until what was read ahead is used up the figure is too high, never too
-    low.
+    consumer has read ahead. Until that is used up the figure is too high, never too low.
     """
 
     state: RatioState = (0.0, 0.0, 0.0)
@@ -217,9 +212,8 @@ class RecordRatio:
 def batch_input(batch: BatchReport) -> tuple[int, int | None]:
     """Return how many records a batch has, and by how many offsets it went on.
 
-    Records as Spark counts them: twice where a query reads a source twice. A partition that several
-    sources read goes on once. None when the batch does not say where it began in each partition: a
-    first batch, and where a partition is new.
+    Records as Spark counts them: twice where a query reads a source twice; a partition goes on
+    once. None when it is not said where the batch began in each: a first one, or a new partition.
     """
     records = sum(source.rows for source in batch.sources)
     offsets = [read.end - read.start for read in batch.ranges.values() if read.start is not None]

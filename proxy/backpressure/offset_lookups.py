@@ -3,14 +3,8 @@
 import math
 
 from proxy.progress.query import QueryProgress
-from proxy.wire.list_offsets import (
-    EARLIEST,
-    LATEST,
-    READ_UNCOMMITTED,
-    OffsetLookup,
-    change_offsets,
-    read_list_offsets_response,
-)
+from proxy.wire import list_offsets
+from proxy.wire.list_offsets import OffsetLookup
 from proxy.wire.topic_partition import TopicPartition
 
 from .clamp import Clamp
@@ -55,10 +49,7 @@ class OffsetLookups(LookupConnection):
         self.follow(None)
 
     def wait_ms(self, ask: OffsetLookup, now_ms: float) -> float:
-        """Return how long the answer should still wait for a report; 0: not at all.
-
-        Call it again after a while, until it is 0; then call `answered`.
-        """
+        """Return how long the answer still waits for a report; at 0 it is to be `answered`."""
         clamp = self._recorded(ask)
         if clamp is None or self.wait_failed:
             return 0.0
@@ -79,23 +70,24 @@ class OffsetLookups(LookupConnection):
         """
         clamp, query = self._recorded(ask), self._query
         log_ends: dict[TopicPartition, int] = {}
-        for key, answer in read_list_offsets_response(version, frame).items():
+        for key, answer in list_offsets.read_list_offsets_response(version, frame).items():
             if answer.error_code or answer.offset < 0:
                 continue
             timestamp = ask.timestamps.get(key)
-            if timestamp == EARLIEST:
+            if timestamp == list_offsets.EARLIEST:
                 query.log_start(*key, answer.offset, now_ms)
                 if clamp is not None:
                     clamp.record_start(query, key, answer.offset, now_ms)
-            elif timestamp == LATEST:
+            elif timestamp == list_offsets.LATEST:
                 log_ends[key] = answer.offset
-                if ask.isolation_level == READ_UNCOMMITTED:  # else it is the last stable offset
+                # Else it is the last stable offset.
+                if ask.isolation_level == list_offsets.READ_UNCOMMITTED:
                     query.log_end(*key, answer.offset, now_ms)
         if clamp is None or not log_ends:
             return frame
         advertised = clamp.advertise(query, self, log_ends, now_ms)
         self.answers_ms.append(now_ms)
-        return change_offsets(version, frame, advertised)
+        return list_offsets.change_offsets(version, frame, advertised)
 
     def _recorded(self, ask: OffsetLookup) -> Clamp | None:
         """Record a look-up; return what clamps it, None for an executor's or without a rule."""

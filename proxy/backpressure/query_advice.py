@@ -10,8 +10,7 @@ from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
 from proxy.quota.rules import Rule, RuleTable
 
 READ_BATCHES = 2
-"""A run that reported so many batches to this process planned the last one through it: the proxy
-may have been away during the first."""
+"""Of so many batches reported here the last was planned through this proxy, the first maybe not."""
 
 UNSHAPED: dict[TriggerKind | None, str] = {
     TriggerKind.CONTINUOUS: "a continuous trigger has no batches",
@@ -32,9 +31,8 @@ def advise(
 ) -> None:
     """Set the advice to a query whose present run was just reported. Costs a walk over all rules.
 
-    `identity` is its client; None when no adaptive rule applies to it, or it has not connected.
-    `is_followed` says whether the configuration names the query beside its rules, `knows_client`
-    whether a client id has connected lately.
+    `identity`: its client; None without an adaptive rule or a connection. `is_followed`: whether
+    the configuration names it beside its rules. `knows_client`: whether an id connected lately.
     """
     rules = _rules_of(table, query.client_id)
     match = table.match(QuotaKind.CONSUMER_BYTE_RATE, identity) if identity is not None else None

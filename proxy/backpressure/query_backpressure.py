@@ -43,7 +43,6 @@ class BoundReturn:
     """Bytes per second."""
     why: str
     since_ms: float
-    """When the first step is taken."""
 
     def bound(self, static: float, now_ms: float) -> Bound:
         """Return the bound of this moment on the way to `static`; steps missed are caught up."""
@@ -74,7 +73,6 @@ class QueryBackpressure:
         self.identity = identity
         self.entity = match.entity
         self.key = FORMAT.key(identity.client_id, match.entity)
-        """Of its record."""
         self.used_ms = now_ms
         """When it was last known that the query is there."""
         self._quotas = quotas
@@ -103,7 +101,6 @@ class QueryBackpressure:
         self._return: BoundReturn | None = None
         self._bound = self._in_force = Bound(None, self._why)
         self._bound_ms = now_ms
-        """Since when."""
         self._is_shaped = False
         """Whether its batches are shaped where they are planned: then reading is not held."""
         quotas.adapt(KIND, match.entity, None, self._why, now_ms)
@@ -278,7 +275,6 @@ class QueryBackpressure:
             self._measurements.update(replace(self._settings, batch_interval_ms=interval_ms))
 
     def _after_answer(self, query: QueryProgress, is_new: bool, now_ms: float) -> None:
-        """Enforce what follows from an answer to a driver's look-up."""
         if self._run_id is None and query.last_report_ms is not None and not query.ended:
             # The run was known before the client connected.
             self._run_id, self._label = query.run_id, query.name
@@ -301,7 +297,6 @@ class QueryBackpressure:
         self._forget_rate("a new run began", now_ms)
 
     def _record_batch(self, batch: BatchReport, age_ms: float, end_ms: float) -> None:
-        """Record a batch that was done at `end_ms`, so long ago."""
         records, offsets = batch_input(batch)
         self.clamp.record_batch(offsets, age_ms)
         if self.batch_interval_ms is None:
@@ -323,13 +318,11 @@ class QueryBackpressure:
         self._rate, self._why = None, why
 
     def _begin_return(self, why: str, now_ms: float) -> None:
-        """Begin the way back to the rule's own bound, unless it is in force or has begun."""
         adapted = self._bound.bytes_per_s
         if self._return is None and adapted is not None:
             self._return = BoundReturn(adapted, why, now_ms)
 
     def _enforce(self, now_ms: float) -> None:
-        """Put in force what follows from all that is known."""
         rate = self.rate if self._rate is not None else self._first_rate()
         if rate is not None:
             rate = self._measurements.throttled_rate.limit(rate, self._settings.min_rate)

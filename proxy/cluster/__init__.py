@@ -1,4 +1,1 @@
-"""The one Kafka client of our own, for all that the proxy asks the cluster itself.
-
-Who uses it brings the messages, which are kafka-python's.
-"""
+"""The one Kafka client of our own; who uses it brings the messages, which are kafka-python's."""

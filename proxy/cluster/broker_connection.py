@@ -30,10 +30,7 @@ _WANTS_LOGIN = (
 
 
 class BrokerConnection:
-    """A connection on which one request after the other is asked.
-
-    `sock` is non-blocking, connected to `broker`, with TLS done if there is any, and not used yet.
-    """
+    """Asks one request after the other; `sock` is non-blocking, connected, and TLS is done."""
 
     def __init__(self, sock: socket.socket, broker: Address) -> None:
         self.sock = sock

@@ -108,7 +108,7 @@ async def handshake(
 async def when_ready(sock: socket.socket, operation: Callable[[], T], *, write: bool) -> T:
     """Return what an operation on a socket returns once it does not block.
 
-    `write`: whether it waits for a plain socket to be writable, or else readable.
+    `write`: whether a plain socket is waited for to be writable, or else readable.
     """
     while True:
         try:
@@ -128,14 +128,9 @@ async def first_of(
 ) -> T:
     """Return what the first attempt that succeeds returns, and cancel the others.
 
-    The next attempt starts when one fails, or ATTEMPT_DELAY_S after the one before. Raises an
-    ExceptionGroup of one error of each attempt, in the order in which they came.
-
-    Args:
-        attempts: at least one.
-        discard: gets what an attempt returns that could not be cancelled in time.
-        expected: what attempts raise when they fail. Anything else ends the race.
-
+    The next attempt, of at least one, starts when one fails, or ATTEMPT_DELAY_S after the one
+    before. Raises an ExceptionGroup of one error of each, in the order in which they came; what is
+    not `expected` ends the race. `discard` gets what one returns that was cancelled too late.
     """
     waiting = deque(attempts)
     if len(waiting) == 1:  # most often; it needs no task

@@ -42,14 +42,9 @@ Value = TypeVar("Value")
 
 
 class Bootstrap:
-    """The way into a cluster, for all who ask it in one event loop.
+    """The way into a cluster, of at least one server, for all who ask it in one event loop.
 
-    Args:
-        servers: at least one.
-        tls: to all brokers; None: plain.
-        connect_timeout_s: for each of connection, TLS handshake and login; may be set anew.
-        login: on each connection of the proxy's own; None: without.
-
+    `connect_timeout_s`, which may be set anew, is for each of connection, TLS handshake and login.
     """
 
     def __init__(
@@ -68,18 +63,12 @@ class Bootstrap:
     async def connect(
         self, servers: Sequence[Address] = (), *, limit_s: float | None = None, log_in: bool = True
     ) -> BrokerConnection:
-        """Connect to the first of these that answers and, where we log in, lets us in.
+        """Connect to the first of these, or of the bootstrap servers, that serves us.
 
         Only opening the connection is a race: more handshakes and logins than needed are a burden,
-        most of all on a broker that is slow for having too many.
-        Raises UpstreamError; where one of several does not let us in, that is the error: the others
-        may only be down.
-
-        Args:
-            servers: none: the bootstrap servers.
-            limit_s: None: `connect_timeout_s`.
-            log_in: False for a connection on which a client logs in for itself.
-
+        most of all on a broker that is slow for having too many. `limit_s`: None: as the bootstrap;
+        `log_in`: False where a client logs in for itself. Raises UpstreamError: where one of
+        several does not let us in, that is the error: the others may only be down.
         """
         limit_s = self.connect_timeout_s if limit_s is None else limit_s
         login = self.login if log_in else None
@@ -126,12 +115,8 @@ class KafkaClient:
     """Asks brokers over connections of its own, one to each, opened when they are needed.
 
     Who asks a broker that is being asked waits for that answer first. A connection that the broker
-    closed meanwhile is opened anew.
-
-    Args:
-        bootstrap: the way into the cluster.
-        limit_s: to connect, and for each answer; None: `connect_timeout_s` of the bootstrap.
-
+    closed meanwhile is opened anew. `limit_s`, to connect and for each answer: None: the
+    bootstrap's `connect_timeout_s`.
     """
 
     def __init__(self, bootstrap: Bootstrap, limit_s: float | None = ANSWER_TIMEOUT_S) -> None:
@@ -202,10 +187,7 @@ class KafkaClient:
         return by_leader
 
     async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:
-        """Return the broker that looks after a group, or after transactions.
-
-        `check` gets the error code, also 0, and raises what it means.
-        """
+        """Return the broker of a group or transactions; `check` raises what its code means."""
         if key not in self._found:
             request = FindCoordinatorRequest[FIND_COORDINATOR_VERSION](key=key[1], key_type=key[0])
             response = await self.ask(request)
@@ -219,10 +201,7 @@ class KafkaClient:
             self._found.pop(key, None)
 
     async def topic_names(self, ids: Collection[bytes]) -> dict[bytes, str]:
-        """Return the names of topics by id, 16 bytes each; ids that are not known are left out.
-
-        A topic that was just deleted or made may be among those left out.
-        """
+        """Return names by id (16 bytes), without ids unknown, maybe just made or just deleted."""
         wanted = [
             MetadataRequest.MetadataRequestTopic(topic_id=UUID(bytes=each), name=None)
             for each in set(ids) - {_NO_TOPIC_ID}
@@ -244,10 +223,7 @@ class KafkaClient:
 
     @asynccontextmanager
     async def within(self, limit_s: float, failing: str = "no answer") -> AsyncIterator[None]:
-        """Bound the time of what is done inside, with all its attempts, for one task at a time.
-
-        When it is over it raises the latest UpstreamError that was met.
-        """
+        """Bound the time of one task's attempts; raise the latest UpstreamError when it is over."""
         servers = ", ".join(f"{host}:{port}" for host, port in self._bootstrap.servers)
         self._failure = UpstreamError("timeout", f"{servers}: {failing} in {limit_s:g} s")
         try:

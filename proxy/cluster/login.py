@@ -48,7 +48,6 @@ class Login:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.credentials = credentials
-        """In use for every login that begins now."""
         self._on_refused = on_refused
         self._clock_s = clock_s
         self._refusals: dict[Address, tuple[str, float]] = {}

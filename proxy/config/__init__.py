@@ -5,10 +5,4 @@ from proxy.config.load import load_config
 from proxy.config.models import Config, ListenerSection
 from proxy.config.pipeline_models import PipelineSection
 
-__all__ = [
-    "Config",
-    "ConfigError",
-    "ListenerSection",
-    "PipelineSection",
-    "load_config",
-]
+__all__ = ["Config", "ConfigError", "ListenerSection", "PipelineSection", "load_config"]

@@ -36,11 +36,8 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
     """
     unbounded = [name for name in listeners if not any(_rules_of_unnamed(table, name, None))]
     if unbounded:
-        login = (
-            " and do not log in"
-            if all(any(_rules_of_unnamed(table, n, NOBODY)) for n in unbounded)
-            else ""
-        )
+        bounds_users = all(any(_rules_of_unnamed(table, n, NOBODY)) for n in unbounded)
+        login = " and do not log in" if bounds_users else ""
         where = "" if len(unbounded) == len(listeners) else f" on listener {', '.join(unbounded)}"
         yield (
             f"no rule bounds clients that no rule names{login}{where}; fix: add "
@@ -50,7 +47,7 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
         rule.number: rule.title
         for name in listeners
         for rule in _rules_of_unnamed(table, name, NOBODY)
-        if _counts_ids(rule)
+        if rule.is_open and (rule.client_id == DEFAULT or rule.names_only_a_listener)
     }
     if fresh:
         titles = ", ".join(fresh[number] for number in sorted(fresh))
@@ -66,11 +63,6 @@ def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iter
     client = ClientIdentity(listener, user, None)
     matches = (table.match(kind, client) for kind in QuotaKind)
     return (match.rule for match in matches if match is not None)
-
-
-def _counts_ids(rule: Rule) -> bool:
-    """Return whether a rule gives each client id that it does not name a quota of its own."""
-    return rule.is_open and (rule.client_id == DEFAULT or rule.names_only_a_listener)
 
 
 def find_advice(config: Config, table: RuleTable) -> Iterator[str]:
@@ -104,7 +96,6 @@ def _may_wait(pipeline: PipelineSection, graph: PipelineGraph, stage: StageSetti
 
 
 def _clients(config: Config, stage: StageSettings) -> list[str]:
-    """Return the client ids of a stage, as the configuration knows them."""
     queries = {query.name: query.client_id for query in config.queries}
     return [queries.get(member, member) for member in stage.members]
 

@@ -31,8 +31,6 @@ _Item = tuple[Loc, Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class _PortClaim:
-    """A span of ports on a host that somebody wants to listen on."""
-
     loc: Loc
     owner: str
     host: str
@@ -94,7 +92,6 @@ def _repeated(values: Iterable[tuple[Loc, _Value]]) -> Iterator[tuple[Loc, _Valu
 def _used_twice(
     document: Document, items: list[_Item], key: str, kind: str
 ) -> Iterator[ConfigProblem]:
-    """Yield what is the value of a key for a second time."""
     texts = ((loc, text) for loc, item in items if isinstance(text := item.get(key), str) and text)
     for loc, text, earlier in _repeated(texts):
         message = f"{shown(text)} is also the {key} of {_at(document, earlier)}"
@@ -188,11 +185,9 @@ def _same_clients(document: Document, queries: list[_Item]) -> Iterator[ConfigPr
     for loc, client_id, earlier in _repeated(texts):
         # Where both are left out the names are the same, and that has been said.
         if "client-id" in by_loc[loc] or "client-id" in by_loc[earlier]:
-            yield document.problem(
-                (*loc, "client-id"),
-                f"{shown(client_id)} is also the client-id of {_at(document, earlier)}",
-                "give each query a client-id of its own; it is the name where none is written",
-            )
+            message = f"{shown(client_id)} is also the client-id of {_at(document, earlier)}"
+            fix = "give each query a client-id of its own; it is the name where none is written"
+            yield document.problem((*loc, "client-id"), message, fix)
 
 
 def _too_many(

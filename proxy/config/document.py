@@ -19,10 +19,9 @@ WHOLE_FILE = 0
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One mistake in a configuration file."""
+    """One mistake in a configuration file, which is given as its user named it."""
 
     file: str
-    """As its user named it."""
     line: int
     """Counted from 1, or `WHOLE_FILE`."""
     key: str
@@ -100,10 +99,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file whose top is a mapping.
-
-    Raises ConfigError if it cannot be read, is not UTF-8, not YAML, empty, or not a mapping.
-    """
+    """Read a YAML file in UTF-8 whose top is a mapping. Raises ConfigError for any other."""
     file = str(path)
     try:
         content = read_bytes(path)

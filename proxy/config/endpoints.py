@@ -42,10 +42,7 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """The ports for brokers, both ends included: broker N listens on `first + N`.
-
-    Two zeros: any free port for each broker.
-    """
+    """The ports for brokers: N listens on `first + N`, up to `last`. Two zeros: on any free one."""
 
     first: int
     last: int
@@ -147,10 +144,7 @@ def parse_advertised_host(value: object) -> str:
 
 
 def parse_broker_ports(value: object) -> PortRange:
-    """Read `FIRST-LAST` with ports from 1 to 65535, or 0 for any free port (meant for tests).
-
-    Raises BadValueError for anything else.
-    """
+    """Read `FIRST-LAST` from 1 to 65535, or 0 for any free port. Raises BadValueError else."""
     if value in (0, "0") and value is not False:
         return PortRange(0, 0)
     if isinstance(value, int) and not isinstance(value, bool):

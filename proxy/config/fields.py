@@ -26,7 +26,6 @@ MAX_FRAME_BYTES: Final = 2**31 - 1
 MAX_SAMPLES: Final = 1000
 MAX_COUNT: Final = 2**31 - 1
 
-
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
 
@@ -56,10 +55,7 @@ def parse_duration(value: object) -> Seconds:
 
 
 def parse_duration_or_zero(value: object) -> Seconds:
-    """Read a duration that may be 0; a 0 needs no unit.
-
-    Raises BadValueError as `parse_duration`, except for 0.
-    """
+    """Read a duration as `parse_duration`, or 0, which needs no unit."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
     match = NUMBER_AND_UNIT.fullmatch(str(value))

@@ -1,7 +1,4 @@
-"""Files that the configuration names: can they be read, and do they hold what they should.
-
-Every check raises BadValueError when the file cannot be read or holds something else.
-"""
+"""Files that the configuration names: each check raises BadValueError for one of no use."""
 
 import os
 import ssl

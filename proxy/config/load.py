@@ -19,10 +19,7 @@ _UNKNOWN_KEY: Final = "extra_forbidden"
 
 
 def load_config(path: Path) -> Config:
-    """Read and check a configuration file; paths in it are relative to its directory.
-
-    Raises ConfigError with every mistake of the file, in line order.
-    """
+    """Read a file, whose paths start at its directory. Raises ConfigError with all its mistakes."""
     document = read_document(path)
     problems = [*document.problems, *find_problems(document)]
     # State has a default that is a path; given as a section it is resolved like any other.
@@ -35,7 +32,11 @@ def load_config(path: Path) -> Config:
         problems += _model_problems(document, details)
     else:
         unknown = []
-    problems += _empty_problems(document, unknown)
+    problems += (
+        document.problem(loc, "has no value", "give it a value or remove it")
+        for loc in document.empty
+        if not any(loc[: len(start)] == start for start in unknown)
+    )
     if problems:
         raise ConfigError(problems)
     config._places = {key_path(loc): f"{path}:{line}" for loc, line in document.lines.items()}
@@ -48,12 +49,6 @@ def _model_problems(document: Document, details: list[ErrorDetails]) -> Iterator
         if detail["loc"] not in document.empty or detail["type"] == _UNKNOWN_KEY:
             message, fix = _words(detail)
             yield document.problem(detail["loc"], message, fix)
-
-
-def _empty_problems(document: Document, unknown: list[Loc]) -> Iterator[ConfigProblem]:
-    for loc in document.empty:
-        if not any(loc[: len(start)] == start for start in unknown):
-            yield document.problem(loc, "has no value", "give it a value or remove it")
 
 
 def _words(detail: ErrorDetails) -> tuple[str, str]:
@@ -99,7 +94,6 @@ def _field_by_key(section: type[Section]) -> dict[str, Any]:
 
 
 def _section(loc: Loc) -> type[Section]:
-    """Return the model of the section at `loc`."""
     section: type[Section] = Config
     for part in loc:
         if isinstance(part, str):

@@ -1,8 +1,7 @@
 """What `proxy.pipeline.graph` finds wrong with the pipelines of a document, with its places.
 
-The graph wants whole pipelines. So that a bad value does not hide what is wrong elsewhere, what
-cannot be read is replaced here by something that no complaint follows from: the models complain of
-it already.
+So that a bad value does not hide what is wrong elsewhere, what cannot be read is replaced here by
+something that no complaint follows from: the models complain of it already.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,10 +32,7 @@ _KEYS: Final = {"client_id": "client-id"}
 
 
 def find_problems(document: Document) -> Iterator[ConfigProblem]:
-    """Yield what is wrong with each pipeline as a whole, then between them.
-
-    That two have the same name is left to others.
-    """
+    """Yield what is wrong with each pipeline as a whole, then between them; not of equal names."""
     written = document.data.get("pipelines")
     read: list[tuple[Loc, graph.PipelineSettings]] = []
     for index, item in enumerate(written if isinstance(written, list) else ()):
@@ -160,10 +156,8 @@ def _rates(item: Mapping[str, object]) -> dict[str, Any]:
 
 def _topics(loc: Loc, value: object, unread: set[str]) -> tuple[str, ...]:
     """Read topics, and note what stands for those that cannot be read; no topic is named so."""
-    topics = (
-        [_read(Topic, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
-        if isinstance(value, list)
-        else [key_path(loc)]
-    )
+    topics = [key_path(loc)]
+    if isinstance(value, list):
+        topics = [_read(Topic, topic, key_path((*loc, index))) for index, topic in enumerate(value)]
     unread.update(topic for topic in topics if "[" in topic)
     return tuple(topics)

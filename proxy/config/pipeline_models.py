@@ -1,8 +1,4 @@
-"""What the file says of pipelines: their sources and stages, and what is to flow between them.
-
-A model checks its own values. What concerns a pipeline as a whole, or several, is found by
-`proxy.pipeline.graph`, and placed in the file by `pipeline_checks`.
-"""
+"""What the file says of pipelines. `pipeline_checks` checks what concerns one as a whole."""
 
 import re
 from typing import Annotated, Final, Self

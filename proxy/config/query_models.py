@@ -13,13 +13,10 @@ from proxy.quota.values import BadValueError
 DEFAULT_HOLD_S: Final = 30.0
 
 HOLD_INTERVALS: Final = 2
-"""The default hold is at least so many batch intervals: reports come one per batch, and a batch
-may take longer than its interval."""
+"""The default hold is at least so many batch intervals: a batch may take longer than one."""
 
 GAINS: Final = ("proportional", "integral", "derivative")
 """Keys that only the estimator pid has."""
-
-Estimator = Literal["cost", "pid"]
 
 
 class AdaptiveSection(fields.Section):
@@ -38,7 +35,7 @@ class AdaptiveSection(fields.Section):
     proportional: fields.Gain | None = None
     integral: fields.Gain | None = None
     derivative: fields.Gain | None = None
-    estimator: Estimator = Field(default=None, validate_default=True)
+    estimator: Literal["cost", "pid"] = Field(default=None, validate_default=True)
     batch_interval: fields.BatchInterval | None = None
     initial_rate: fields.RecordRate | None = None
     hold: fields.Duration = Field(default=None, validate_default=True)
@@ -107,9 +104,8 @@ class QuerySection(fields.Section):
     """A Structured Streaming query whose progress is followed.
 
     `name` is Spark's queryName, and the label in metrics. `client_id` is its `kafka.client.id`,
-    by default the name. What its batches have completed is committed to the consumer group
-    `commit_group`, None: to none. After `stuck_after` seconds without progress on a partition
-    that has more to read there is an alarm.
+    by default the name. What is completed is committed to the consumer group `commit_group`, if
+    any. After `stuck_after` seconds without progress where there is more to read comes an alarm.
     """
 
     name: fields.Text = Field(examples=["name: orders"])

@@ -14,17 +14,14 @@ from structlog import get_logger
 from proxy.config import Config, ConfigError, load_config
 
 WATCH_INTERVAL_S = 1.0
-"""Between two looks at the file. Looking works on every file system and with ConfigMap mounts,
-where a link is replaced and not the file. A change counts when two looks saw the same: the first
-may find a file that is just being written."""
+"""Between two looks at the file, which work with ConfigMap mounts too, where a link is replaced. A
+change counts when two looks saw the same: the first may find a file that is just being written."""
 
 KEPT_LOADS = 20
 """How many loads are remembered."""
 
 NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_entities")
 """What is read at the start only. Of the last one, sensors follow at once and metrics do not."""
-
-RESULTS = ("ok", "failed")
 
 _log = get_logger(__name__)
 
@@ -52,15 +49,11 @@ class Reloader:
         self._secrets = _secrets(config)
         self._requested = asyncio.Event()
         self._seen = _content(path)
-        self._loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
-        for result in RESULTS:  # a counter that is there from the start shows its first increase
-            counter.labels(result)
-        self._loads.append(LoadAttempt(time.time(), "ok", "loaded at the start"))
-
-    @property
-    def loads(self) -> list[LoadAttempt]:
+        self.loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
         """The latest loads, the newest first."""
-        return list(self._loads)
+        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
+            counter.labels(result)
+        self.loads.append(LoadAttempt(time.time(), "ok", "loaded at the start"))
 
     def request(self) -> None:
         """Load again soon, changed or not."""
@@ -101,11 +94,10 @@ class Reloader:
 
     def _remember(self, result: str, message: str) -> None:
         self._counter.labels(result).inc()
-        self._loads.appendleft(LoadAttempt(time.time(), result, message))
+        self.loads.appendleft(LoadAttempt(time.time(), result, message))
 
 
 def _secrets(config: Config) -> list[bytes | None]:
-    """Return the content of the certificate, key and token files."""
     sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
     names = ("ca_file", "cert_file", "key_file")
     paths = [getattr(section, name, None) for section in sections for name in names]

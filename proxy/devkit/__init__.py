@@ -2,14 +2,12 @@
 
 
 class DevkitError(Exception):
-    """The broker or its parts can't be had; the kinds below say which."""
+    """The broker or its parts can't be had: what went wrong, and how the user can mend it."""
 
     def __init__(self, what: str, how: str) -> None:
         super().__init__(f"{what}\n{how}")
         self.what = what
-        """What went wrong."""
         self.how = how
-        """What the user can do about it."""
 
 
 class JavaError(DevkitError):

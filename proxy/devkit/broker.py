@@ -126,10 +126,8 @@ class EmbeddedBroker(ServerProcess):
             _format_storage(java, self.settings, settings_file)
             self.spawn([*java, *_LOG_OPTIONS, "kafka.Kafka", str(settings_file)])
         except OSError as error:
-            raise BrokerError(
-                f"The broker can't use {self.data_dir}: {error}",
-                "Choose a folder that you may write to.",
-            ) from error
+            fix = "Choose a folder that you may write to."
+            raise BrokerError(f"The broker can't use {self.data_dir}: {error}", fix) from error
         try:
             self._await_serving(timeout_s)
         except BaseException:
@@ -154,16 +152,12 @@ class EmbeddedBroker(ServerProcess):
                 if self.settings.node_id in self.nodes():
                     return
             if time.monotonic() > deadline:
-                raise BrokerError(
-                    f"The broker does not serve after {timeout_s:g} s. Its log ends with:\n"
-                    f"{self.log_tail()}",
-                    f"Read {self.log_file}; a loaded machine may need a longer time.",
-                )
-        raise BrokerError(
-            f"The broker ended with status {self.exit_status} before it served. "
-            f"Its log ends with:\n{self.log_tail()}",
-            f"Read {self.log_file} and mend what it names.",
-        )
+                what = f"The broker does not serve after {timeout_s:g} s"
+                how = f"Read {self.log_file}; a loaded machine may need a longer time."
+                raise BrokerError(f"{what}. Its log ends with:\n{self.log_tail()}", how)
+        what = f"The broker ended with status {self.exit_status} before it served"
+        how = f"Read {self.log_file} and mend what it names."
+        raise BrokerError(f"{what}. Its log ends with:\n{self.log_tail()}", how)
 
 
 class EmbeddedCluster:
@@ -204,10 +198,8 @@ class EmbeddedCluster:
             for broker in self.brokers:
                 while broker.nodes() != everyone:
                     if time.monotonic() > deadline:
-                        raise BrokerError(
-                            f"The brokers do not find one another in {_CLUSTER_TIMEOUT_S:g} s.",
-                            f"Read the logs, {broker.log_file} and beside it.",
-                        )
+                        what = f"The brokers do not find one another in {_CLUSTER_TIMEOUT_S:g} s."
+                        raise BrokerError(what, f"Read the logs, {broker.log_file} and beside it.")
                     broker.wait(_POLL_S)
         except BaseException:
             self.__exit__()
@@ -240,12 +232,9 @@ def _format_storage(java: Sequence[str], settings: BrokerSettings, settings_file
             check=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise BrokerError(
-            f"Formatting the storage in {settings.storage_dir} took over {_FORMAT_TIMEOUT_S:g} s.",
-            "Start it again when the machine is less loaded.",
-        ) from error
+        what = f"Formatting the storage in {settings.storage_dir} took over {error.timeout:g} s."
+        raise BrokerError(what, "Start it again when the machine is less loaded.") from error
     except subprocess.CalledProcessError as error:
-        raise BrokerError(
-            f"The storage in {settings.storage_dir} can't be formatted:\n{error.stdout.strip()}",
-            "Choose another folder, or mend the server properties that you gave.",
-        ) from error
+        what = f"The storage in {settings.storage_dir} can't be formatted:\n{error.stdout.strip()}"
+        how = "Choose another folder, or mend the server properties that you gave."
+        raise BrokerError(what, how) from error

@@ -84,10 +84,8 @@ def fetch(
         with _locked(cache / "lock", on_download):
             return _cached(folder, jar_set) or _fill(folder, jar_set, on_download)
     except OSError as error:
-        raise DownloadError(
-            f"The cache can't be written: {error}",
-            f"Make {cache} writable, or set XDG_CACHE_HOME to a folder that is.",
-        ) from error
+        how = f"Make {cache} writable, or set XDG_CACHE_HOME to a folder that is."
+        raise DownloadError(f"The cache can't be written: {error}", how) from error
 
 
 def _fill(folder: Path, jar_set: JarSet, on_download: OnDownload) -> tuple[Path, ...]:

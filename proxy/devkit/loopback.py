@@ -30,10 +30,8 @@ def free_ports(count: int) -> list[int]:
                 probe.bind((HOST, port))
                 ports.append(port)
     if len(ports) < count:
-        raise BrokerError(
-            f"No free port was found from {_PORTS.start} to {_PORTS.stop - 1}.",
-            "Close programs that listen there.",
-        )
+        what = f"No free port was found from {_PORTS.start} to {_PORTS.stop - 1}."
+        raise BrokerError(what, "Close programs that listen there.")
     return ports
 
 
@@ -45,7 +43,5 @@ def require_free(ports: Iterable[int]) -> None:
             try:
                 probe.bind((HOST, port))
             except (OSError, OverflowError) as error:
-                raise BrokerError(
-                    f"The broker can't listen on {HOST}:{port}: {error}",
-                    "Give it another port, or 0 for any free one.",
-                ) from error
+                what = f"The broker can't listen on {HOST}:{port}: {error}"
+                raise BrokerError(what, "Give it another port, or 0 for any free one.") from error

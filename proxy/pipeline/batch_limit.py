@@ -3,10 +3,7 @@
 Before a stage there is room for `max_lag` records. What waits there takes room, and so does what
 the stages before are about to write: what they have planned, by records out per in, less what they
 have written of it. One round of their batches fills half of it at most, shared in proportion to
-their normal rates: they write one half while the other is read.
-
-A bound is kept for each batch when it is planned; no rate has to settle first, and as soon as there
-is room the next batch has it.
+their normal rates. No rate has to settle first.
 """
 
 import math
@@ -25,7 +22,6 @@ class OfferedEnd(Protocol):
     """What a driver was told of the end of a partition."""
 
     offset: int
-    """The end that it was told."""
     idle_offset: int
     """All below had been read when the query was idle."""
 
@@ -90,7 +86,7 @@ class UpstreamWriter:
 
     name: str
     weight: float
-    """Its share of the room, above 0; 0: it has nothing to read and needs none."""
+    """Its share of the room; 0: it has nothing to read and needs none."""
     records_out: float
     """Records that it writes there for one that it reads, 0 or more."""
     planned: float = 0.0
@@ -109,9 +105,8 @@ def records_that_fit(
 ) -> int | None:
     """Return how many records the next batch of the writer `name` may read; None: any number.
 
-    `max_lag` is 1 or more, and `lag` what waits, maybe above it. A batch has `least` records at
-    least, as one of each partition. Where `max_lag` itself has no room for these, so many are let
-    through when nothing waits, or the stage would stand still for ever.
+    A batch has `least` records at least, as one of each partition. Where `max_lag` (1 or more) has
+    no room for these, so many go when nothing waits, or the stage would stand still for ever.
     """
     asking = next(each for each in writers if each.name == name)
     if asking.records_out <= 0:

@@ -1,8 +1,4 @@
-"""How many records each client of a stage may plan now, from what is measured.
-
-Read when its driver asks how far to read: right before the answer, so that what is known then
-counts.
-"""
+"""How many records each client of a stage may plan, from what is measured when its driver asks."""
 
 import math
 from collections import defaultdict, deque
@@ -31,8 +27,7 @@ class PlannedBatches:
     """The plans of one query. Totals are offsets, added up over its partitions.
 
     Structured Streaming works on one batch at a time, up to the ends that its driver was told. So
-    all that the driver was told and has not completed is under way, and each time that it asks
-    again the batch before is done, though its report may be late.
+    each time that the driver asks again the batch before is done, though its report may be late.
     """
 
     __slots__ = ("_earlier", "_looked_up")
@@ -44,10 +39,9 @@ class PlannedBatches:
         """What was told in all with each plan before that one; ascending."""
 
     def look_up(self, partitions: Set[TopicPartition], offered: int) -> bool:
-        """Record that the driver looks up ends; return whether it makes another plan.
+        """Record that the driver, told `offered` in all, asks for ends; return if for another plan.
 
-        It does when it looks up the same partition again. For one plan it asks each broker that
-        leads some of them. `offered` is what it was told before, in all.
+        It does when it looks up a partition again; for one plan it asks each broker for its own.
         """
         if self._looked_up and self._looked_up.isdisjoint(partitions):
             self._looked_up |= partitions

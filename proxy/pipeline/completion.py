@@ -2,9 +2,8 @@
 
 A batch of a first stage with input from a source is a root. What a stage's batch appends is an edge
 for each stage that consumes the topic, anchored to the roots of what the batch read, and to its own
-root when it read of a source; completing a range acks its edges. A root ends when nothing of it
-waits any more, in time.
-What was read or appended unseen keeps its roots waiting until they time out.
+root when it read of a source; completing a range acks its edges. What was read or appended unseen
+keeps its roots waiting until they time out.
 """
 
 from collections import Counter, defaultdict, deque
@@ -56,7 +55,6 @@ class CompletionCounts:
     unanchored_ranges: int = 0
     """Ranges of output of batches that read nothing of a pending root."""
     unknown_stages: int = 0
-    """Batches of stages that are not in the pipeline."""
     unknown_topics: int = 0
     """Ranges of topics that the stage does not consume or produce."""
 
@@ -85,7 +83,6 @@ class Completion:
         self.ledger = Ledger(graph.settings.timeout_ms, random, self._wall, mark)
         self.edges = EdgeTable(self.ledger.new_id, mark)
         self.deferred = DeferredBatches(graph, self.edges.known_to, mark)
-        """Batches that are reported and wait to be applied."""
         self.records = CompletionRecords(
             graph.settings.name, self._wall, self.ledger, self.edges, self.deferred
         )
@@ -93,7 +90,6 @@ class Completion:
         self._unswept = 0
         self.counts = CompletionCounts()
         self.outcomes: Counter[tuple[RootOutcome, str]] = Counter()
-        """By how and why they ended."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=MAX_NOTES)
         """What was unusual lately: wall clock, text."""
 
@@ -104,20 +100,15 @@ class Completion:
         return MaxPending(settings.max_pending_batches, settings.max_pending_bytes)
 
     def is_full(self, planned: int = 0, planned_bytes: float = 0.0) -> bool:
-        """Return whether so much is in flight that the source is to wait.
-
-        A batch counts from the report of the first stage until its root has ended; `planned` ones
-        and their bytes are of first stages and not known as roots yet.
-        """
+        """Return whether the source is to wait; `planned` batches are not known as roots yet."""
         pending = self.ledger.pending_bytes + planned_bytes
         return self.max_pending.full(self.ledger.pending_batches + planned, pending)
 
     def stage_batch(self, batch: StageBatch, now_ms: float) -> None:
         """Add a finished batch of a stage; see `take_ended` for what it ends.
 
-        A batch of an unknown stage, or whose whole input was completed before, changes nothing; it
-        is counted and noted. But of a first stage each report is a new root, as after a restart
-        from an older checkpoint: the same report must not be passed on twice.
+        A batch of an unknown stage, or whose whole input was completed before, is only noted. But
+        of a first stage each report is a new root: the same one must not be passed on twice.
         """
         if batch.stage not in self._graph.stages:
             self.counts.unknown_stages += 1
@@ -166,19 +157,14 @@ class Completion:
         self._apply_ready(now_ms)
 
     def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call, O(changed).
-
-        Write them in one transaction. Call it also when nothing is kept: until then what changed
-        is remembered.
-        """
+        """Return the records to write and the keys to delete, O(changed); in one transaction."""
         return self._journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Load all records under the prefix of `records`, once and before anything else.
+        """Load the records of an earlier process, first of all; return what was not taken, and why.
 
-        Returns what was not taken, and why. Damaged records are deleted with the next `changes`,
-        and what was lost with them keeps its roots waiting until they time out; those of a newer
-        program are left alone. Roots at stages that are gone fail as in `update`.
+        Damaged records are deleted with the next `changes`, and their roots wait until they time
+        out; those of a newer program are left alone. Roots at stages that are gone fail.
         """
         refused, deletes = self.records.load(records, self._graph.stages, now_ms)
         self._journal.take()  # what was taken up is as it was written
@@ -262,8 +248,7 @@ class Completion:
     def _complete(self, batch: StageBatch, now_ms: float) -> tuple[dict[Anchor, int], bool, bool]:
         """Remove the input of a batch from what waits.
 
-        Return by anchor what is acked; whether something came from a source; and whether all of it
-        was completed before: it is the same report, or the same batch once more.
+        Return by anchor what is acked, whether any is of a source, and whether all was completed.
         """
         graph, of_source = self._graph, False
         acks: dict[Anchor, int] = defaultdict(int)

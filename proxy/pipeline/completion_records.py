@@ -1,16 +1,13 @@
 """How a completion ledger is kept in the state: what changed becomes records, and back.
 
-Under `ledger/PIPELINE/`, each part quoted:
+Under `ledger/PIPELINE/`, each part quoted, with hexadecimal ids and times in wall-clock seconds:
 
-- `root/ID`: its value, its owner, when it began and was first heard of. The value is the xor of all
-  in `at`, of which earlier programs wrote one for each stage that the root waits at;
+- `root/ID`: its value is the xor of all in `at`; earlier programs wrote one for each stage there;
 - `group/NUMBER`: the roots of an anchor;
 - `edge/STAGE/TOPIC/PARTITION/START`: an edge that waits, and the number of its anchor;
 - `lane/STAGE/TOPIC/PARTITION`: what is known of the offsets there that are no edges;
 - `stage/STAGE`: up to when its reports are complete;
 - `early/NUMBER`: a batch that waits for the one that feeds it.
-
-Ids are hexadecimal, times wall-clock seconds.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -106,7 +103,6 @@ class CompletionRecords:
         deferred: DeferredBatches,
     ) -> None:
         self.prefix = f"{LEDGER_RECORDS['root'].key(pipeline)}/"
-        """What the keys of all records begin with."""
         self._wall = wall
         self._ledger = ledger
         self._edges = edges
@@ -138,10 +134,7 @@ class CompletionRecords:
     def load(
         self, records: Iterable[Record], stages: Collection[str], now_ms: float
     ) -> tuple[list[str], list[str]]:
-        """Load what was written, of a pipeline of these stages; nothing may have happened yet.
-
-        Return which were not taken up and why, and the keys of those that are of no use.
-        """
+        """Load them before anything happens; return why some were refused, and keys to delete."""
         refused: list[str] = []
         deletes: list[str] = []
         found: dict[str, list[tuple[list[str], Record, Any]]] = {}
@@ -157,8 +150,9 @@ class CompletionRecords:
                 if form is None:
                     refuse(record, "there is nothing of that name")
                 elif record.version > form.version:
-                    why = "it is of a newer program; start that one to use it"
-                    refused.append(f"{record.key}: {why}")
+                    refused.append(
+                        f"{record.key}: it is of a newer program; start that one to use it"
+                    )
                 else:
                     found.setdefault(kind, []).append((parts, record, form.read(record)))
             except ValueError as error:
@@ -198,7 +192,7 @@ class CompletionRecords:
                 edge = (read.start, read.end, _id(form.id), anchors[form.group])
                 self._edges.restore((stage, topic, read.partition), edge)
             case _PartitionForm(), [stage, topic, partition]:
-                edges = self._edges.at((stage, topic, int(partition)))
+                edges = self._edges.partitions[stage, topic, int(partition)]
                 edges.known_to = form.known_to
                 for low, high in form.done:
                     edges.done.add(low, high)

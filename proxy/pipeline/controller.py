@@ -2,14 +2,12 @@
 
 The arithmetic, in milliseconds of delay per record:
 
-- decrease: `t_delay = 1/tps_down - 1/tps_up`, plus `t_min_adjust` when the stage asks again
-  although the last decrease is in force, and `tps_up' = 1/(1/tps_up + t_delay)`;
+- decrease: `t_delay = 1/tps_down - 1/tps_up`, at least 0, plus `t_min_adjust` when the stage asks
+  again although the last decrease is in force, and `tps_up' = 1/(1/tps_up + t_delay)`;
 - increase: the rate goes up by a step, and with it t_delay down, until the normal rate is back.
 
-`tps_up` is the rate in force: the one that the node is held to, else the one that was measured.
 A first request of a stage that processes 400 records/s makes 1,000 into 400 with a delay of 1.5 ms,
-and asking again makes it 285.7 with 2.5 ms in all. `1/tps_down - 1/tps_up` below 0 counts as 0: a
-node that sends no more than is processed is kept at that, and slowed when it is asked again.
+and asking again makes it 285.7 with 2.5 ms in all.
 """
 
 import math
@@ -102,7 +100,6 @@ class Controller:
         self.due_ms = now_ms
         """When the period ends."""
         self.requests: dict[str, ProposedRate] = {}
-        """By stage."""
         self.measured_rate: float | None = None
         """Records/s that it takes (a stage) or sends (a source), over the last period."""
         self.state = NodeState()
@@ -133,10 +130,9 @@ class Controller:
         return self.weigh(request)
 
     def apply(self, change: ProposedRate, asking: frozenset[str], now_s: float) -> bool:
-        """Make a change of the state as it is; return whether it is different now: to be stored.
+        """Apply a change; return whether the state is different now, and to be stored.
 
-        `asking` are the stages that ask to decrease now, also those whose request was dropped for
-        this one.
+        `asking`: the stages that ask to decrease, also those whose request was dropped for this.
         """
         old, request = self.state, change.request
         rate: float | None = change.rate
@@ -175,12 +171,7 @@ class Controller:
     def document(self) -> dict[str, Json]:
         """Return the node as the API shows it."""
         state = self.state
-        change: dict[str, Json] = {
-            "at_s": state.since_s,
-            "direction": state.direction,
-            "by": state.by,
-            "reason": state.why,
-        }
+        last: dict[str, Json] = {"direction": state.direction, "by": state.by, "reason": state.why}
         return {
             "name": self.node.name,
             "state": "uncontrolled" if state.rate is None else "reduced",
@@ -189,7 +180,7 @@ class Controller:
             "measured_rate": self.measured_rate,
             "t_delay_ms": state.t_delay_ms,
             "held_by": state.holders,
-            "last_change": change if state.revision else None,
+            "last_change": {"at_s": state.since_s, **last} if state.revision else None,
         }
 
     def _bounded(self, rate: float) -> float:

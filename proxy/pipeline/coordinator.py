@@ -1,13 +1,9 @@
 """Of several requests to one node in a period, apply the one that changes its rate most.
 
-The largest delay wins, so a request to decrease beats any to increase. The others are dropped;
-who asked to decrease is remembered all the same: it holds the node too, and the rate goes up only
-when every stage that holds the node asks for it. Of these requests the smallest step is applied.
-
-A stage that is gone or silent has no say. When no other stage holds the node, it is released
-step by step, one step in a period: nothing stays held for somebody who no longer reads.
-
-The period of a node is the longest one of the stages that consume from it.
+The largest delay wins, so a request to decrease beats any to increase. Whoever asked to decrease
+holds the node, and the rate goes up only when every living stage that holds it asks for that, by
+the smallest step asked for. A node that only stages hold that are gone or silent is released, one
+step in a period. The period of a node is the longest one of the stages that consume from it.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,8 +23,7 @@ class Coordinator:
 
     def __init__(self, graph: PipelineGraph, now_ms: float) -> None:
         self.controllers: dict[str, Controller] = {}
-        """By name of the node."""
-        self._journal = Journal(self._record, self._key)
+        self.journal = Journal(self._record, self._key)
         self.update(graph, now_ms)
 
     def update(self, graph: PipelineGraph, now_ms: float) -> tuple[set[str], list[Controller]]:
@@ -45,7 +40,7 @@ class Coordinator:
                 del gone[name]
                 if controller.adjust(node, consumers):
                     changed.add(name)
-                    self._journal.mark_changed(name)
+                    self.journal.mark_changed(name)
             self.controllers[name] = controller
             # A stage that nobody consumes from any more may still have to be released.
             period_ms = max(graph.stages[stage].period_ms for stage in consumers or (name,))
@@ -53,7 +48,7 @@ class Coordinator:
                 controller.period_ms, controller.due_ms = period_ms, now_ms + period_ms
             controller.requests.clear()
         for name in gone:
-            self._journal.mark_removed(name)
+            self.journal.mark_removed(name)
         return changed, list(gone.values())
 
     def gather(self, request: FlowRequest) -> None:
@@ -74,18 +69,11 @@ class Coordinator:
             controller.due_ms += controller.period_ms * (1 + missed)
             if _decide(controller, now_s, is_alive):
                 decided.append(name)
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(name)
         return decided
 
-    def changes(self) -> tuple[list[Record], list[str]]:
-        """Return the records to write and the keys to delete since the last call."""
-        return self._journal.take()
-
     def load(self, records: Iterable[Record]) -> list[str]:
-        """Load the states that are later than those here; return what was not, and why.
-
-        A node without a record counts as one whose record was lost.
-        """
+        """Load the states that are later than those here; return what was not, and why."""
         pipeline, refused = self._graph.settings.name, []
         names = {self._key(name): name for name in self.controllers}
         missing = {name for name, item in self.controllers.items() if item.state.rate is not None}
@@ -93,7 +81,7 @@ class Coordinator:
             name = names.get(record.key)
             if name is None:
                 refused.append(f"{record.key}: the pipeline has no such node; deleted")
-                self._journal.mark_deleted(record.key)
+                self.journal.mark_deleted(record.key)
                 continue
             missing.discard(name)
             controller = self.controllers[name]
@@ -104,16 +92,16 @@ class Coordinator:
                 state = from_record(record, pipeline, controller.node)
             except ValueError as error:
                 refused.append(f"{record.key}: {error}; deleted")
-                self._journal.mark_changed(name)
+                self.journal.mark_changed(name)
                 continue
             if state.revision > controller.state.revision:
                 controller.state = state
                 if controller.adjust(controller.node, self._graph.downstream_of(name)):
-                    self._journal.mark_changed(name)
+                    self.journal.mark_changed(name)
             elif state.revision < controller.state.revision:
-                self._journal.mark_changed(name)
-        for name in missing:
-            self._journal.mark_changed(name)
+                self.journal.mark_changed(name)
+        for name in missing:  # its record was lost
+            self.journal.mark_changed(name)
         return refused
 
     def _key(self, node: str) -> str:

@@ -1,9 +1,8 @@
 """Batches that wait until it is known what they have read.
 
-A stage that reads while the stage before it still writes may report its batch first. Which roots
-its input belongs to is known only with the other report, so its batch waits: until the ranges that
-it read have been reported, or the stage before reports a batch that began after this one was
-reported, or says that it is idle. What was not claimed then is nobody's.
+A stage that reads while the stage before it still writes may report its batch first. It waits until
+the ranges that it read have been reported, or the stage before reports a batch that began after
+this one was reported, or says that it is idle. What was not claimed then is nobody's.
 """
 
 import math
@@ -29,7 +28,6 @@ class StageBatch:
     stage: str
     batch: int
     inputs: tuple[TopicRange, ...]
-    """What it has completed."""
     outputs: tuple[TopicRange, ...]
     """What its clients have appended since the batch before."""
     started_ms: float
@@ -72,7 +70,6 @@ class DeferredBatches:
         self.dropped = 0
         """Batches whose stage went while they waited."""
         self.waiting: dict[int, DeferredBatch] = {}
-        """By number."""
         self._kept: set[int] = set()
         """Numbers of those that have records."""
 

@@ -1,13 +1,13 @@
 """The edges that wait: output ranges that a consuming stage has not completed, and whose they are.
 
 Produced offsets of a partition are one edge for each stage that consumes the topic. An edge is
-anchored to the roots of what its batch read, and has one id that counts in the tree of each of
-them. A range that is completed in part is split: the rest gets an id of its own. Nothing here is
-approximate: what is made of m batches of k roots each belongs to all of them.
+anchored to all roots of what its batch read, and has one id that counts in the tree of each of
+them. A range that is completed in part is split: the rest gets an id of its own.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -87,7 +87,6 @@ class PartitionEdges:
     done: OffsetRanges = field(
         default_factory=lambda: OffsetRanges(MAX_DONE_RANGES, drop_lowest=True)
     )
-    """What was completed."""
     known_to: int = NOTHING_KNOWN
     """Where the latest range ends that was produced; below, what is no edge is foreign."""
 
@@ -116,16 +115,13 @@ class PartitionEdges:
 
 @dataclass(frozen=True, slots=True)
 class CompletedRange:
-    """What a completed range covered, in offsets."""
+    """What a completed range covered: offsets of edges, completed before, or of no known stage."""
 
     acks: list[tuple[Anchor, int]]
     """For each edge its anchor and what to ack: its id, xor the ids of what is left of it."""
     records: int
-    """Of edges."""
     repeated: int
-    """Completed before."""
     foreign: int
-    """Of no stage that is known."""
 
 
 class EdgeTable:
@@ -135,17 +131,11 @@ class EdgeTable:
         self._new_id = new_id
         self._mark = mark
         self._next_anchor = 1
-        self.partitions: dict[StagePartition, PartitionEdges] = {}
+        self.partitions = defaultdict[StagePartition, PartitionEdges](PartitionEdges)
         self.size = 0
         """Edges, and roots of their anchors."""
         self.anchors: dict[int, Anchor] = {}
         """By number, those that have an edge."""
-
-    def at(self, key: StagePartition) -> PartitionEdges:
-        """Return what waits there, made anew when nothing was."""
-        if key not in self.partitions:
-            self.partitions[key] = PartitionEdges()
-        return self.partitions[key]
 
     def known_to(self, key: StagePartition) -> int:
         """Return up to which offset it is known who produced what waits there."""
@@ -176,16 +166,13 @@ class EdgeTable:
     def produce(
         self, key: StagePartition, start: int, end: int, anchor: Anchor | None
     ) -> tuple[int, list[Anchor]]:
-        """Add an edge from `start` to before `end`.
+        """Add an edge from `start` to before `end`, or to one of its anchor that ends at `start`.
 
-        An edge that goes on where one of its anchor ends is added to that one. Without an anchor
-        it belongs to no root: there is no edge, but it is known what the offsets are.
-
-        Return what the edge adds to the value of each root, and the anchors of edges that had the
-        same offsets: the log was cut or made anew, so those will never be completed. They have
-        lost these offsets without an ack.
+        Without an anchor it belongs to no root: there is no edge, but the offsets are known.
+        Return what the edge adds to the value of each root, and the anchors of edges that lost
+        these offsets without an ack: the log was cut or made anew, so nobody will complete them.
         """
-        edges = self.at(key)
+        edges = self.partitions[key]
         replaced = [old for old, _ in self._cut(key, start, end)[0]]
         edges.done.remove(start, end)
         edges.known_to = end
@@ -195,12 +182,8 @@ class EdgeTable:
         edge = self._new_id()
         index = bisect_left(edges.starts, start)
         before = index - 1
-        if (
-            before >= 0
-            and edges.ends[before] == start
-            and edges.anchors[before] is anchor
-            and edges.ids[before] != edge  # together they would be 0
-        ):
+        is_next = before >= 0 and edges.ends[before] == start and edges.anchors[before] is anchor
+        if is_next and edges.ids[before] != edge:  # together they would be 0
             edges.ends[before] = end
             edges.ids[before] ^= edge
             self._mark(("edge", *key, edges.starts[before]))
@@ -216,7 +199,7 @@ class EdgeTable:
             return CompletedRange([], 0, 0, 0)
         acks, records = self._cut(key, start, end)
         # An edge is never completed already: producing forgets that.
-        repeated = end - start - self.at(key).done.add(start, end)
+        repeated = end - start - self.partitions[key].done.add(start, end)
         self._mark(("lane", *key))
         return CompletedRange(acks, records, repeated, end - start - records - repeated)
 
@@ -283,7 +266,7 @@ class EdgeTable:
     def restore(self, key: StagePartition, edge: Edge) -> None:
         """Restore an edge as it was. Raises ValueError when another one has such offsets."""
         start, end, _, anchor = edge
-        edges = self.at(key)
+        edges = self.partitions[key]
         index = bisect_left(edges.starts, start)
         if (index and edges.ends[index - 1] > start) or (
             index < len(edges.starts) and edges.starts[index] < end
@@ -296,7 +279,7 @@ class EdgeTable:
         self, key: StagePartition, start: int, end: int
     ) -> tuple[list[tuple[Anchor, int]], int]:
         """Remove the range from the edges; return what to ack, and how many offsets they had."""
-        edges = self.at(key)
+        edges = self.partitions[key]
         low = bisect_right(edges.ends, start)
         high = bisect_left(edges.starts, end, low)
         acks: list[tuple[Anchor, int]] = []

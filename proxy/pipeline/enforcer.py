@@ -1,7 +1,4 @@
-"""Holds the clients of a pipeline to what is said of their nodes.
-
-Stages are held by the ceiling of their batches, sources by their produce quota.
-"""
+"""Holds stages by the ceiling of their batches, and sources by their produce quota."""
 
 from functools import partial
 from operator import attrgetter
@@ -50,10 +47,7 @@ class Enforcer:
             self._hold_source(pipeline, client_id, now_ms)
 
     def hold_stage(self, pipeline: RunningPipeline, stage: StageSettings, now_ms: float) -> None:
-        """Hold one stage to what is said of it now.
-
-        A batch that is under way is read within the limit that it was planned for.
-        """
+        """Hold one stage; a batch under way is read within the limit that it was planned for."""
         clients = pipeline.clients_of(stage)
         for client_id in clients:
             is_new = pipeline.limits.get(client_id) is None

@@ -2,9 +2,8 @@
 
 By max-min fairness, weighted with their normal rates: nobody may send a larger part of its normal
 rate than the level at which all together send as much as the stage processes, and who sends less
-than that is left alone. In proportion to what they send now would be wrong: a node that another
-stage holds already would be held twice, and in a graph with many such joins the sources would end
-up with next to nothing.
+than that is left alone. In proportion to what they send now, a node that another stage holds
+already would be held twice.
 """
 
 import math
@@ -36,10 +35,9 @@ class UpstreamRate:
 
 
 def fair_rates(upstream: Sequence[UpstreamRate], capacity: float) -> dict[str, float]:
-    """Return to which rates, of the nodes, they are to slow down so that the stage gets `capacity`.
+    """Return to which rates nodes are to slow down so that the stage gets `capacity`.
 
-    When all together send less than that already, the ones at the highest level are asked for what
-    they send.
+    When all together send less already, those at the highest level are asked for what they send.
     """
     # Who sends nothing to the stage is to blame only when nobody is known to send anything.
     sending = [each for each in upstream if each.records > 0]

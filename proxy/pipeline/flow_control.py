@@ -1,15 +1,8 @@
 """Flow control of one pipeline: readings come in, rates of nodes and records of state come out.
 
-What to feed, each as often as it is known: the readings of each stage to its trigger in `stages`,
-and to `arrived` the log ends of a source's topics. Then `tick`, at least once in the shortest
-period, returns the rates that changed.
-
 A stage that is itself held processes no more than it may, so a hold goes on up the pipeline, one
-stage in a period, and its band shrinks with its rate. Several nodes upstream share what it
-processes, see `fair_rates`, and what a node reads is converted to what it writes.
-
-A stage that has ended, or gives no sign of life for SILENT_MS, asks nothing more, and the nodes
-that only it held are released step by step. What was held before a restart stays so for SILENT_MS.
+stage in a period, and its band shrinks with its rate. A stage that has ended, or gives no sign of
+life for SILENT_MS, asks nothing more; what was held before a restart stays so for SILENT_MS.
 """
 
 import math
@@ -41,14 +34,16 @@ class RateChange:
 
 
 class PipelineFlow:
-    """Triggers, controllers and coordinator of one pipeline, and their state."""
+    """Triggers, controllers and coordinator of one pipeline, and their state.
+
+    The readings of each stage go to its trigger in `stages`, as often as they are known.
+    """
 
     def __init__(self, graph: PipelineGraph, now_ms: float, now_s: float) -> None:
         self._graph = graph
         self._wall = WallTime.at(now_ms, now_s)
         self._coordinator = Coordinator(graph, now_ms)
         self.stages: dict[str, Trigger] = {}
-        """The trigger of each stage."""
         self._topics: dict[str, RateMeter] = {}
         self._events: deque[dict[str, Json]] = deque(maxlen=MAX_EVENTS)
         self._follow_graph(now_ms)
@@ -69,7 +64,7 @@ class PipelineFlow:
         return None if controller is None or controller.state.rate is None else controller.state
 
     def tick(self, now_ms: float) -> list[RateChange]:
-        """End the periods that are due; return the rates that changed, each once."""
+        """End the periods that are due, at least once in the shortest; return changed rates."""
         self._measure()
         controllers = self._coordinator.controllers
         verdicts: dict[str, Verdict] = {}
@@ -99,14 +94,13 @@ class PipelineFlow:
 
     def changes(self) -> tuple[list[Record], list[str]]:
         """Return the records to write and the keys to delete since the last call."""
-        return self._coordinator.changes()
+        return self._coordinator.journal.take()
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Load the state from all records under `prefix`; return what was not taken, and why.
+        """Load all records under `prefix`, at any time; return what was not taken, and why.
 
-        At any time. A newer record than what is in force here counts; an older or missing one is
-        written again. Records of nodes that are gone and damaged ones are deleted, those of a
-        newer program are left alone.
+        Records newer than what is in force count; older and missing ones are written again. Those
+        of nodes that are gone and damaged ones are deleted, those of a newer program left alone.
         """
         refused = self._coordinator.load(records)
         self._follow_controllers()
@@ -192,7 +186,6 @@ class PipelineFlow:
                 controller.measured_rate = sum(known) if known else None
 
     def _upstream_rate(self, node: Controller, stage: str) -> UpstreamRate:
-        """Return what a node sends to a stage at its rate in force."""
         topics = self._graph.topics_between(node.node.name, stage)
         if not node.node.is_source:
             share = self.stages[node.node.name].records_out(topics)

@@ -1,8 +1,7 @@
 """What a pipeline is: stages and sources joined by topics, and what can be wrong with that.
 
-The node before a topic is upstream of the stages that consume it. A topic has exactly one node that
-produces it: what arrives in the topic is then what this node sends, and a request to slow down has
-one address.
+A topic has exactly one node that produces it: what arrives in the topic is then what this node
+sends, and a request to slow down has one address.
 """
 
 import math
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 MIN_RATE = 1.0
-"""Records/s: no request holds a node below this, so that a hold never becomes a standstill. Where
-a bound leaves no room nothing is planned."""
+"""Records/s: no request holds a node below this, so that a hold never becomes a standstill."""
 
 Path = tuple[str | int, ...]
 """Where a value stands, from the pipeline down: `("stages", 2, "consumes", 0)`. Keys are the names
@@ -26,9 +24,8 @@ class StageSettings:
 
     name: str
     queries: tuple[str, ...] = ()
-    """Names of the queries that are this stage."""
+    """Names of the queries that are this stage; without any, and client ids, that of its name."""
     client_ids: tuple[str, ...] = ()
-    """Client ids that are this stage. Without these and `queries` it is the query of its name."""
     consumes: tuple[str, ...]
     produces: tuple[str, ...] = ()
     band: tuple[float, float]
@@ -63,7 +60,6 @@ class SourceSettings:
     normal_rate: float
     """Records/s over all its topics while nobody holds it, and the most that it is held to."""
     step: float
-    """As that of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +105,7 @@ class Node:
 
 
 def find_problems(settings: PipelineSettings) -> list[PipelineProblem]:
-    """Return all that is wrong with a pipeline, in the order of its parts; empty when it is sound.
-
-    Values out of range; names, and the queries and clients of stages, that occur twice; a topic
-    with two producers, or consumed without any; a source that nobody reads; cycles.
-    """
+    """Return all that is wrong with a pipeline, in the order of its parts; empty when sound."""
     producers: dict[str, str] = {}
     problems = list(_names(settings))
     if not settings.stages:
@@ -170,7 +162,6 @@ class PipelineGraph:
             each.name: Node(each.name, False, each.normal_rate, each.step)
             for each in settings.stages
         }
-        """What can be held, by name."""
         if settings.hold_producers:
             self.nodes |= {
                 each.client_id: Node(each.client_id, True, each.normal_rate, each.step)
@@ -179,7 +170,6 @@ class PipelineGraph:
         self.producer_of = {
             topic: source.client_id for source in settings.sources for topic in source.produces
         } | {topic: stage.name for stage in settings.stages for topic in stage.produces}
-        """The stage or source that produces a topic."""
         self._upstream: dict[str, tuple[str, ...]] = {}
         self._downstream: dict[str, list[str]] = defaultdict(list)
         for stage in settings.stages:

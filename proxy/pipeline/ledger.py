@@ -3,7 +3,6 @@
 JStorm's Acker. A source batch is a root, and every edge of its tree has a random 64-bit id, not 0.
 Making an edge and finishing it each xor its id into the root's value; when all that was made is
 finished the value is 0. (That it is 0 before has a chance of 2^-64 per change.)
-Memory per root is the same whatever its tree.
 """
 
 import math
@@ -62,17 +61,13 @@ class Root:
     """None until `init`: an ack or a fail came before it."""
     started_ms: float
     failed: str | None = None
-    """Why it failed."""
     turn: int = 0
     """The bucket in which it was first heard of."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaxPending:
-    """The limits on what is in flight; None: no limit. Raises ValueError when one is below 1.
-
-    Without hysteresis: a batch ends as a whole, and makes room for about one that comes.
-    """
+    """The limits on what is in flight; None: no limit. Raises ValueError when one is below 1."""
 
     max_batches: int | None = None
     max_bytes: int | None = None
@@ -105,11 +100,8 @@ class Ledger:
     """The roots of one pipeline, in the rotating buckets of Storm's RotatingMap.
 
     A root stays in the bucket of the turn in which it was first heard of, and falls out when turn
-    + BUCKETS has begun. Turns are counted on the wall clock, so that a ledger taken up from its
-    records goes on with the same ones. `mark` is called with what changed or went.
-
-    A root fails when it is older than `timeout_ms`, by up to 1/(BUCKETS - 1) of it. Raises
-    ValueError when that is not above 0 and finite.
+    + BUCKETS has begun. Turns are counted on the wall clock, to go on after a restart. `mark` is
+    called with what changed or went. Raises ValueError when `timeout_ms` is not above 0 and finite.
     """
 
     def __init__(
@@ -153,10 +145,7 @@ class Ledger:
     def init(
         self, root: int, value: int, owner: SourceBatch, started_ms: float, now_ms: float
     ) -> EndedRoot | None:
-        """Begin a root for a batch that began at `started_ms`; return how it ended, if at once.
-
-        `value` is the xor of its first edges. A root that has an owner stays as it is.
-        """
+        """Begin a root with the xor of its first edges; return how it ended, if at once."""
         entry = self._entry(root, now_ms)
         if entry.owner is not None:
             self.counts.repeated_inits += 1
@@ -168,8 +157,7 @@ class Ledger:
     def ack(self, root: int, value: int, now_ms: float) -> EndedRoot | None:
         """Xor what a stage has finished and made into a root's value; return how it ended, if so.
 
-        A root that is not there has not begun yet, or has ended: it is kept for the one time,
-        without owner, and falls out like any other.
+        One that is not there, not begun yet or ended, is kept without owner, and falls out in time.
         """
         return self._apply(root, self._entry(root, now_ms), value, now_ms)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain
 from types import MappingProxyType
@@ -70,11 +70,7 @@ class Arrivals:
 
 
 class RunningPipelines:
-    """All pipelines of the configuration.
-
-    Stages are held by `queries_of`, producers by `quotas`; `instruments` show state, rates and the
-    ledger.
-    """
+    """All pipelines; stages are held by `queries_of`, producers by `quotas`."""
 
     def __init__(
         self,
@@ -140,10 +136,6 @@ class RunningPipelines:
         for problem in problems:
             _log.warning("state of a pipeline not taken up", problem=problem)
 
-    def works(self) -> Iterator[Callable[[], Coroutine[None, None, None]]]:
-        """Yield what is to run until it is cancelled."""
-        yield self._run_pipelines
-
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
         await self.keep()
@@ -204,11 +196,9 @@ class RunningPipelines:
         """Record that a driver is about to be told the ends of partitions."""
         for pipeline in self._pipelines.values():
             stage = pipeline.stage_of(client_id)
-            if (
-                stage is not None
-                and pipeline.graph.settings.bounds_batches
-                and self._planner.look_up(client_id, partitions)
-            ):
+            if stage is None or not pipeline.graph.settings.bounds_batches:
+                continue
+            if self._planner.look_up(client_id, partitions):
                 self._enforcer.hold_plan(pipeline, stage, client_id, now_ms)
 
     def sent(self, client_id: str, count: int, records: int) -> None:
@@ -217,10 +207,7 @@ class RunningPipelines:
             self._enforcer.sent(client_id, count, records)
 
     def lost_ends(self, report: Report, now_ms: float) -> set[TopicPartition]:
-        """Return the partitions whose log ends should be passed to `reported`.
-
-        There are some when a stage reports a batch that began before this process did.
-        """
+        """Return partitions whose ends `reported` needs, for a batch begun before this process."""
         if report.batch is None:
             return set()
         started_ms = now_ms - report.age_ms - (report.batch.execution_ms or 0)
@@ -266,7 +253,8 @@ class RunningPipelines:
         now_ms = self._clock_ms()
         return [pipeline.document(now_ms) for pipeline in self._pipelines.values()]
 
-    async def _run_pipelines(self) -> None:
+    async def run(self) -> None:
+        """Tick, write and read the state again, until it is cancelled."""
         due_ms = self._clock_ms()
         while True:
             with suppress(TimeoutError):

@@ -57,10 +57,9 @@ class StageCeiling:
 class Recovery:
     """Finds what only an earlier process saw being written, by batches under way when it ended.
 
-    Nobody can say any more who wrote the records behind those that are known. They are taken for
-    the output of the batch that a stage reports first, if it began before this process took up the
-    state, at `loaded_ms`. Some may be of its next batch, or of others: that makes a root wait
-    longer, and never too short.
+    The records behind those that are known are taken for the output of the batch that a stage
+    reports first, if it began before this process took up the state, at `loaded_ms`. Some may be of
+    its next batch, or of others: that makes a root wait longer, and never too short.
     """
 
     def __init__(self, loaded_ms: float = -math.inf) -> None:
@@ -83,8 +82,7 @@ class Recovery:
     ) -> tuple[TopicRange, ...]:
         """Return what the first batch of a stage is taken to have written.
 
-        It is known up to `starts` who wrote what; the logs end at `ends`; and `later` is what the
-        stage was seen writing since that batch.
+        Up to `starts` it is known who wrote; `later` was seen since that batch.
         """
         self._done.add(stage.name)
         ends = dict(ends)
@@ -145,8 +143,7 @@ class RunningPipeline:
     def load(self, flow: Iterable[Record], ledger: Iterable[Record], now_ms: float) -> list[str]:
         """Load the records of an earlier process; return what was not taken up, and why."""
         self.loaded_ms = now_ms
-        kept = list(ledger)
-        if kept:
+        if kept := list(ledger):
             self._recovery = Recovery(now_ms)
         return self.completion.load(kept, now_ms) + self.load_flow(flow, now_ms)
 

@@ -3,11 +3,9 @@
 A stage samples how many records/s it is sent. At the end of each period, if more than `ratio` of
 the samples were out of its band, the side with more of them decides; a tie asks for less.
 
-A Kafka stage pulls: when it slows down it is not sent more, its topic fills. So lag asks as well,
-within the band too: above `max_lag` and not falling for less, of sources, since stages plan no more
-than there is room for (see `batch_limit`); at most EASED_SHARE of it and not growing for more.
-Lag is the least that was seen in the period: a stage that works in batches has the most of it right
-before a batch ends.
+A Kafka stage pulls: when it slows down its topic fills. So lag asks as well, within the band too:
+above `max_lag` and not falling for less, of sources, since stages plan no more than there is room
+for (see `batch_limit`); at most EASED_SHARE of it and not growing for more.
 
 Only a stage that holds somebody back asks for more. Without a bound on lag one that has begun to do
 so goes on within the band, or the last part of a hold would stay for ever.
@@ -53,12 +51,9 @@ class RateMeter:
         self._start_ms = 0.0
 
     def read(self, total: float, now_ms: float) -> float | None:
-        """Add a reading; return the rate when it completes an interval, else None.
-
-        A count that went back has been started anew, and so is the interval.
-        """
+        """Add a reading; return the rate when it completes an interval, else None."""
         elapsed_ms = now_ms - self._start_ms
-        if not total >= self._start_total:  # also true for the first one
+        if not total >= self._start_total:  # the first one, or the count began anew
             self._start_total, self._start_ms = total, now_ms
             return None
         if elapsed_ms < self.interval_ms:
@@ -78,7 +73,7 @@ class TriggerPeriod:
     sum: float = 0.0
     """Of the samples, records/s."""
     lag: int | None = None
-    """The least, in records; None when nobody said."""
+    """The least, in records: right before a batch ends there is most. None when nobody said."""
 
     @property
     def received_rate(self) -> float | None:
@@ -103,7 +98,6 @@ class Trigger:
         self.processing_rate: float | None = None
         """Records/s in its latest batch with rows; above 0."""
         self.request: dict[str, Json] | None = None
-        """Its last request, as the API shows it."""
         self.held_nodes: frozenset[str] = frozenset()
         """The nodes upstream that are held because this stage asked."""
         self.scale = 1.0
@@ -114,7 +108,6 @@ class Trigger:
         self._read = 0.0
         self._written: dict[str, float] = {}
         self.last = self._period = TriggerPeriod()
-        """The period before this one."""
         self._begin(settings, max_lag, now_ms)
 
     def update(self, settings: StageSettings, max_lag: int | None, now_ms: float) -> None:
@@ -129,11 +122,7 @@ class Trigger:
             self._easing = False
 
     def sample(self, total: float, now_ms: float) -> None:
-        """Add a reading of the records that the stage was sent so far; it only grows.
-
-        It is the log ends of what it consumes, added up. Not what it fetched: a Kafka stage pulls,
-        so that says how fast it is.
-        """
+        """Add a reading of the records sent so far: the log ends, not what the stage fetched."""
         rate = self._meter.read(total, now_ms)
         if rate is not None:
             period, (low, high) = self._period, self.settings.band

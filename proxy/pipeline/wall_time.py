@@ -10,10 +10,7 @@ ROUND_MS = 3
 
 @dataclass(frozen=True, slots=True)
 class WallTime:
-    """What turns monotonic milliseconds into wall-clock seconds and back.
-
-    The distance is taken once: a wall clock that is set anew matters only at the next start.
-    """
+    """The distance of the clocks, taken once: a clock set anew matters only at the next start."""
 
     offset_ms: float
 

@@ -10,18 +10,15 @@ from .events import EventKind
 from .partition import PartitionProgress
 from .query import QueryProgress
 
-MAX_MESSAGE_CHARS = 1000
-"""Of a failure."""
+MAX_ERROR_CHARS = 1000
 
 
 @dataclass(slots=True)
 class GroupState:
-    """How committing to one group goes."""
+    """How committing to one group goes: when it last did, and why the latest try failed, if so."""
 
     last_ms: float | None = None
-    """When offsets were committed last."""
     error: str | None = None
-    """Why the latest try failed; None when it did not."""
     backwards: int = 0
     """How many partitions were moved back, each for a reset of its query or a topic made anew."""
 
@@ -101,7 +98,7 @@ class Commits:
     def failed(self, group: str, message: str) -> None:
         """Record why what is due could not be committed, all or some of it."""
         for _ in self._of_group(group):
-            self.states[group].error = message[:MAX_MESSAGE_CHARS]
+            self.states[group].error = message[:MAX_ERROR_CHARS]
 
     def _of_group(self, group: str) -> list[QueryProgress]:
         return [query for query in self._queries() if query.commit_group == group]

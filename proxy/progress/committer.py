@@ -51,10 +51,7 @@ class Committer:
     """
 
     def __init__(
-        self,
-        commits: Commits,
-        new_client: Callable[[], KafkaClient],
-        clock_ms: Callable[[], float],
+        self, commits: Commits, new_client: Callable[[], KafkaClient], clock_ms: Callable[[], float]
     ) -> None:
         self._commits = commits
         self._new_client = new_client
@@ -114,8 +111,7 @@ class _GroupCommitter:
         self._refused: dict[TopicPartition, _RefusedCommit] = {}
         self._backoff_s = 0.0
         self._again_s = 0.0
-        self._problem: str | None = None
-        """What was logged last; None when all is well."""
+        self._logged_problem: str | None = None
         self._lock = asyncio.Lock()
 
     def may_try(self, due: Mapping[TopicPartition, int]) -> bool:
@@ -163,10 +159,7 @@ class _GroupCommitter:
         return {part: offset for part, offset in due.items() if (part, offset) not in refused}
 
     async def _read_first(self, tried: Mapping[TopicPartition, int]) -> None:
-        """Read where the group is in partitions that were not committed before.
-
-        What is due may be less afterwards, without what would move the group back.
-        """
+        """Read where the group is in new partitions; what would move it back is due no more."""
         new = tried.keys() - self._read
         offsets, refused = await self._offsets.read(new)
         self._refuse(tried, refused)
@@ -189,9 +182,8 @@ class _GroupCommitter:
         for partition, reason in refused.items():
             before = self._refused.get(partition)
             pause_s = _longer(before.backoff_s if before else 0.0)
-            self._refused[partition] = _RefusedCommit(
-                tried[partition], reason, pause_s, again_s=_now_s() + pause_s
-            )
+            again_s = _now_s() + pause_s
+            self._refused[partition] = _RefusedCommit(tried[partition], reason, pause_s, again_s)
 
     def _failed(self, reason: str) -> None:
         again = self._backoff_s > 0.0
@@ -216,11 +208,11 @@ class _GroupCommitter:
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
-        if problem is None and self._problem is not None:
+        if problem is None and self._logged_problem is not None:
             _log.info("offsets committed again", group=self._name)
-        elif problem != self._problem:
+        elif problem != self._logged_problem:
             _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
-        self._problem = problem
+        self._logged_problem = problem
 
 
 def _longer(backoff_s: float) -> float:

@@ -52,16 +52,14 @@ ALARMS = frozenset({EventKind.STUCK, EventKind.SKIPPED, EventKind.TOO_MANY}) | A
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """One thing that happened."""
+    """One thing that happened; `query` is a label, `at_ms` monotonic."""
 
     kind: EventKind
     query: str
-    """The query's label."""
     topic: str | None
     partition: int | None
     text: str
     at_ms: float
-    """Monotonic time."""
 
 
 OnEvent = Callable[[ProgressEvent], None]

@@ -41,7 +41,6 @@ _OF_GROUP = {
         "the cluster does not let the proxy use this group; it needs the right Read on it"
     ),
 }
-"""Errors that hold for all partitions."""
 
 _OF_PARTITION = {
     errors.UnknownTopicOrPartitionError.errno: "there is no such topic or partition",
@@ -55,10 +54,7 @@ Refused: TypeAlias = dict[TopicPartition, str]
 
 
 class GroupOffsets:
-    """What a consumer group has committed.
-
-    Groups must have no live members: then Kafka takes commits from a client that never joined.
-    """
+    """Offsets of a group without live members: only then Kafka takes commits of a non-member."""
 
     def __init__(self, group: str, client: KafkaClient) -> None:
         self._group = group

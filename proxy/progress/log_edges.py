@@ -21,11 +21,7 @@ MAX_SAMPLES = 128
 
 
 def end_age_ms(silent_ms: float) -> float:
-    """Return how old a known end may be before it is asked for.
-
-    A batch that is processed for long reads and reports nothing. Lag then leaves out at most
-    1/SILENCE_PER_AGE of what came meanwhile.
-    """
+    """Return how old an end may be: lag in a long batch lacks at most 1/SILENCE_PER_AGE of it."""
     return max(MIN_END_AGE_MS, silent_ms / SILENCE_PER_AGE)
 
 
@@ -62,10 +58,7 @@ class EndHistory:
             del ends[1:-1:2]
 
     def passed_ms(self, offset: int) -> float | None:
-        """Return when the log end went beyond `offset`; None when it has not, as far as is known.
-
-        When it was beyond it before the first sample, that sample's time: it was then or earlier.
-        """
+        """Return when the log end went beyond `offset`, or was first seen there; None: not yet."""
         times, ends = self._times_ms, self._ends
         after = bisect_right(ends, offset)
         if after == len(ends):
@@ -102,7 +95,7 @@ class LogEdges:
         self.topic_id: bytes | None = None
         """16 bytes; None while only messages without were seen."""
         self.former_topic_ids: list[bytes] = []
-        """Of topics that had the name before; the latest MAX_FORMER_IDS."""
+        """Of topics that had the name before."""
         self.forget()
 
     def forget(self) -> None:

@@ -1,7 +1,4 @@
-"""Asks the cluster where the logs of followed partitions begin and end.
-
-So lag stays true while nothing passes that says so: a query that is down, or busy with a batch.
-"""
+"""Asks where followed logs begin and end: lag stays true when a query is down, or busy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
@@ -62,8 +59,7 @@ class LogEnds:
         """Those that had an error, or no leader: left out until all are asked for."""
         self._problems: dict[object, str | None] = {}
         """By poll."""
-        self._problem: str | None = None
-        """What was logged last; None when all is well."""
+        self._logged_problem: str | None = None
 
     async def run(self) -> None:
         """Ask again and again, until cancelled."""
@@ -155,9 +151,7 @@ class LogEnds:
         """Yield each partition's offset; find the leader of one with an error anew next time."""
         for topics in by_topic(dict.fromkeys(partitions, timestamp)):
             request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
-                replica_id=_CONSUMER,
-                isolation_level=READ_UNCOMMITTED,
-                topics=list(topics.items()),
+                replica_id=_CONSUMER, isolation_level=READ_UNCOMMITTED, topics=list(topics.items())
             )
             for topic in (await self._client.ask(request, leader)).topics:
                 for row in topic.partitions:
@@ -172,11 +166,11 @@ class LogEnds:
         """Log each problem once, and when all is well again."""
         self._problems[poll] = problem
         problem = next(filter(None, self._problems.values()), None)
-        if problem is None and self._problem is not None:
+        if problem is None and self._logged_problem is not None:
             _log.info("log ends read again")
-        elif problem != self._problem:
+        elif problem != self._logged_problem:
             _log.warning("log ends not read, lag may be out of date", error=problem)
-        self._problem = problem
+        self._logged_problem = problem
 
     def _log_absent(self, absent: frozenset[TopicPartition]) -> None:
         if absent - self._absent:

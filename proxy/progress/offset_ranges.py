@@ -78,10 +78,7 @@ class RangeSet(Generic[Point]):
         return new
 
     def remove(self, start: Point, end: Point) -> None:
-        """Remove the points from `start` to before `end`.
-
-        At the bound a hole within a range may close again; see `filled_gaps`.
-        """
+        """Remove `start` to before `end`; at the bound such a hole may close: `filled_gaps`."""
         starts, ends = self.starts, self.ends
         low, high = bisect_right(ends, start), bisect_left(starts, end)
         if start >= end or low >= high:

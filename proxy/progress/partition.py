@@ -55,7 +55,7 @@ class PartitionProgress:
         self.refetched: OffsetRange | None = None
         """The latest range of them."""
         self.stuck = False
-        """Whether the alarm is on: nothing has moved for too long although there is lag."""
+        """Whether the alarm is on."""
         self.stuck_since_ms: float | None = None
         """Since when there is lag and nothing moves; None without lag."""
         self.group_offset: int | None = None
@@ -65,7 +65,6 @@ class PartitionProgress:
         self.committed_at_s: float | None = None
         """When `committed_to` was reported, in seconds of the Unix epoch."""
         self.delivered = OffsetRanges()
-        """At or above `committed_to`."""
         self.failed = OffsetRanges()
         """The part of `delivered` that will be delivered again."""
         self._forget_log()
@@ -125,10 +124,7 @@ class PartitionProgress:
         return None if end is None or at is None else max(end - at, 0)
 
     def lag_ms(self, now_ms: float) -> float | None:
-        """Return for how long the record at `lag_from` has been in the log, 0 without lag.
-
-        None when unknown. What was in the log when that was first seen counts from then.
-        """
+        """Return how long `lag_from`'s record was seen in the log; 0: no lag, None: not known."""
         lag_from, lag = self.lag_from, self.lag_records()
         if not lag or lag_from is None:
             return None if lag is None else 0.0
@@ -204,11 +200,7 @@ class PartitionProgress:
     # Another log under the same name
 
     def accepts_topic_id(self, topic_id: bytes, now_ms: float) -> bool:
-        """Return whether an answer under this topic id is about this partition as it is now.
-
-        An id that is new means that the topic was made anew: the partition starts over. One that
-        was replaced does not count any more.
-        """
+        """Return whether this topic id is not a replaced one; start over when it is a new one."""
         log = self.log
         if topic_id == log.topic_id:
             return True

@@ -34,11 +34,9 @@ SECONDS = 4
 class ProgressCollector(Collector):
     """A prometheus_client collector: register it, and each scrape reads the registry of queries.
 
-    The first `max_label_sets` partitions have series of their own, in the order in which they came
-    to be followed. The others are added up with OTHER for query, topic and partition; of their lag
-    in seconds the longest is shown. Scrape in the registry's thread.
-
-    Raises ValueError when `max_label_sets` is below 1.
+    The first `max_label_sets` partitions (ValueError: below 1) have series of their own, in the
+    order in which they came. The others are added up, with OTHER for query, topic and partition.
+    Scrape in the registry's thread.
     """
 
     def __init__(

@@ -32,12 +32,10 @@ class ProgressRecord(BaseModel):
     run_id: Uuid
     """Of the run that completed it."""
     name: Name | None
-    """As the query reports it."""
     topic: Topic
     topic_id: Annotated[str, StringConstraints(pattern=_TOPIC_ID)] | None
     partition: Int32
     leader: Int32 | None
-    """The broker's id."""
     completed: Offset
     delivered: Offset
     """As it was when the record was written; not below `completed`."""

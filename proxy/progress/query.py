@@ -90,9 +90,7 @@ class QueryProgress:
         """The label: the query's name, or its id, or the client id while neither is known."""
         self.client_id = client_id
         self.clients = clients
-        """Of which it is one: they get what happens to it."""
         self.settings: QuerySettings | None = None
-        """When the configuration has it."""
         self.reported_name: str | None = None
         self.query_id: str | None = None
         """Of the checkpoint: who reads with the client id."""
@@ -101,7 +99,6 @@ class QueryProgress:
         query takes over the client id until its first batch."""
         self.former_runs: deque[str] = deque(maxlen=MAX_FORMER)
         self.last_batch: LastBatch | None = None
-        """Of this run or one before."""
         self.last_report_ms: float | None = None
         """When the last report of an event was accepted."""
         self.last_heard_ms: float | None = None
@@ -111,7 +108,6 @@ class QueryProgress:
         self.partitions: dict[TopicPartition, PartitionProgress] = {}
         self._too_many = False
         self.received = 0
-        """Reports that were accepted."""
         self.lost_reports = 0
         """Numbers that its sender left out, seen at its reports."""
         self.refused_reports: Counter[Refusal] = Counter()
@@ -129,7 +125,6 @@ class QueryProgress:
         """The listener that reported the present run's start or life: what it reports of other
         runs of the query is older."""
         self.run_batches = 0
-        """How many were reported and accepted."""
         self.last_batch_id: int | None = None
         self.trigger: TriggerReport | None = None
         self.ended = False

@@ -1,7 +1,6 @@
-"""Which queries are followed: by client id, each with a label of its own, never more than a bound.
+"""Which queries are followed, by client id: those configured and, up to a bound, others.
 
-Configured queries are always there. Others come with a report or an adaptive rule, and go when
-they are away for long or the room is needed.
+Others come with a report or an adaptive rule, and go when away for long or the room is needed.
 """
 
 from proxy.state import Journal
@@ -13,8 +12,7 @@ from .progress_records import FORMAT, key_of, record_of
 from .query import ProgressSettings, QueryProgress
 
 FORGET_AFTER_MS = 3 * 86_400_000.0
-"""For so long a query that is not configured is kept after it was seen last: three days, so that a
-daily job finds its progress after a weekend's first day."""
+"""A query not configured is kept so long unseen: a daily job finds its progress on a Monday."""
 
 
 class QueryClients:
@@ -76,10 +74,7 @@ class QueryClients:
         return len(self._queries) < self._max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
-        """Return the query of a client id, made when there is none; None when there is no room.
-
-        `make_room`: the one that is gone longest may be forgotten for it.
-        """
+        """Return a client id's query, made if new, for one long gone if `make_room`; None: full."""
         if (query := self._queries.get(client_id)) is not None:
             return query
         while len(self._queries) >= self._max_queries:

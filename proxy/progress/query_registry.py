@@ -39,8 +39,6 @@ class QueryRegistry(QueryClients):
             settings = query.settings
             query.sweep(now_ms, settings.stuck_after_ms if settings else STUCK_AFTER_MS)
 
-    # What is shown
-
     def documents(self, now_ms: float, now_s: float) -> list[Document]:
         """Return each query as JSON, sorted by name."""
         times, states = Times(now_ms, now_s), self.commits.states
@@ -54,8 +52,6 @@ class QueryRegistry(QueryClients):
         for query in self.queries:
             for partition in query.partitions.values():
                 yield query.name, partition
-
-    # Where logs begin and end
 
     def partitions(self) -> set[TopicPartition]:
         """Return the partitions whose log ends are worth asking for."""
@@ -103,13 +99,10 @@ class QueryRegistry(QueryClients):
             return [query.partitions[key] for query in self.queries if key in query.partitions]
         return [each for each in readers if not each.is_dropped]
 
-    # What is kept
-
     def changes(self) -> tuple[list[Record], list[str]]:
-        """Return records to write and keys to delete since the last call, until there are none.
+        """Return at most MAX_RECORDS_PER_WRITE records to write, and keys to delete; none: done.
 
-        At most MAX_RECORDS_PER_WRITE records, so that the event loop does not stand still. What is
-        delivered makes no record due: it is written with what is completed.
+        What is delivered makes no record due: it is written with what is completed.
         """
         return self.journal.take(MAX_RECORDS_PER_WRITE)
 
@@ -120,10 +113,9 @@ class QueryRegistry(QueryClients):
     def load(self, records: Iterable[Record]) -> list[str]:
         """Restore what an earlier process kept; return which records were not, and why.
 
-        Call it once, before anything is reported. Refused ones stay in the state, untouched. Of
-        records with one label those of the query that was reported on last are taken: others were
-        left by a query that it took over from. A configured query is found by its name, any other
-        by its client id. A record whose label changes is moved.
+        Call it once, first. Refused ones stay in the state. Of one label the query reported last is
+        taken: others were left by one that it took over from. A configured query is found by its
+        name, any other by its client id. A record whose label changes is moved.
         """
         refused: dict[str, str] = {}
         by_label: dict[str, list[ProgressRecord]] = {}

@@ -13,7 +13,6 @@ from .partition import PartitionProgress
 from .skipped_ranges import SkipReason
 
 OFFSET_OUT_OF_RANGE = 1
-"""Kafka's error code for a position that is not in the log."""
 
 MAX_CURSORS = 20_000
 """Of one connection, before those are dropped that the query let go of: twice a query's bound."""
@@ -35,7 +34,6 @@ class ReadCursor:
     has_records: bool = False
     """Whether records came since that request whose last offset is not known."""
     out_of_range: bool = False
-    """Whether `fetch_offset` was."""
 
 
 class Reader:

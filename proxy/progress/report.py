@@ -157,7 +157,6 @@ class BatchReport(_Part):
 
     batch_id: Int64
     timestamp: Annotated[AwareDatetime, BeforeValidator(_timestamp)]
-    """When the trigger began, on the driver's clock."""
     rows: Int64
     durations_ms: Annotated[dict[Name, Int64], Field(max_length=MAX_DURATIONS)]
     """Spark's durationMs: `triggerExecution` and others."""
@@ -177,9 +176,8 @@ class BatchReport(_Part):
     def ranges(self) -> Mapping[TopicPartition, BatchRange]:
         """What the batch completed of each partition.
 
-        A query may read one topic by several sources, each at its own offsets. What all of them
-        have read counts: the lowest start (None when one has none) and the lowest end. So the
-        ranges of batches in a row join, whichever source is ahead.
+        Where several sources read one, the lowest start (None when one has none) and the lowest end
+        count: so the ranges of batches in a row join, whichever source is ahead.
         """
         ranges: dict[TopicPartition, BatchRange] = {}
         for source in self.sources:
@@ -213,7 +211,6 @@ class Report(_Part):
     """One event of a query, or a sign that its run lives; `parse_report` makes it."""
 
     sender: Uuid
-    """Of the listener."""
     number: Annotated[int, Field(ge=1, le=MAX_INT64)] | None = None
     """Counts the sender's events; None with `running`, which is no event of Spark."""
     event: Literal["started", "progress", "idle", "terminated", "running"]

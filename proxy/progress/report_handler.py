@@ -186,8 +186,6 @@ class ReportHandler:
         is_held = query is None or query.settings is not None or query.reports_are_fresh(now_ms)
         return None if is_held else query
 
-    # Checks
-
     def _check(
         self,
         report: Report,

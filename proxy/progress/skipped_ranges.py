@@ -41,10 +41,7 @@ class SkippedRange:
 
 
 class SkippedRanges:
-    """The skipped ranges of one partition; what is `known` does not count when skipped again.
-
-    The bound of `known` counts a narrow gap between two skipped ranges as known.
-    """
+    """Skipped ranges of a partition; what is `known`, or in a narrow gap of it, counts no more."""
 
     __slots__ = ("known", "ranges", "records")
 

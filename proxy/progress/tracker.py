@@ -104,19 +104,15 @@ class FetchTracker:
         """Record a request that is sent on to the broker."""
         session = self._begin(ask) if ask.is_full else self._apply(ask)
         self._in_flight.append(FetchInFlight(self, ask, session))
-        reader, names = self.reader, self.names
+        asked, names = self.reader.fetch_asked, self.names
         for topic, index, offset in ask.positions:
             if isinstance(topic, str):
-                reader.fetch_asked(topic, index, None, offset, now_ms)
+                asked(topic, index, None, offset, now_ms)
             elif (name := names.known.get(topic)) is not None:
-                reader.fetch_asked(name, index, topic, offset, now_ms)
+                asked(name, index, topic, offset, now_ms)
             else:
                 again = partial(
-                    reader.fetch_asked,
-                    partition=index,
-                    topic_id=topic,
-                    offset=offset,
-                    now_ms=now_ms,
+                    asked, partition=index, topic_id=topic, offset=offset, now_ms=now_ms
                 )
                 names.when_known(topic, again)
 

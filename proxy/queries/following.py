@@ -1,8 +1,4 @@
-"""The relay's interceptor: follow what clients of queries read, and those of pipelines write.
-
-Fetch and ListOffsets go to progress and backpressure, Produce to the pipelines. The messages of all
-others are not looked into.
-"""
+"""The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass

@@ -60,8 +60,7 @@ _log = get_logger(__name__)
 class Queries:
     """All that the proxy does for Structured Streaming queries.
 
-    `progress` and `pipelines` are the configuration's; `knows_client` returns whether a client id
-    has connected lately; `registry` gets a collector for progress.
+    `knows_client` returns whether a client id has connected lately; `registry` gets a collector.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class Queries:
 
     def works(self) -> Iterable[Callable[[], Coroutine[None, None, None]]]:
         """Return what is to run until it is cancelled."""
-        ours = (self._committer.run, self._log_ends.run)
-        return (*ours, self._resolve_names, self._tick, self._write_on, *self._pipelines.works())
+        runs = (self._committer.run, self._log_ends.run, self._pipelines.run)
+        return (*runs, self._resolve_names, self._tick, self._write_on)
 
     async def close(self) -> None:
         """Commit and write what is due, and write nothing more: the store may be closed then."""
@@ -241,10 +240,8 @@ class Queries:
                     unknown = {each for each, count in tries.items() if count >= RESOLVE_TRIES}
                     self._names.unresolvable(unknown)
                     if unknown:
-                        about = {"ids": len(unknown), "seen": self._names.lost}
-                        _log.warning(
-                            "topics without a name, what was seen of them is lost", **about
-                        )
+                        text = "topics without a name, what was seen of them is lost"
+                        _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
 

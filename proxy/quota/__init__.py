@@ -1,4 +1,1 @@
-"""Quotas: who is bounded by which rule, and for how long a response waits to keep the bound.
-
-Sans-I/O: time is an argument in monotonic milliseconds; knows nothing of sockets.
-"""
+"""Quotas: who is bounded by which rule, and how long responses wait. Sans-I/O, monotonic ms."""

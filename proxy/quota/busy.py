@@ -19,9 +19,8 @@ class BusyTime:
     def answered(self, sent_ms: float, idle_ms: float, now_ms: float) -> float:
         """Return for how long the broker was at work for a request; its response is there now.
 
-        A response that came while another one was held was not seen to come. It counts like the
-        last one that was. The request was sent on at `sent_ms`; for `idle_ms` meanwhile the broker
-        may have waited for data.
+        One that came while another was held was not seen to come: it counts like the last one that
+        was. The request was sent on at `sent_ms`; for `idle_ms` the broker may have had no data.
         """
         busy_ms = now_ms - max(sent_ms, self._free_ms) - idle_ms
         if sent_ms < self._held_until_ms:

@@ -18,8 +18,7 @@ SESSION_PARTS = 3
 behind it, come three times in a session by default (heartbeat.interval.ms)."""
 
 SHORTEST_SESSION_MS = 6000.0
-"""Brokers accept none shorter by default (group.min.session.timeout.ms), so that a client that asks
-for one gets no shorter holds by it."""
+"""No shorter one shortens holds: brokers accept none by default (group.min.session.timeout.ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +34,8 @@ class ThrottleTime:
 
 def longest(charges: Iterable[ThrottleTime | None]) -> ThrottleTime | None:
     """Return the charge with the latest due time: quotas never add up. None if none holds."""
-    return max(
-        (charge for charge in charges if charge is not None),
-        key=lambda charge: charge.due_ms,
-        default=None,
-    )
+    holding = (charge for charge in charges if charge is not None)
+    return max(holding, key=lambda charge: charge.due_ms, default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +88,7 @@ class ClientQuotas:
 
         Ask before the request costs anything; then it is to be charged. `kinds` are those that
         bound the request or its response, `waiter` is the same one for all requests of a
-        connection. `holds`: whether the response to a Fetch is held, so that it may be asked for
-        ahead.
+        connection. `holds`: the response to a Fetch is held, so it may be asked for ahead.
         """
         meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
         for meter in meters:
@@ -111,10 +106,7 @@ class ClientQuotas:
     def grant(
         self, asked_bytes: int, last_bytes: int | None, now_ms: float
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what then counts until its response.
-
-        `last_bytes` is the size of the last Fetch response on the connection; None: there was none.
-        """
+        """Return how many bytes a Fetch may ask for, and what then counts until its response."""
         meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
@@ -146,7 +138,6 @@ class ClientQuotas:
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
-        """Return the matches, looked up again if the rules have changed."""
         if self.generation != self.manager.generation:
             self.resolve()
         return self.matches

@@ -54,7 +54,6 @@ class DelayQueue:
         self._sequence = 0
 
     def __len__(self) -> int:
-        """How many responses are held."""
         return self._size
 
     @property

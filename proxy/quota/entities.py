@@ -48,8 +48,7 @@ class QuotaKind(StrEnum):
     PRODUCER_BYTE_RATE = "producer_byte_rate", "producer", BYTE_RATE
     """Bytes of Produce requests per second."""
     REQUEST_PERCENTAGE = "request_percentage", "requests", PERCENTAGE
-    """Share of time in which the client's requests occupy the upstream; 100 is one connection
-    that always waits for an answer."""
+    """Share of time that requests occupy the upstream; 100: a connection that always waits."""
 
     def __new__(cls, key: str, label: str = "", unit: BoundUnit = BYTE_RATE) -> Self:  # noqa: D102
         kind = str.__new__(cls, key)

@@ -24,9 +24,8 @@ GRANT_MS = 250.0
 """Of the bound: what a single Fetch may bring."""
 
 USEFUL_GRANT_BYTES = 64 * 1024
-"""A broker cuts off the last record batch at the limit, and the client reads it again. With less
-than a few batches that is a large part. So a Fetch is limited to no less, as long as a round takes
-no more than `LONGEST_ROUND_MS`."""
+"""No Fetch is limited to less while a round takes at most `LONGEST_ROUND_MS`: a broker cuts off the
+last record batch at the limit, and the client reads it again."""
 
 LONGEST_ROUND_MS = 8000.0
 
@@ -38,8 +37,7 @@ UNDER_WAY_MS = 250.0
 pass, so that it is not far above its bound when that shows. One Fetch may always be."""
 
 EXPECTED_MS = 250.0
-"""For how long a Fetch counts that has no response yet: a broker that has data answers by then, one
-that has none may wait for much longer."""
+"""For how long a Fetch without a response counts: a broker that has data answers by then."""
 
 UNKNOWN_RESPONSE_BYTES = 64 * 1024
 """Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
@@ -58,7 +56,6 @@ class Waiter:
     kind: QuotaKind | None = None
     """Of the quota that it waits for, or waited for last."""
     entity: str = ""
-    """And whose quota that is."""
     since_ms: float | None = None
     """Since when its request waits, until the owner sets it back; None if it does not."""
     wakes_ms: float = math.inf
@@ -177,14 +174,10 @@ class Gate:
         else:
             useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
             most = max(bytes_per_ms * part_ms, useful_bytes)
-        most = max(most, LEAST_GRANT_BYTES)
-        return min(asked_bytes, int(most))
+        return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
     def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
-        """Count a Fetch that is sent on, until its response is there or cancelled.
-
-        `last_bytes` is the size of the last Fetch response on its connection; None: none was.
-        """
+        """Count a Fetch until its response, by the size of its connection's last one, if any."""
         if last_bytes is None:
             last_bytes = UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
         expected = InFlightFetch(self, last_bytes, now_ms + EXPECTED_MS)

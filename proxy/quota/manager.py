@@ -1,7 +1,4 @@
-"""Charge each client's traffic to the sensors that its rules give it.
-
-Sans-I/O: the time is an argument and nothing here waits. One thread.
-"""
+"""Charge each client's traffic to the sensors that its rules give it. Sans-I/O, one thread."""
 
 import math
 from collections import Counter
@@ -14,7 +11,7 @@ from metrics import Instruments, Registry, Sensor
 from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, sensor_name
-from .rules import CandidateRule, Match, QuotaSettings, Rule, RuleTable
+from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
 Clock = Callable[[], float]
@@ -41,8 +38,6 @@ class QuotaManager:
     to one bound together, never unmetered.
 
     Args:
-        settings: the rules and how to measure.
-        instruments: where violations, and clients without a bound, are counted.
         registry: make it with `settings.max_sensors`, and expire it only through this manager.
         on_overflow: called once per rule and kind when clients share its sensor `other`.
         on_state: called once when the throttling of an entity begins and once when it has ended,
@@ -142,10 +137,6 @@ class QuotaManager:
                 quotas.resolve()
             yield is_silent
 
-    def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
-        """Return for each kind in turn all rules in force that bound it, and which one applies."""
-        return self.table.explain(identity)
-
     def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
         """Yield a row for each sensor in use; None for a step without a row."""
         # Most sensors have one client: a list for each would bring on Python's full collections.
@@ -172,8 +163,7 @@ class QuotaManager:
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now.
 
-        Call it for each response that waits, with the one charge that makes it wait. A hold that is
-        cut short counts in full.
+        Call it once for each response that waits. A hold that is cut short counts in full.
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)
@@ -185,10 +175,7 @@ class QuotaManager:
             self._report_state(meter, throttled=True, now_ms=now_ms)
 
     def sweeping(self, now_ms: float) -> Iterator[bool]:
-        """Report whose throttling has ended; run it every second or so.
-
-        Yields for each entity that is throttled whether that has ended.
-        """
+        """Yield for each throttled entity whether that ends, and report it; run it each second."""
         for name, meter in tuple(self._throttled.items()):
             ended = self._throttled.get(name) is meter and (
                 meter.holds is None or meter.holds.end_if_quiet(now_ms)

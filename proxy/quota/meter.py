@@ -21,8 +21,7 @@ LAST_MINUTE = MetricConfig(samples=12, window_ms=5000.0)
 """Sums reach back a minute, and up to one window further."""
 
 QUIET_MS = 30_000.0
-"""A client that is not held for this long is throttled no more. Longer than most single holds, so
-that a steadily throttled client begins once and ends once."""
+"""A client that is not held for this long, more than most holds take, is throttled no more."""
 
 SHOWN_CLIENTS = 20
 """How many clients a row names; it counts them all."""
@@ -158,9 +157,8 @@ class Meter:
             self.sensor.record(value, now_ms)
         except QuotaViolation as violation:
             self.violated = True
-            throttle_ms = throttle_time_ms(
-                violation.value, self.pacer.bound, self._window_ms(now_ms)
-            )
+            window_ms = self._window_ms(now_ms)
+            throttle_ms = throttle_time_ms(violation.value, self.pacer.bound, window_ms)
         hold_ms = self.pacer.charge(value, throttle_ms, now_ms)
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))

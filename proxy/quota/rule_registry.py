@@ -85,9 +85,8 @@ class RuleRegistry:
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        Bounds are bytes per second or percent, `at_s` is in seconds of the Unix epoch. Raises
-        ValueError when these make no rule, and StateError when it could not be kept; it is not in
-        force then.
+        Bounds are bytes/s or percent, `at_s` is in seconds of the Unix epoch. Raises ValueError
+        when these make no rule, and StateError when it was not kept; it is not in force then.
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)
@@ -103,10 +102,7 @@ class RuleRegistry:
         return next(made for made in self._entries if selector(made.rule.keys) == name)
 
     def delete(self, keys: Mapping[str, str]) -> bool:
-        """Delete an override; return whether there was one with exactly these keys.
-
-        Raises as `put`; it stays in force then.
-        """
+        """Delete an override; return whether one had exactly these keys. Raises as `put`."""
         name = selector(keys)
         if name not in self._overrides:
             return False

@@ -33,16 +33,12 @@ EXACT, PREFIX, LISTENER_ONLY, ANY, UNNAMED = range(5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveBound:
-    """How the bound of a Structured Streaming query follows what its batches can take.
-
-    The configuration checks the ranges, which are given here.
-    """
+    """How a streaming query's bound follows its batches. The configuration checks the ranges."""
 
     batch_interval_ms: float | None = None
     """The query's processing-time trigger; above 0. None: it is learnt from the reports."""
     estimator: Literal["cost", "pid"] = "cost"
-    """What makes a rate of batches: backpressure.cost.CostEstimator, or Spark Streaming's own, to
-    which alone the gains belong."""
+    """What makes a rate of batches: CostEstimator, or PidEstimator, which alone has the gains."""
     min_rate: float = 100.0
     """Records per second, above 0."""
     max_rate: float | None = None
@@ -54,8 +50,7 @@ class AdaptiveBound:
     derivative: float = 0.0
     """Gain for the change of the error."""
     initial_rate: float | None = None
-    """Records per second before the first rate is known, from `min_rate` to `max_rate`. None: the
-    first batches are what the query makes of them."""
+    """Records per second, `min_rate` to `max_rate`, until a rate is known; None: not bounded."""
     hold_ms: float = 30_000.0
     """How long the bound stays when reports stop; above 0."""
 
@@ -271,11 +266,7 @@ class RuleTable:
         return None
 
     def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
-        """Return the one entity of the rule's clients that can have no sensor of their own.
-
-        It is OTHER for the last such rule, usually the default; the ones before it add their keys,
-        since they have bounds of their own.
-        """
+        """Return the entity of clients without room: OTHER for the last open rule, or with keys."""
         return OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
 
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:

@@ -79,10 +79,7 @@ def check_keys(keys: Mapping[str, object]) -> None:
 def parse_bounds(
     bounds: Mapping[QuotaKind, object] | Mapping[str, object],
 ) -> dict[QuotaKind, float]:
-    """Return bounds that are numbers: bytes per second, or percent.
-
-    Raises BadValueError for an unknown quota type, and for what is no finite number above 0.
-    """
+    """Return bounds, bytes/s or percent. Raises BadValueError if unknown, not finite or not > 0."""
     parsed: dict[QuotaKind, float] = {}
     for kind, bound in bounds.items():
         if kind not in list(QuotaKind):

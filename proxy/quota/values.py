@@ -50,10 +50,7 @@ def shown(value: object) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Read whole bytes, or a number and a unit from `SIZE_UNITS`, which is rounded to whole bytes.
-
-    The result is from 1 to `MAX_SIZE_BYTES`. Raises BadValueError for anything else.
-    """
+    """Read a size, rounded to bytes, from 1 to `MAX_SIZE_BYTES`. Raises BadValueError else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise BadValueError(f"{shown(value)} is not a size", _SIZE_FIX)
     size = Decimal(value) if isinstance(value, int) else _size_in_bytes(value)

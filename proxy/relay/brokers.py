@@ -12,11 +12,8 @@ from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
 from proxy.relay.channel import Channel
 
-PROBE_INTERVAL_S = 10.0
-"""Between probes while the cluster answers."""
-
-RETRY_INTERVAL_S = 1.0
-"""Between probes while it does not."""
+PROBE_INTERVAL_S, RETRY_INTERVAL_S = 10.0, 1.0
+"""Between probes while the cluster answers, and while it does not."""
 
 UNANSWERED_AFTER_S = 1.0
 """A broker's address that has not answered for so long is in doubt. Some clients give up at the
@@ -43,7 +40,6 @@ class Brokers:
         self.refusal: str | None = None
         """Why the last probe could not log in; None when that is not what went wrong."""
         self.addresses: dict[int, Address] = {}
-        """Real address by node id."""
         self.unanswered: set[int] = set()
         """Brokers whose address did not answer when it was dialled last."""
         self._splice = splice

@@ -44,13 +44,9 @@ _log = get_logger(__name__)
 class Connection:
     """A client, the broker it talks to, and the flow of frames each way.
 
-    Args:
-        channel: to the client.
-        user: that the client's TLS certificate names; None without one.
-        dial: connects to its broker. Raises UpstreamError.
-        advertise: returns the address that clients of this listener are told for a broker.
-        on_close: called once, when both sides are closed.
-
+    `channel` is the client's, `user` whom its TLS certificate names. `dial` connects to the broker
+    or raises UpstreamError; `advertise` returns the address that clients are told for a broker;
+    `on_close` is called once, when both sides are closed.
     """
 
     def __init__(
@@ -83,8 +79,6 @@ class Connection:
         self._linger: asyncio.TimerHandle | None = None
         self.requests = RequestFlow(self)
         self.responses = ResponseFlow(self)
-
-    # Life
 
     def start(self) -> None:
         """Begin to read requests."""
@@ -154,8 +148,6 @@ class Connection:
         if self._dialling is not None:
             await asyncio.gather(self._dialling, return_exceptions=True)
 
-    # What ends it
-
     def close_client_ended(self, *, mid_frame: bool) -> None:
         """Close for the end of the client's stream. No Kafka client closes one side only."""
         self._charge_abandoned()
@@ -204,8 +196,6 @@ class Connection:
             self.services.count_upstream_error(reason, **self._about, detail=detail)
             self.close(reason)
 
-    # Upstream
-
     def dial(self) -> None:
         """Begin to connect to the broker, unless that has begun."""
         if self.life.state is State.NEW:
@@ -230,8 +220,6 @@ class Connection:
         self.responses.connect(upstream, self.channel)
         self.responses.run()
         self.unpause(Pause.NONE)
-
-    # Requests
 
     def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later."""
@@ -306,8 +294,6 @@ class Connection:
         """Read requests again, if there is no other reason against it."""
         if self.life.unpause(reason):
             self.requests.resume()
-
-    # The end of a drained pair
 
     def finish_if_drained(self) -> None:
         """Close the client's side of a draining pair when all that is due has been sent."""

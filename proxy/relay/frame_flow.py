@@ -24,17 +24,11 @@ from proxy.wire.malformed import MalformedFrame
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection
 
-READ_BYTES = 4096
-"""First read of a frame: small, so that record data stays in the kernel."""
+READ_BYTES, READ_BYTES_LARGE = 4096, 512
+"""First read of a frame, and after a large one: small, so that record data stays in the kernel."""
 
-READ_BYTES_LARGE = 512
-"""The same on a flow whose last frame was large."""
-
-FAIR_BYTES = 4 << 20
-"""A flow lets others run after this many bytes."""
-
-FAIR_FRAMES = 64
-"""And after this many frames."""
+FAIR_BYTES, FAIR_FRAMES = 4 << 20, 64
+"""A flow lets others run after so many bytes, or frames."""
 
 SLOW_FRAME_S = 30.0
 """A frame that is kept in user space until it is complete, or its head, must come within this time.
@@ -72,8 +66,6 @@ class FrameFlow(ABC):
         self.wait = Wait.OWNER
         self.last_active = self._begun_s = self._loop.time()
 
-    # What subclasses decide
-
     @abstractmethod
     def _take(self, view: memoryview) -> int:
         """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
@@ -89,8 +81,6 @@ class FrameFlow(ABC):
     def _wait_paused(self) -> Wait:
         """Return what to wait for during a pause."""
         return Wait.OWNER
-
-    # What the owner calls
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""

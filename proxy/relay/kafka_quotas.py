@@ -21,8 +21,7 @@ POLL_INTERVAL_S = 5.0
 PLACE = "Kafka client quota"
 """Where such a rule stands, for people."""
 
-_VERSION = 0
-"""All that is needed is in it, and brokers know it since 2.6."""
+_VERSION = 0  # all that is needed is in it, and brokers know it since 2.6
 
 _PERSONS = {"user", "client-id"}
 """Kinds of entity that a rule can have. Kafka has `ip` too, which bounds new connections."""

@@ -21,20 +21,11 @@ OUT_OF_FILES_PAUSE_S = 0.5
 
 BACKLOG = 1024
 
-_SO_ATTACH_REUSEPORT_CBPF = 51
-"""Linux; the socket module has no name for it."""
-
-_BPF_RETURN = 0x06
-"""Classic BPF's `ret #k`: of a program that chooses a socket, the chosen one's index."""
-
-_NEWCOMER = 1
-"""Index of the second process's socket; the first one's is 0."""
-
-_INSTRUCTION = Struct("HBBI")
-"""Linux's sock_filter: code, two jumps, constant."""
-
-_PROGRAM = Struct("HP")
-"""Linux's sock_fprog: how many instructions, and where they are."""
+_SO_ATTACH_REUSEPORT_CBPF = 51  # Linux; the socket module has no name for it
+_BPF_RETURN = 0x06  # classic BPF's `ret #k`; here it returns the chosen socket's index
+_NEWCOMER = 1  # index of the second process's socket; the first one's is 0
+_INSTRUCTION = Struct("HBBI")  # Linux's sock_filter: code, two jumps, constant
+_PROGRAM = Struct("HP")  # Linux's sock_fprog: how many instructions, and where they are
 
 _log = get_logger(__name__)
 
@@ -87,7 +78,6 @@ class Listener:
     settings: ListenerSettings
     loop: asyncio.AbstractEventLoop
     accepted: Callable[[socket.socket, Origin], None]
-    """Called for each new connection."""
     out_of_files: Callable[[], None]
     bootstrap_port: int = 0
     _sockets: dict[int | None, socket.socket] = field(default_factory=dict)

@@ -19,11 +19,8 @@ from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
 from proxy.relay.tls import principal_of, sni_of
 
-IDLE_CHECKS_PER_TIMEOUT = 4
-"""An idle connection is found at most a quarter of the timeout late."""
-
-MAX_IDLE_CHECK_S = 5.0
-"""And a request that was begun and not finished at most this late."""
+IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
+MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
 
 _log = get_logger(__name__)
 
@@ -126,8 +123,6 @@ class Relay:
             return_exceptions=True,
         )
         self._services.pipes.close()
-
-    # New connections
 
     def _accepted(self, sock: socket.socket, origin: Origin) -> None:
         limits = self._services.limits

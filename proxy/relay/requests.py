@@ -33,16 +33,13 @@ MAX_SEEN_BYTES = 4 << 20
 """The longest request that is read as a whole for an interceptor: a Fetch of some 100,000
 partitions, four times what a producer sends by default. A longer one is not shown."""
 
-NO_ACKS = 0
-"""Of a Produce request that gets no response."""
+NO_ACKS = 0  # of a Produce request that gets no response
 
 FULL_BYTES = 1 << 20
 """The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
 that, or of what was asked for, shows that the broker did not wait for data."""
 
-_API_KEY = slice(4, 6)
-"""Of a frame."""
-
+_API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 
 

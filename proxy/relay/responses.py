@@ -38,7 +38,6 @@ MAX_TAIL_BYTES = 1 << 20
 """The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
 
 _EMPTY_TAGS = b"\0"
-
 _INT32_BYTES = 4
 
 

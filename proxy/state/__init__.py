@@ -1,12 +1,10 @@
 """State that outlives a restart, behind one interface: in memory, one SQLite file, or a topic.
 
-Who writes now and then, such as an operator's command, calls the store. Who writes often and runs
-on the event loop goes through a `StateWriter`, which puts what came meanwhile into one
-transaction.
+Who writes now and then calls the store; who writes often, on the event loop, a `StateWriter`.
 """
 
 from .journal import Journal, RecordFormat
-from .kafka import KafkaStore
+from .kafka.kafka_store import KafkaStore
 from .sqlite import SqliteStore
 from .store import Json, MemoryStore, Record, StateError, Store
 from .writer import StateWriter

@@ -2,8 +2,7 @@
 
 A write is a transaction in the write-ahead log, with `synchronous=FULL`: it is on the disk when
 the call returns, also if the power fails. NORMAL would be ten times quicker (15 us instead of
-180 us on a cloud disk), but may lose the last writes with the power: an operator's override, or
-progress. Who writes often shares transactions through a `StateWriter` instead.
+180 us on a cloud disk), but may lose the last writes with the power: an override, or progress.
 """
 
 import sqlite3

@@ -12,15 +12,11 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 SEPARATOR = "/"
 """Ends the namespace of a key: `quotas/user=alice`."""
 
-
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class StateError(Exception):
-    """State that cannot be read or written: what is wrong and where, and how to mend it.
-
-    Nothing was replaced or given up.
-    """
+    """State cannot be read or written, and is as it was: what is wrong, where, how to mend it."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}\n    fix: {fix}")
@@ -30,11 +26,10 @@ class StateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One value under its key; make it with `of`."""
+    """One value, as JSON text, under its key; make it with `of`."""
 
     key: str
     text: str
-    """The value as JSON."""
     version: int
     """Of the value's form, 1 or more: how to read what an older program wrote."""
 

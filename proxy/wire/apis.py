@@ -30,19 +30,11 @@ RESPONSE_HEADER_BYTES = 8
 ApiFamily: TypeAlias = Literal["fetch", "produce", "request"]
 """Whose held responses wait together: Fetch, Produce and all others have a delay queue each."""
 
-_API_VERSION_OFFSET = 6
-"""Of the API version in a request frame: behind the length and the API key."""
-
+_API_VERSION_OFFSET = 6  # in a request frame, behind the length and the API key
 _UNSUPPORTED_VERSION = 2**15 - 1
-
-_NO_VERSION = -1
-"""Below every version there can be."""
-
-_NEVER = 2**15
-"""Above every version there can be."""
-
-_CACHED_PLANS = 4096
-"""Bounds the cache: pairs of API and version come from clients and may be anything."""
+_NO_VERSION = -1  # below every version there can be
+_NEVER = 2**15  # above every version there can be
+_CACHED_PLANS = 4096  # a bound: pairs of API and version come from clients and may be anything
 
 
 class Handling(Enum):
@@ -69,9 +61,8 @@ class Api:
     """The last version that clients may use, -1 for none; 0 is the first. That of the schemas, or
     the last one that was reviewed."""
     request: Any = None
-    """The request's message class, as kafka-python describes it; None without a schema."""
+    """Its message class, and that of the response, of kafka-python; None without a schema."""
     response: Any = None
-    """The response's message class."""
     first_with_addresses: int = _NEVER
     """The first version whose responses carry broker addresses."""
     first_throttled_by_client: int = _NEVER
@@ -214,10 +205,7 @@ def api_name(api_key: int) -> str:
 
 
 def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | None:
-    """Return the last version that clients may use, -1 where there is none.
-
-    None stands for any: an API that is not known, with `passes_unknown`.
-    """
+    """Return the last version that clients may use; -1: none; None: any (`passes_unknown`)."""
     api = api_of(api_key)
     return None if passes_unknown and api is _UNKNOWN else api.max_version
 

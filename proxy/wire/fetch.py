@@ -19,15 +19,10 @@ from proxy.wire.malformed import MalformedFrame
 TopicKey: TypeAlias = str | bytes
 """A topic's name; from Fetch version 13 on its id, 16 bytes."""
 
+# Session ids and epochs are those of KIP-227.
 NO_SESSION = 0
-"""As a session id. Epochs and session ids are those of KIP-227."""
-
-INITIAL_EPOCH = 0
-"""Of a full request that wants to begin a session."""
-
-FINAL_EPOCH = -1
-"""Of a full request without a session; one that it names is closed."""
-
+INITIAL_EPOCH = 0  # of a full request that wants to begin a session
+FINAL_EPOCH = -1  # of a full request without a session; one that it names is closed
 NO_OFFSET = -1
 
 FetchPosition: TypeAlias = tuple[TopicKey, int, int]

@@ -85,10 +85,9 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
 
 
 def parse_response_head(view: Buffer) -> tuple[int, int] | None:
-    """Return (whole length of the frame, correlation id), None while more bytes are needed.
+    """Return (bytes of the whole frame, correlation id), None while more bytes are needed.
 
-    The length counts its own four bytes. Raises MalformedResponse when it leaves no room for a
-    correlation id.
+    Raises MalformedResponse when the length leaves no room for a correlation id.
     """
     if len(view) < RESPONSE_HEADER_BYTES:
         return None

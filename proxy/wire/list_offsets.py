@@ -17,18 +17,12 @@ from proxy.wire.layout import (
 from proxy.wire.malformed import MalformedFrame
 from proxy.wire.topic_partition import TopicPartition
 
-LATEST = -1
-"""As a timestamp: the end of the log; with READ_COMMITTED its last stable offset."""
-
-EARLIEST = -2
-"""As a timestamp: the start of the log."""
-
+LATEST = -1  # as a timestamp: the end of the log; with READ_COMMITTED its last stable offset
+EARLIEST = -2  # as a timestamp: the start of the log
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
-_FIRST_VERSION = 1
-"""Version 0, gone since Kafka 4.0, answers with lists of offsets. It is left alone."""
-
+_FIRST_VERSION = 1  # version 0, gone since Kafka 4.0, answers with lists; it is left alone
 _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
 

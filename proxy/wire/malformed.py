@@ -17,9 +17,6 @@ FrameFault = Literal[
 class MalformedFrame(ValueError):  # noqa: N818 - named for what was found, as in the logs
     """A client sent bytes that are not a Kafka request; its connection has to be closed."""
 
-    reason: FrameFault
-    """The kind of fault, for counting."""
-
     def __init__(self, reason: FrameFault, message: str) -> None:
         super().__init__(message)
         self.reason = reason

@@ -9,15 +9,9 @@ from proxy.wire.frames import read_partitions
 from proxy.wire.layout import UNREADABLE, Buffer, request_partitions
 from proxy.wire.malformed import MalformedFrame
 
-_FIRST_VERSION = 3
-"""Kafka 4.0 has none below; the schemas begin here, too."""
-
-_HEADER = Struct(">qi4xb")
-"""Offset, length, magic: at the same places in every format."""
-
-_OVERHEAD_BYTES = 12
-"""Offset and length, which the length does not count."""
-
+_FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
+_HEADER = Struct(">qi4xb")  # offset, length, magic: at the same places in every format
+_OVERHEAD_BYTES = 12  # offset and length, which the length does not count
 _BATCH_MAGIC = 2
 _MIN_BATCH_BYTES = 61
 _MIN_MESSAGE_BYTES = 26
@@ -25,7 +19,6 @@ _MIN_MESSAGE_BYTES = 26
 
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT = 23
-
 _MAX_OFFSET = 2**63 - 1
 
 

@@ -41,12 +41,7 @@ _Edit: TypeAlias = tuple[int, int, bytes]
 
 
 def rewrite_response(
-    api_key: int,
-    version: int,
-    frame: bytes,
-    advertise: Advertise,
-    *,
-    passes_unknown: bool = False,
+    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool = False
 ) -> bytes:
     """Return the response as clients may see it.
 

@@ -22,9 +22,7 @@ _Value = TypeVar("_Value")
 
 _PLAIN = "PLAIN"
 _OAUTHBEARER = "OAUTHBEARER"
-
-_SCRAM_DONE = b"v="
-"""The server's last SCRAM message starts so (RFC 5802)."""
+_SCRAM_DONE = b"v="  # the server's last SCRAM message starts so (RFC 5802)
 
 _BEARER_ERROR_READ = b"\1"
 """What an OAUTHBEARER client says to a server's reason for a refusal (RFC 7628). Kafka then ends
@@ -160,9 +158,7 @@ _BEARER_FIRST = re.compile(
 _BEARER_AUTH = re.compile(rb"(?P<scheme>\w+) +(?P<token>[-\w~+/.]+=*)")
 
 _URL_SAFE_BASE64 = bytes.maketrans(b"-_", b"+/")
-
-_TRIMMED = "".join(map(chr, range(0x21)))
-"""What Java's String.trim takes away."""
+_TRIMMED = "".join(map(chr, range(0x21)))  # what Java's String.trim takes away
 
 
 def plain_name(message: bytes) -> str:

@@ -379,14 +379,21 @@ def test_a_driver_that_plans_no_batch_of_so_few_is_offered_more(
     listen(running)
     query = stream(running, "choosy", topic(2))
     options = {"minOffsetsPerTrigger": str(least), "maxTriggerDelay": "10m"}
+
+    def read_all_that_is_enough(offsets: int) -> None:
+        """Wait until fewer of so many offsets are left than make a batch."""
+        query.until(lambda: sum(query.sizes().values()) > offsets - least, f"{offsets} offsets")
+
     query.feed(least, RECORD_BYTES)
     query.start(TRIGGER, options)
-    query.until_read({0: least, 1: least})
+    read_all_that_is_enough(2 * least)
     query.feed(least, RECORD_BYTES)
-    query.until_read({0: 2 * least, 1: 2 * least})
+    read_all_that_is_enough(4 * least)
     query.stop()
-    query.check_all_read({0: 2 * least, 1: 2 * least})
     assert all(rows >= least for rows in query.sizes().values()), query.sizes()
+    query.start()
+    query.finish()
+    query.check_all_read({0: 2 * least, 1: 2 * least})
 
 
 def test_a_run_that_read_past_the_proxy(

@@ -1,5 +1,1 @@
 """State in one compacted topic of the Kafka cluster itself, owned by one proxy at a time."""
-
-from .kafka_store import KafkaStore
-
-__all__ = ["KafkaStore"]

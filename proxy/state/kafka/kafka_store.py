@@ -51,14 +51,9 @@ class KafkaStore(MemoryStore):
     cannot read, or more than MAX_STATE_BYTES; or another proxy came at the same time. No other
     proxy has lost the state, except in the last case.
 
-    Args:
-        servers: of Kafka 2.5 or later; at least one.
-        topic: where the state is, and the transactional id. Each proxy needs its own.
-        tls: None: plain.
-        login: None: without.
-        timeout_s: limit of each write with all its attempts.
-        wait_ms: for the proxy that has the state and is about to stop; then it is taken from it.
-
+    `servers`, at least one, have Kafka 2.5 or later. `topic` is the transactional id too: each
+    proxy needs its own. `timeout_s` is for each write with all its attempts. A proxy that has the
+    state and is about to stop gets `wait_ms`; then it is taken from it.
     """
 
     def __init__(
@@ -127,7 +122,7 @@ class KafkaStore(MemoryStore):
             super().close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run this in the store's own event loop and wait for it."""
+        """Run this in the store's own event loop, to its end."""
         self._thread.submit(self._runner.run, work).result()
 
     def _shut_down(self) -> None:

@@ -45,7 +45,6 @@ class StateOwner:
     pid: int = field(default_factory=os.getpid)
 
     def __str__(self) -> str:
-        """Return where it runs."""
         return f"process {self.pid} on {self.host}"
 
 

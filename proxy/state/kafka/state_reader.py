@@ -8,16 +8,13 @@ from aiokafka.errors import KafkaError
 from aiokafka.record.memory_records import MemoryRecords
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
+from proxy.wire.list_offsets import EARLIEST, LATEST, READ_COMMITTED
+
 from .messages import Message, damaged
 from .state_topic import StateTopic
 
 FETCH_VERSION = 11
 LIST_OFFSETS_VERSION = 2
-READ_COMMITTED = 1
-EARLIEST = -2
-LATEST = -1
-"""With READ_COMMITTED: the last stable offset."""
-
 FETCH_BYTES = 4 * 2**20
 """At a time; a longer batch comes whole."""
 
@@ -32,10 +29,7 @@ _ABORT = 0
 
 
 class StateReader:
-    """The messages of the topic's only partition, without those of transactions that failed.
-
-    `position`: offset of the first message to read; None: of the oldest there is.
-    """
+    """The topic's messages from `position` on (None: all), without those of failed transactions."""
 
     def __init__(self, topic: StateTopic, position: int | None = None) -> None:
         self._topic = topic

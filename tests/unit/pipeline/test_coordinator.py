@@ -154,7 +154,7 @@ def test_a_node_whose_consumers_are_gone_is_released():
 
 
 def keys_of(coordinator: Coordinator) -> tuple[list[str], list[str]]:
-    records, deletes = coordinator.changes()
+    records, deletes = coordinator.journal.take()
     return [record.key for record in records], deletes
 
 

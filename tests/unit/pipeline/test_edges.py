@@ -19,7 +19,7 @@ def make(seed=1):
 
 
 def edges(table, key=KEY):
-    return [(start, end, anchor.roots) for start, end, _, anchor in table.at(key)]
+    return [(start, end, anchor.roots) for start, end, _, anchor in table.partitions[key]]
 
 
 def size_of(table):
@@ -56,7 +56,7 @@ def test_a_part_is_acked_with_the_ids_of_what_is_left(done, left):
     anchor = table.anchor((1,))
     edge, _ = table.produce(KEY, 10, 20, anchor)
     covered = table.complete(KEY, *done)
-    rests = list(table.at(KEY))
+    rests = list(table.partitions[KEY])
     assert [(start, end) for start, end, *_ in rests] == left
     value = edge
     for _, _, rest, _ in rests:
@@ -100,7 +100,7 @@ def test_offsets_that_are_used_again_lose_their_edges_without_an_ack():
 def test_what_belongs_to_no_root_is_known_and_no_edge():
     table = make()
     assert table.produce(KEY, 0, 10, None) == (0, [])
-    assert (table.size, table.at(KEY).known_to) == (0, 10)
+    assert (table.size, table.partitions[KEY].known_to) == (0, 10)
     assert table.complete(KEY, 0, 10).foreign == 10
 
 
@@ -148,7 +148,7 @@ def test_many_roots_go_when_a_few_are_not_enough():
 
 def test_completing_in_order_leaves_nothing_behind():
     table = make()
-    at = table.at(KEY)
+    at = table.partitions[KEY]
     total = 1_280
     for number in range(total):
         table.produce(KEY, number, number + 1, table.anchor((number,)))
@@ -187,7 +187,7 @@ def test_remembers_so_many_completed_ranges():
     table = make()
     for number in range(2 * MAX_DONE_RANGES):
         table.complete(KEY, 3 * number, 3 * number + 1)
-    assert len(table.at(KEY).done) == MAX_DONE_RANGES
+    assert len(table.partitions[KEY].done) == MAX_DONE_RANGES
     assert table.complete(KEY, 0, 1).foreign == 1
     last = 3 * (2 * MAX_DONE_RANGES - 1)
     assert table.complete(KEY, last, last + 1).repeated == 1

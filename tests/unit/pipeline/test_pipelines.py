@@ -168,8 +168,7 @@ def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
 
 async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
     world = WiredWorld(tmp_path, pipeline())
-    (work,) = world.pipelines.works()
-    task = asyncio.create_task(work())
+    task = asyncio.create_task(world.pipelines.run())
     try:
         async with asyncio.timeout(20):
             for _ in range(1_000_000):

@@ -624,9 +624,9 @@ def test_explain_follows_the_rules_in_force():
     exact = rule(1, client_id="c")
     world = ManagerWorld(ALL)
     identity = ClientIdentity("l", None, "c")
-    assert [row.rule for row in world.quotas.explain(identity) if row.chosen] == [ALL]
+    assert [row.rule for row in world.quotas.table.explain(identity) if row.chosen] == [ALL]
     world.update(exact, ALL)
-    considered = world.quotas.explain(identity)
+    considered = world.quotas.table.explain(identity)
     assert [(row.rule, row.chosen) for row in considered] == [(exact, True), (ALL, False)]
 
 
