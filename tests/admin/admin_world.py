@@ -6,22 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from prometheus_client import CollectorRegistry
+from parts.quota_world import QuotaWorld
 from yarl import URL
 
-from metrics import Instruments, Registry
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
+from proxy.quota.entities import QuotaKind
 from proxy.quota.rule_registry import RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20
 CONSUMER, PRODUCER, REQUEST = QuotaKind
-START_MS = 1_000_000.0
 HOSTILE = "<img src=x onerror=alert(1)>"
 """A name that would do something if it were not shown as text."""
 
@@ -102,15 +99,12 @@ class Disk(MemoryStore):
         return super().put_many(records, delete=delete)
 
 
-class World:
+class AdminWorld(QuotaWorld):
     """Everything behind the server."""
 
     def __init__(self, rules: tuple[Rule, ...] = RULES) -> None:
-        self.now_ms = START_MS
-        self.metrics = CollectorRegistry()
         settings = QuotaSettings(rules=rules)
-        self.instruments = Instruments(self.metrics, max_label_sets=settings.max_client_entities)
-        self.quotas = QuotaManager(settings, self.instruments, Registry(settings.max_sensors))
+        self.open_quotas(settings)
         self.store = Disk()
         self.rules = RuleRegistry(self.quotas, self.store, settings)
         self.history = History(self.quotas.measured_rates)
@@ -119,7 +113,7 @@ class World:
 
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
         arguments: dict[str, Any] = {
-            "metrics": self.metrics,
+            "metrics": self.prometheus,
             "not_ready": lambda: self.not_ready,
             "quotas": self.quotas,
             "rules": self.rules,
@@ -134,7 +128,7 @@ class World:
         self, client_id: str | None, user: str | None = None, listener: str = "default"
     ) -> Callable[..., None]:
         """Give a function `send(value, kind=CONSUMER)` that charges traffic and holds for it."""
-        quotas = self.quotas.client(ClientIdentity(listener, user, client_id))
+        quotas = self.client_quotas(client_id, user, listener)
 
         def send(value: float, kind: QuotaKind = CONSUMER) -> None:
             charge = quotas.charge(kind, value, self.now_ms)

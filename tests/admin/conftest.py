@@ -9,38 +9,38 @@ import pytest
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
-from admin_world import RULES, Ask, World, serve
+from admin_world import RULES, AdminWorld, Ask, serve
 from chromium import WIDE, Page, chromium, fresh_tab
 from spark_world import SparkWorld
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> AdminWorld:
+    return AdminWorld()
 
 
 @pytest.fixture
-async def ask(world: World) -> AsyncIterator[Ask]:
+async def ask(world: AdminWorld) -> AsyncIterator[Ask]:
     """Asks a server without token."""
     async with serve(world.server()) as ask:
         yield ask
 
 
 @pytest.fixture
-def unruled() -> World:
+def unruled() -> AdminWorld:
     """A world in which only one client id has a rule."""
-    return World(RULES[:1])
+    return AdminWorld(RULES[:1])
 
 
 @pytest.fixture
-async def ask_unruled(unruled: World) -> AsyncIterator[Ask]:
+async def ask_unruled(unruled: AdminWorld) -> AsyncIterator[Ask]:
     """Asks a server of that world, without token."""
     async with serve(unruled.server()) as ask:
         yield ask
 
 
 @pytest.fixture
-async def ask_guarded(world: World) -> AsyncIterator[Ask]:
+async def ask_guarded(world: AdminWorld) -> AsyncIterator[Ask]:
     """Asks a server with the token `secret`."""
     async with serve(world.server(token="secret")) as ask:
         yield ask

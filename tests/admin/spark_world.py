@@ -5,16 +5,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
-from admin_world import CONSUMER, HOSTILE, MIB, RULES, World
+from admin_world import CONSUMER, HOSTILE, MIB, RULES, AdminWorld
+from parts.query_world import QueryWorld
+from parts.reports import ReportingDriver, batch_document, uuid
 
 from proxy.admin.server import AdminServer
-from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.query_advice import advise
 from proxy.progress.events import ProgressEvent
 from proxy.progress.query import ProgressSettings, QuerySettings
-from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
@@ -35,12 +34,7 @@ QUERIES = (
 )
 
 
-def uuid(word: str) -> str:
-    """Return the UUID that stands for a word."""
-    return str(UUID(bytes=word.encode().ljust(16, b"\0")[:16]))
-
-
-class SparkWorld(World):
+class SparkWorld(AdminWorld, QueryWorld):
     """Everything behind the server, with what it follows of queries."""
 
     def __init__(self, queries: tuple[QuerySettings, ...] = QUERIES) -> None:
@@ -48,8 +42,14 @@ class SparkWorld(World):
         self.events: list[ProgressEvent] = []
         self.known: set[str] = set()
         settings = ProgressSettings(queries=queries)
-        self.registry = QueryRegistry(settings, self.known.__contains__, self.events.append)
-        self.backpressure = Backpressure(self.quotas, self.instruments.pid_bound_bytes)
+        self.open_queries(
+            settings, knows_client=self.known.__contains__, on_event=self.events.append
+        )
+
+    @property
+    def now_s(self) -> float:
+        """What the browser's clock shows: the page computes with it."""
+        return time.time()
 
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
         return super().server(host, port, **({"reports": self} | changes))
@@ -63,9 +63,8 @@ class SparkWorld(World):
         except ReportRefused as error:
             self.registry.reports.refuse(error)
             raise
-        accepted = self.registry.reports.accept(report, self.now_ms, time.time())
+        accepted = self.accept_report(report)
         query = accepted.query
-        self.backpressure.record_report(accepted, self.now_ms)
         pressed = self.backpressure.of_client(query.client_id)
         advise(
             query,
@@ -84,7 +83,7 @@ class SparkWorld(World):
         }
 
     def progress(self) -> Sequence[Mapping[str, object]]:
-        return self.registry.documents(self.now_ms, time.time())
+        return self.registry.documents(self.now_ms, self.now_s)
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
         return {
@@ -106,7 +105,6 @@ class Job:
     client_id: str
     topic: str = "payments"
     partitions: int = 3
-    number: int = 0
     batch_id: int = -1
     at: int = 0
     """What each partition has completed."""
@@ -115,19 +113,12 @@ class Job:
     log_end: int = 0
     """What the driver was told last."""
 
+    def __post_init__(self) -> None:
+        ids = (uuid(f"{what} {self.name}") for what in ("query", "run", "sender"))
+        self.driver = ReportingDriver(self.name, self.client_id, *ids)
+
     def report(self, event: str, **more: Any) -> dict[str, Any]:
-        self.number += 1
-        return {
-            "sender": uuid(f"sender {self.name}"),
-            "number": self.number,
-            "event": event,
-            "query_id": uuid(f"query {self.name}"),
-            "run_id": uuid(f"run {self.name}"),
-            "name": self.name,
-            "client_id": self.client_id,
-            "age_ms": 5,
-            **more,
-        }
+        return self.driver.document(event, **{"age_ms": 5, **more})
 
     def ends(self, log_end: int) -> None:
         """Let the driver look up the log ends."""
@@ -169,25 +160,15 @@ class Job:
         """Return the report of a batch with all that was read."""
         self.batch_id += 1
         start, self.at, self.step = self.at, self.at + self.step, 0
-        rows = (self.at - start) * self.partitions
-
-        def offsets(offset: int) -> dict[str, dict[str, int]]:
-            return {self.topic: {str(number): offset for number in range(self.partitions)}}
-
-        source = {
-            "description": f"KafkaV2[Subscribe[{self.topic}]]",
-            "start": offsets(start),
-            "end": offsets(self.at),
-            "latest": None,
-            "rows": rows,
-        }
-        batch = {
-            "batch_id": self.batch_id,
-            "timestamp": f"2026-09-21T12:{self.batch_id // 30:02}:{self.batch_id % 30 * 2:02}.000Z",
-            "rows": rows,
-            "durations_ms": {"triggerExecution": duration_ms},
-            "sources": [source],
-        }
+        offsets = (dict.fromkeys(range(self.partitions), at) for at in (start, self.at))
+        batch = batch_document(
+            self.batch_id,
+            *offsets,
+            self.topic,
+            rows=(self.at - start) * self.partitions,
+            took_ms=duration_ms,
+            timestamp=f"2026-09-21T12:{self.batch_id // 30:02}:{self.batch_id % 30 * 2:02}.000Z",
+        )
         return self.report("progress", batch=batch)
 
     def tell(self, report: Mapping[str, Any]) -> None:

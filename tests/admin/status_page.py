@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pipeline_world
 import spark_world
-from admin_world import World, running
+from admin_world import AdminWorld, running
 from chromium import PHONE, WIDE, Page
 from traffic import ACTORS, PICTURE_MS, scene
 
@@ -92,7 +92,7 @@ def _in_sight(card: str) -> Step:
 
 def _after_traffic(*how: Any) -> AdminServer:
     """Return a server that was there all the time; `how` is as of `scene`."""
-    world = World()
+    world = AdminWorld()
     server = world.server()
     scene(world, *how)
     return server
@@ -100,7 +100,7 @@ def _after_traffic(*how: Any) -> AdminServer:
 
 def _unbounded() -> AdminServer:
     """Return a server with many clients that no rule bounds."""
-    world = World(())
+    world = AdminWorld(())
     for number in range(40):
         hidden = "\N{ZERO WIDTH SPACE}" * (number % 4)
         world.connect(f"et{hidden}l-{number}", user=None if number % 2 else "alice")

@@ -3,7 +3,7 @@
 from urllib.parse import quote
 
 import pytest
-from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, Ask, World, tick
+from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, AdminWorld, Ask, tick
 from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
@@ -25,7 +25,7 @@ HOSTILE = (
 )
 
 
-async def test_clients_say_rate_bound_window_and_rule(world: World, ask: Ask):
+async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: Ask):
     send = world.connect("etl-orders", user="bob")
     send(5 * MIB)
     world.now_ms += 1000
@@ -61,7 +61,7 @@ async def test_clients_say_rate_bound_window_and_rule(world: World, ask: Ask):
     }
 
 
-async def test_a_hold_is_shown_with_its_end(world: World, ask: Ask):
+async def test_a_hold_is_shown_with_its_end(world: AdminWorld, ask: Ask):
     send = world.connect("etl-orders")
     send(200 * MIB)
     (held,) = (await ask("GET", "/v1/clients")).json["clients"]
@@ -76,7 +76,7 @@ async def test_a_hold_is_shown_with_its_end(world: World, ask: Ask):
     assert (over["hold_ends_in_s"], over["holds"]) == (None, 1)
 
 
-async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled: World):
+async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled: AdminWorld):
     unruled.connect("etl-orders")(MIB)
     for client_id, user in (("ETL-orders", "Anna"), ("etl\u200b-orders", None), (None, None)):
         unruled.connect(client_id, user)(MIB)
@@ -102,7 +102,7 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
     assert (await ask_unruled("GET", "/v1/clients")).json["unbounded_clients"] == []
 
 
-async def test_an_entity_says_why_its_rule_and_no_other(world: World, ask: Ask):
+async def test_an_entity_says_why_its_rule_and_no_other(world: AdminWorld, ask: Ask):
     world.connect("etl-orders", user="alice")(MIB)
     answer = await ask("GET", "/v1/clients/client-id%3Detl-orders")
     (quota,) = answer.json["quotas"]
@@ -123,7 +123,9 @@ async def test_an_entity_says_why_its_rule_and_no_other(world: World, ask: Ask):
 
 
 @pytest.mark.parametrize("client_id", HOSTILE)
-async def test_hostile_client_ids_come_back_as_they_are(world: World, ask: Ask, client_id: str):
+async def test_hostile_client_ids_come_back_as_they_are(
+    world: AdminWorld, ask: Ask, client_id: str
+):
     world.connect(client_id)(MIB)
     (row,) = (await ask("GET", "/v1/clients")).json["clients"]
     assert row["clients"] == [{"listener": "default", "user": None, "client_id": client_id}]
@@ -134,7 +136,7 @@ async def test_hostile_client_ids_come_back_as_they_are(world: World, ask: Ask, 
 
 
 @pytest.mark.parametrize("client_id", [each for each in HOSTILE if each])
-async def test_hostile_client_ids_can_be_bounded(world: World, ask: Ask, client_id: str):
+async def test_hostile_client_ids_can_be_bounded(world: AdminWorld, ask: Ask, client_id: str):
     selector = f"client-id={quote(client_id, safe='')}"
     path = f"/v1/quotas/{quote(selector, safe='')}"
     put = await ask("PUT", path, json={"consumer_byte_rate": "1MiB"})
@@ -146,7 +148,9 @@ async def test_hostile_client_ids_can_be_bounded(world: World, ask: Ask, client_
     assert (await ask("DELETE", path)).status == 200
 
 
-async def test_the_most_pressing_clients_come_first_and_can_be_filtered(world: World, ask: Ask):
+async def test_the_most_pressing_clients_come_first_and_can_be_filtered(
+    world: AdminWorld, ask: Ask
+):
     for number in range(5):
         world.connect(f"job-{number}", user="Anna" if number == 3 else None)(number * MIB)
     world.connect("etl-orders")(200 * MIB)
@@ -168,7 +172,7 @@ async def test_a_bad_limit_is_refused(ask: Ask, limit: str):
     assert (answer.status, set(answer.json)) == (400, {"error", "fix"})
 
 
-async def test_an_override_holds_at_once_and_goes_again(world: World, ask: Ask):
+async def test_an_override_holds_at_once_and_goes_again(world: AdminWorld, ask: Ask):
     body = {"consumer_byte_rate": "1MiB", "request_percentage": 12.5, "by": "anna"}
     put = await ask("PUT", ETL, json=body)
     assert put.status == 200
@@ -195,7 +199,7 @@ async def test_an_override_holds_at_once_and_goes_again(world: World, ask: Ask):
     assert all(entry.source is RuleOrigin.FILE for entry in world.rules.entries())
 
 
-async def test_an_override_is_kept(world: World, ask: Ask):
+async def test_an_override_is_kept(world: AdminWorld, ask: Ask):
     await ask("PUT", "/v1/quotas/user=bob", json={"producer_byte_rate": 70_000, "scope": "shared"})
     again = RuleRegistry(world.quotas, world.store, world.quotas.settings)
     (entry,) = (each for each in again.entries() if each.source is RuleOrigin.OVERRIDE)
@@ -209,7 +213,7 @@ async def test_what_is_not_overridden_cannot_be_deleted(ask: Ask):
     assert answer.json["fix"] == "see GET /v1/quotas; rules of the file are changed in the file"
 
 
-async def test_a_change_that_cannot_be_kept_is_not_made(world: World, ask: Ask):
+async def test_a_change_that_cannot_be_kept_is_not_made(world: AdminWorld, ask: Ask):
     assert (await ask("PUT", ETL, json={"consumer_byte_rate": "1MiB"})).status == 200
     before = world.rules.entries()
     world.store.is_full = True
@@ -222,7 +226,7 @@ async def test_a_change_that_cannot_be_kept_is_not_made(world: World, ask: Ask):
     assert world.rules.entries() == before
 
 
-async def test_the_status_has_all_that_the_page_shows(world: World, ask: Ask):
+async def test_the_status_has_all_that_the_page_shows(world: AdminWorld, ask: Ask):
     tick(world.history, world.now_ms)
     world.connect("etl-orders")(200 * MIB)
     world.connect("dashboards")(30.0, REQUEST)
@@ -248,7 +252,7 @@ async def test_the_status_has_all_that_the_page_shows(world: World, ask: Ask):
     assert first["history"]["bounds"] == [[0, 10 * MIB]]
 
 
-async def test_metrics_and_health_stay_as_they_were(world: World, ask: Ask):
+async def test_metrics_and_health_stay_as_they_were(world: AdminWorld, ask: Ask):
     metrics = await ask("GET", "/metrics")
     assert metrics.headers[hdrs.CONTENT_TYPE] == "text/plain; version=0.0.4; charset=utf-8"
     assert "kafka_quota_proxy_violations_total" in metrics.text
@@ -259,6 +263,6 @@ async def test_metrics_and_health_stay_as_they_were(world: World, ask: Ask):
     assert (ready.status, ready.json) == (503, {"status": "not ready", "reason": "closed"})
 
 
-async def test_a_server_that_never_started_can_be_stopped(world: World):
+async def test_a_server_that_never_started_can_be_stopped(world: AdminWorld):
     server: AdminServer = world.server()
     await server.stop()

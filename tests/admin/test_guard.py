@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from admin_world import Ask, World, running, serve
+from admin_world import AdminWorld, Ask, running, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ async def test_a_body_in_chunks_is_bounded_too(ask: Ask):
     assert answer.status == 413
 
 
-async def exchanged(world: World, sent: bytes) -> bytes:
+async def exchanged(world: AdminWorld, sent: bytes) -> bytes:
     """Send bytes to a server; return what comes until it closes."""
     server = world.server()
     async with running(server):
@@ -116,14 +116,14 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("sent", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_what_is_not_http_is_refused_and_closed(world: World, sent: bytes):
+async def test_what_is_not_http_is_refused_and_closed(world: AdminWorld, sent: bytes):
     answer = await exchanged(world, sent)
     assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
     assert b"Traceback" not in answer
 
 
 @pytest.mark.parametrize("path", ["http://127.0.0.1/v1/quotas/user=a", "/v1/./quotas/user=a"])
-async def test_a_path_in_another_form_is_not_guessed_at(world: World, path: str):
+async def test_a_path_in_another_form_is_not_guessed_at(world: AdminWorld, path: str):
     sent = f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
     assert (await exchanged(world, sent)).startswith(b"HTTP/1.1 404 ")
 
@@ -133,7 +133,7 @@ async def test_a_refused_method_says_which_ones_work(ask: Ask):
     assert (answer.status, answer.headers["Allow"]) == (405, "DELETE, PUT")
 
 
-async def test_a_defect_is_no_traceback(world: World, capsys: pytest.CaptureFixture[str]):
+async def test_a_defect_is_no_traceback(world: AdminWorld, capsys: pytest.CaptureFixture[str]):
     def broken() -> str:
         raise RuntimeError("a detail that is nobody's business")
 
@@ -169,7 +169,7 @@ WRONG_TOKENS = {
 @pytest.mark.parametrize("headers", WRONG_TOKENS.values(), ids=WRONG_TOKENS.keys())
 @pytest.mark.parametrize(("method", "path"), [("PUT", ETL), ("DELETE", ETL), ("POST", "/v1/any")])
 async def test_nothing_is_changed_without_the_token(
-    world: World, ask_guarded: Ask, method: str, path: str, headers: dict[str, str]
+    world: AdminWorld, ask_guarded: Ask, method: str, path: str, headers: dict[str, str]
 ):
     answer = await ask_guarded(method, path, data=GOOD, headers={**JSON, **headers})
     assert (answer.status, set(answer.json)) == (401, {"error", "fix"})
@@ -201,12 +201,12 @@ async def test_the_token_is_compared_in_constant_time(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "quota-proxy.example"])
-async def test_without_a_token_only_loopback_is_bound(world: World, host: str):
+async def test_without_a_token_only_loopback_is_bound(world: AdminWorld, host: str):
     with pytest.raises(AdminError, match="set a token"):
         await world.server(host).start()
 
 
-async def test_a_port_in_use_is_an_error(world: World):
+async def test_a_port_in_use_is_an_error(world: AdminWorld):
     first = world.server()
     async with running(first):
         with pytest.raises(AdminError, match="in use"):

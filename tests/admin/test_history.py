@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from admin_world import CONSUMER, MIB, RULES, World, tick
+from admin_world import CONSUMER, MIB, RULES, AdminWorld, tick
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,7 +116,7 @@ def test_those_closest_to_their_bound_stay(steps: list[dict[str, float]]):
 
 
 def test_it_samples_a_real_manager():
-    world = World()
+    world = AdminWorld()
     send = world.connect("etl-orders")
     for _ in range(700):
         world.now_ms += 1000.0

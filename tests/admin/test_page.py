@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from admin_world import CONSUMER, HOSTILE, MIB, World, running
+from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, running
 from chromium import PHONE, WIDE, Page, text
 from status_page import CLIENTS, visited
 from traffic import TICK_MS, play, scene
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-async def url(world: World, page: Page) -> AsyncIterator[str]:
+async def url(world: AdminWorld, page: Page) -> AsyncIterator[str]:
     server = world.server()
     scene(world)
     async with visited(server, page) as address:
@@ -39,7 +39,7 @@ async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str)
     assert "bound 10.0 MiB/s" in label
 
 
-async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World, page: Page):
+async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: AdminWorld, page: Page):
     async with visited(unruled.server(), page) as url:
         unruled.connect("etl-orders")(MIB)
         await page.open(url, f"{CLIENTS} === 1")
@@ -60,7 +60,7 @@ async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: World
         await page.until(hidden)
 
 
-async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
+async def test_figures_follow_the_proxy(world: AdminWorld, page: Page, url: str):
     await page.open(url, SHOWN)
     world.rules.put({"client-id": "etl-orders"}, {CONSUMER: 3 * MIB})
     play(world, until_ms=world.now_ms + 30 * TICK_MS)
@@ -71,7 +71,7 @@ async def test_figures_follow_the_proxy(world: World, page: Page, url: str):
     await page.until(f"{text('#cluster')} === '✕ Silent'")
 
 
-async def test_a_lost_proxy_is_said_and_found_again(world: World, page: Page):
+async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Page):
     server = world.server()
     async with running(server) as address:
         port = server.port
@@ -97,7 +97,7 @@ async def test_nothing_is_asked_for_while_nobody_looks(page: Page, url: str):
     assert len(page.urls) == asked
 
 
-async def test_who_looks_again_sees_the_present(world: World, page: Page, url: str):
+async def test_who_looks_again_sees_the_present(world: AdminWorld, page: Page, url: str):
     await page.open(url, SHOWN)
     await page.run(f"({HIDE})(true)")
     world.not_ready = "closed"

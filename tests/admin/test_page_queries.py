@@ -128,9 +128,9 @@ async def test_what_is_to_be_mended_is_said(page: Page, shown: SparkWorld, url: 
         other.tell(other.complete(100))
     row = query_row("payments")
     await page.until(f"{row}.innerText.includes('▲ another query, other (')")
-    payments = Job(shown, "payments", "etl-payments", number=100)
+    payments = Job(shown, "payments", "etl-payments")
     trigger = {"kind": "processing_time", "interval_ms": 5000}
-    payments.tell(payments.report("running", trigger=trigger) | {"number": None})
+    payments.tell(payments.report("running", trigger=trigger))
     await page.until(f"{row}.innerText.includes('write batch_interval: 5s')")
 
 

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from admin_world import CONSUMER, HOSTILE, MIB, Ask, World
+from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, Ask
 from prometheus_client import generate_latest
 
-from metrics import Registry, SensorCollector
+from metrics import SensorCollector
 from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import Rule
 
 
 @pytest.mark.parametrize(
@@ -26,15 +25,12 @@ def test_json_is_that_of_dumps(document: dict[str, object]):
     assert "".join(json_pieces(document)) == json.dumps(document)
 
 
-class Measured(World):
+class Measured(AdminWorld):
     """A world whose sensors are shown, with more clients than fit into one piece."""
 
     def __init__(self) -> None:
-        super().__init__()
-        settings = QuotaSettings(rules=(Rule(client_id="<default>", bounds={CONSUMER: MIB}),))
-        sensors = Registry(settings.max_sensors)
-        self.quotas = QuotaManager(settings, self.instruments, sensors)
-        self.metrics.register(SensorCollector(sensors, lambda: self.now_ms))
+        super().__init__((Rule(client_id="<default>", bounds={CONSUMER: MIB}),))
+        self.prometheus.register(SensorCollector(self.sensors, lambda: self.now_ms))
         self.names = [*(f"client-{n}" for n in range(3 * SAMPLES_AT_ONCE)), HOSTILE, 'a"\n\\b']
         for name in self.names:
             self.connect(name)(20 * MIB)
@@ -49,8 +45,8 @@ class Measured(World):
 
 def test_metrics_are_those_of_generate_latest():
     world = Measured()
-    found = list(scrape_pieces(world.metrics))
-    assert b"".join(found) == generate_latest(world.metrics)
+    found = list(scrape_pieces(world.prometheus))
+    assert b"".join(found) == generate_latest(world.prometheus)
     assert max(piece.count(b"\n") for piece in found) <= SAMPLES_AT_ONCE
     assert b"".join(found).count(b"kafka_quota_proxy_rate_bytes{") == len(world.names)
 
@@ -58,7 +54,7 @@ def test_metrics_are_those_of_generate_latest():
 def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others():
     world = Measured()
     found = []
-    for number, piece in enumerate(scrape_pieces(world.metrics)):
+    for number, piece in enumerate(scrape_pieces(world.prometheus)):
         found.append(piece)
         world.forget(f"client-{3 * SAMPLES_AT_ONCE - 1 - number}")
         world.count(f"new-{number}")
@@ -72,10 +68,10 @@ def test_clients_that_come_and_go_between_two_pieces_do_not_disturb_the_others()
     assert sum(b"new-" not in line for line in rates) == len(world.names)
 
 
-async def test_the_server_gives_the_same(world: World, ask: Ask):
+async def test_the_server_gives_the_same(world: AdminWorld, ask: Ask):
     world.connect("etl-orders")(MIB)
     answer = await ask("GET", "/metrics")
-    assert answer.text == generate_latest(world.metrics).decode()
+    assert answer.text == generate_latest(world.prometheus).decode()
     assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     answer = await ask("GET", "/v1/status")
     assert answer.headers["Content-Type"] == "application/json; charset=utf-8"

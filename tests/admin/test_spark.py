@@ -7,7 +7,8 @@ import pytest
 from admin_world import MIB, Ask, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spark_world import REPORTS, Job, SparkWorld, uuid
+from parts.reports import uuid
+from spark_world import REPORTS, Job, SparkWorld
 
 from proxy.admin.query_documents import (
     COST_FACTOR,
@@ -44,7 +45,7 @@ async def test_a_report_is_answered_with_what_it_changed(ask_spark: Ask, job: Jo
     job.read(10)
     first = await run_batch(ask_spark, job, 4000, 1500)
     assert (first["rate"], first["bound"]) == (None, 10 * MIB)
-    job.number += 2
+    job.driver.number += 2
     second = await run_batch(ask_spark, job, 1000, 1000)
     assert second["lost_reports"] == 2
     assert second["rate"] == pytest.approx(3000.0)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from io import StringIO
 
 import pytest
-from admin_world import HOSTILE, World, running, serve
+from admin_world import HOSTILE, AdminWorld, running, serve
 from aiohttp import web
 from rich.console import Console
 from spark_world import scene
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
-async def url(world: World) -> AsyncIterator[str]:
+async def url(world: AdminWorld) -> AsyncIterator[str]:
     server = world.server()
     play(world)
     async with running(server) as address:
@@ -180,7 +180,7 @@ async def test_keys_change_the_view(queries_terminal: Terminal):
     assert await queries_terminal.process.wait() == 0
 
 
-async def test_it_follows_the_proxy(world: World, terminal: Terminal):
+async def test_it_follows_the_proxy(world: AdminWorld, terminal: Terminal):
     await terminal.until(b"sorted by held")
     world.not_ready = "the Kafka cluster does not answer"
     await terminal.until(b"NOT READY")
@@ -193,7 +193,7 @@ async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
     assert await terminal.process.wait() == 0
 
 
-async def test_a_proxy_that_is_not_there_is_an_error(world: World):
+async def test_a_proxy_that_is_not_there_is_an_error(world: AdminWorld):
     async with running(world.server()) as url:
         pass
     code, out, complaint = await run_plain(url)
@@ -236,7 +236,7 @@ async def test_queries_are_cut_to_the_rows_that_fit(order: str):
     assert (HOSTILE in out.getvalue()) == (order == "name")
 
 
-async def test_hostile_client_ids_cannot_steer_the_terminal(world: World):
+async def test_hostile_client_ids_cannot_steer_the_terminal(world: AdminWorld):
     for client_id in (
         "\x1b]0;owned\x07",
         "[bold red]x[/]",
@@ -284,7 +284,7 @@ def test_printable():
     assert printable("ключ-1\x00\n\u200b") == r"ключ-1\x00\n\u200b"
 
 
-async def test_clients_without_a_bound_are_named(unruled: World):
+async def test_clients_without_a_bound_are_named(unruled: AdminWorld):
     for number in range(11):
         unruled.connect("et\u200bl" if number == 0 else f"c{number}" if number > 1 else None)
     async with running(unruled.server()) as address:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, START_MS, World, tick
+from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, AdminWorld, tick
+from parts.virtual_time import START_MS
 
 from metrics.clock import MS_PER_SECOND
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -39,7 +40,9 @@ ACTORS = (
 )
 
 
-def play(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None) -> None:
+def play(
+    world: AdminWorld, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None
+) -> None:
     """Let the actors work until ten minutes after the start, or until a time."""
     end_ms = START_MS + TEN_MINUTES_MS if until_ms is None else until_ms
     handles = [
@@ -73,7 +76,9 @@ PICTURE_MS = START_MS + 599_730.0
 """A moment in the middle of two holds."""
 
 
-def scene(world: World, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None) -> None:
+def scene(
+    world: AdminWorld, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None
+) -> None:
     """Let somebody set a quota, and ten minutes of traffic go by."""
     world.rules.put(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0)
     play(world, actors, until_ms)

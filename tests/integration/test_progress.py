@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from parts.reports import ReportingDriver, batch_document
 from pyspark.errors import StreamingQueryException
 from support.groups import Position, describe, offsets_of
 from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
@@ -215,43 +216,18 @@ class Reporter:
     def __init__(self, running: ProxyProcess, topic: str) -> None:
         self.running = running
         self.topic = topic
-        self.number = 0
-        self.ids = {"sender": uuid4().hex, "query_id": str(uuid4()), "run_id": str(uuid4())}
+        self.driver = ReportingDriver("liar", None, *(str(uuid4()) for _ in range(3)))
 
     def event(self, event: str = "progress", **fields: Any) -> dict[str, Any]:
         """Make a report that is right but for these fields."""
-        self.number += 1
-        return {
-            **self.ids,
-            "number": self.number,
-            "event": event,
-            "name": "liar",
-            "client_id": None,
-            "age_ms": 1,
-            "batch": None,
-            "error": None,
-            **fields,
-        }
+        return self.driver.document(event, **fields)
 
     def batch(
         self, number: int, start: int | None, end: int, fields: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Make a batch of the topic's one partition."""
-        source = {
-            "description": f"KafkaV2[Subscribe[{self.topic}]]",
-            "start": None if start is None else {self.topic: {"0": start}},
-            "end": {self.topic: {"0": end}},
-            "latest": None,
-            "rows": 5,
-        }
-        return {
-            "batch_id": number,
-            "timestamp": "2026-01-02T03:04:05.678Z",
-            "rows": 5,
-            "durations_ms": {"triggerExecution": 100},
-            "sources": [source],
-            **(fields or {}),
-        }
+        made = batch_document(number, start, end, self.topic, rows=5, took_ms=100)
+        return made | (fields or {})
 
     def post(self, report: dict[str, Any] | bytes) -> tuple[int, dict[str, Any]]:
         """Send it; return status and answer."""

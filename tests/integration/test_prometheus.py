@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import confluent_kafka
 import pytest
+from parts.reports import ReportingDriver, batch_document
 from support.clients import Access, Librdkafka
 from support.operating import running
 from support.prometheus import JOB, Prometheus, program, watching
@@ -137,34 +138,13 @@ def make_trouble(bootstrap: str) -> None:
 def run_stage(process: ProxyProcess) -> None:
     """Read as a query would, and report as its driver would; one report is no report."""
     access = Access(process.bootstrap, STAGE)
-    sender, query_id, run_id = (str(uuid4()) for _ in range(3))
+    driver = ReportingDriver(STAGE, STAGE, *(str(uuid4()) for _ in range(3)))
 
     def batch(number: int) -> dict[str, Any]:
-        return {
-            "sender": sender,
-            "number": number + 1,
-            "event": "progress",
-            "query_id": query_id,
-            "run_id": run_id,
-            "name": STAGE,
-            "client_id": STAGE,
-            "age_ms": 0,
-            "batch": {
-                "batch_id": number,
-                "timestamp": f"2026-01-01T00:00:0{number}.000Z",
-                "rows": 20,
-                "durations_ms": {"triggerExecution": 1000},
-                "sources": [
-                    {
-                        "description": "KafkaV2[Subscribe[written]]",
-                        "start": {"written": {"0": 20 * number}},
-                        "end": {"written": {"0": 20 * number + 20}},
-                        "latest": None,
-                        "rows": 20,
-                    }
-                ],
-            },
-        }
+        start = 20 * number
+        times = {"took_ms": 1000, "timestamp": f"2026-01-01T00:00:0{number}.000Z"}
+        batch = batch_document(number, start, start + 20, "written", rows=20, **times)
+        return driver.document("progress", batch=batch)
 
     Librdkafka().consume(access, "written", 100)
     for number in range(3):

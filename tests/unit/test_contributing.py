@@ -1,19 +1,21 @@
 """docs/contributing.md lists every metric; this file, run as a script, writes the list anew."""
 
-import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import UUID
 
 from prometheus_client import CollectorRegistry
+
+sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftest.py
+
+from parts.query_world import configured
+from parts.reports import ReportingDriver, batch_document, parsed
 
 from metrics import Instruments, Registry, SensorCollector
 from metrics.instruments import InstrumentRow
 from proxy.progress.progress_collector import ProgressCollector
-from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report import parse_report
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import QuotaSettings, Rule
@@ -35,36 +37,10 @@ def _sensors(instruments: Instruments) -> SensorCollector:
 
 def _progress() -> ProgressCollector:
     """Return what a proxy shows that follows one partition and has had one batch report."""
-    settings = ProgressSettings(queries=(QuerySettings(name="orders", client_id="orders"),))
-    queries = QueryRegistry(settings, lambda _: True, lambda _: None)
-    batch = {
-        "batch_id": 0,
-        "timestamp": "2026-01-02T03:04:05.678Z",
-        "rows": 5,
-        "durations_ms": {"triggerExecution": 1},
-        "sources": [
-            {
-                "description": "KafkaV2[Subscribe[orders]]",
-                "start": {"orders": {"0": 0}},
-                "end": {"orders": {"0": 5}},
-                "latest": {"orders": {"0": 9}},
-                "rows": 5,
-            }
-        ],
-    }
-    report = {
-        "sender": str(UUID(int=1)),
-        "number": 1,
-        "event": "progress",
-        "query_id": str(UUID(int=2)),
-        "run_id": str(UUID(int=3)),
-        "name": "orders",
-        "client_id": "orders",
-        "age_ms": 0.0,
-        "batch": batch,
-        "error": None,
-    }
-    queries.reports.accept(parse_report(json.dumps(report).encode()), 0.0, 0.0)
+    queries = QueryRegistry(configured("orders"), lambda _: True, lambda _: None)
+    batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
+    report = ReportingDriver().document("progress", batch=batch)
+    queries.reports.accept(parsed(report), 0.0, 0.0)
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
+from parts.reports import ReportingDriver, batch_document
 from support.operating import Answer, call
 from support.proxy_process import ProxyProcess
 from support.raw import TIMEOUT_S, RawClient, api_versions, fetch, message, produce
@@ -44,8 +45,8 @@ class Stage:
         self.client_id = client_id or name
         self._running = running
         self._stack = ExitStack()
-        self._query_id, self._run_id, self._sender = (str(uuid.uuid4()) for _ in range(3))
-        self._numbers = itertools.count(1)
+        ids = (str(uuid.uuid4()) for _ in range(3))
+        self._reports = ReportingDriver(self.name, self.client_id, *ids)
         self._batches = itertools.count()
         self.connect()
 
@@ -120,23 +121,8 @@ class Stage:
         starts = {0: start} if isinstance(start, int) else start
         if rows is None:
             rows = sum(ends.values()) - sum((starts or {}).values())
-        source = {
-            "description": f"KafkaV2[Subscribe[{topic}]]",
-            "start": None if starts is None else {topic: _texts(starts)},
-            "end": {topic: _texts(ends)},
-            "latest": None,
-            "rows": rows,
-        }
-        return self.report(
-            "progress",
-            batch={
-                "batch_id": next(self._batches),
-                "timestamp": "2026-01-02T03:04:05.678Z",
-                "rows": rows,
-                "durations_ms": {"triggerExecution": took_ms},
-                "sources": [source],
-            },
-        )
+        batch = batch_document(next(self._batches), starts, ends, topic, rows=rows, took_ms=took_ms)
+        return self.report("progress", batch=batch)
 
     def done(self, *arguments: Any, **options: Any) -> None:
         """Report a batch, which must be accepted."""
@@ -145,22 +131,8 @@ class Stage:
 
     def report(self, event: str, **more: Any) -> Answer:
         """Post a report, as the listener in a driver does."""
-        document = {
-            "sender": self._sender,
-            "number": next(self._numbers),
-            "event": event,
-            "query_id": self._query_id,
-            "run_id": self._run_id,
-            "name": self.name,
-            "client_id": self.client_id,
-            "age_ms": 0.0,
-            **more,
-        }
+        document = self._reports.document(event, **more)
         return call(self._running, "POST", "/v1/spark/batches", document)
-
-
-def _texts(offsets: Offsets) -> dict[str, int]:
-    return {str(partition): offset for partition, offset in offsets.items()}
 
 
 def id_of(bootstrap: str, topic: str) -> uuid.UUID:

@@ -1,22 +1,17 @@
 """Small real parts around the pressure on one query: its progress, its reports, its messages."""
 
-import json
 from datetime import UTC, datetime
 from itertools import count
 from struct import pack
 from uuid import UUID
 
-from prometheus_client import CollectorRegistry
+from parts.query_world import QueryWorld
+from parts.reports import ReportingDriver, batch_document, parsed
 
-from metrics import Instruments, Registry
-from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.progress.query import ProgressSettings, QueryProgress, QuerySettings
-from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report import Report, parse_report
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.state import Record
 from proxy.wire.apis import APIS, LIST_OFFSETS
@@ -45,34 +40,28 @@ def rule(static=STATIC, number=0, **settings) -> Rule:
     )
 
 
-class World:
+class BackpressureWorld(QueryWorld):
     """One query under real quotas, with a clock that only the test moves."""
 
+    epoch_s = EPOCH_S
+
     def __init__(self, *rules: Rule, **settings):
-        self.now_ms = 1_000_000.0
         self.state: dict[str, Record] = {}
         self.record_changes = 0
         """How often backpressure said that there is something to write."""
         self.begin_process(*(rules or (rule(**settings),)))
-        self.numbers = count(1)
+        self.driver = ReportingDriver(LABEL)
         self.batch_ids = count()
         self.run = 0
-        self.checkpoint = 77
         self.reported_at: dict[tuple[str, int], int] = {}
 
     def begin_process(self, *rules: Rule) -> list[str]:
         """Make all that is lost with a process, from the state; return what was refused of it."""
         self.rules = rules
-        self.prometheus = CollectorRegistry()
-        instruments = Instruments(self.prometheus, max_label_sets=10)
-        made = QuotaSettings(rules=rules)
-        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
+        progress = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
+        self.open_quotas(QuotaSettings(rules=rules))
+        self.open_queries(progress, on_change=self.count_change)
         self.client = self.quotas.client(IDENTITY)
-        self.backpressure = Backpressure(
-            self.quotas, instruments.pid_bound_bytes, on_change=self.count_change
-        )
-        settings = ProgressSettings(queries=(QuerySettings(name=LABEL, client_id=CLIENT),))
-        self.registry = QueryRegistry(settings, lambda _client: True, lambda _note: None)
         refused = self.registry.load(self.kept("progress/"))
         return refused + self.backpressure.load(self.kept("pressure/"), self.now_ms)
 
@@ -121,9 +110,6 @@ class World:
         name = "kafka_quota_proxy_pid_bound_bytes"
         return self.prometheus.get_sample_value(name, {"query": LABEL})
 
-    def pass_ms(self, ms: float) -> None:
-        self.now_ms += ms
-
     def tick(self, ms: float = 0.0) -> None:
         """Let time pass as an application does, with a tick each second."""
         until_ms = self.now_ms + ms
@@ -139,27 +125,9 @@ class World:
     def lookups(self) -> OffsetLookups:
         return OffsetLookups(self.query, self.query_backpressure, self.now_ms)
 
-    def send(
-        self, event: str, *, age_ms: float = 0.0, error=None, batch=None, trigger=None
-    ) -> None:
-        report = {
-            "sender": str(UUID(int=99)),
-            "number": None if event == "running" else next(self.numbers),
-            "event": event,
-            "query_id": str(UUID(int=self.checkpoint)),
-            "run_id": self.run_id,
-            "name": LABEL,
-            "age_ms": float(age_ms),
-            "batch": batch,
-            "error": error,
-            "trigger": trigger,
-        }
-        self.take(parse_report(json.dumps(report).encode()))
-
-    def take(self, report: Report) -> None:
-        """What the API does with a report."""
-        accepted = self.registry.reports.accept(report, self.now_ms, EPOCH_S + self.now_ms / 1000)
-        self.backpressure.record_report(accepted, self.now_ms)
+    def send(self, event: str, **more) -> None:
+        self.driver.run_id = self.run_id
+        self.accept_report(parsed(self.driver.document(event, **more)))
 
     def start(self, *, age_ms: float = 0.0, trigger=None) -> None:
         """A new run."""
@@ -195,25 +163,16 @@ class World:
         if rate is not None:
             ms = max(1.0, taken / rate * 1000)
         trigger_s = EPOCH_S + (self.now_ms - age_ms - ms) / 1000
-        self.send(
-            "progress",
-            age_ms=age_ms,
-            batch={
-                "batch_id": next(self.batch_ids),
-                "timestamp": stamp(trigger_s),
-                "rows": taken,
-                "durations_ms": {"triggerExecution": round(ms)},
-                "sources": [
-                    {
-                        "description": "KafkaV2[Subscribe[t]]",
-                        "start": {topic: {str(index): before[index] for index in ends}},
-                        "end": {topic: {str(index): end for index, end in ends.items()}},
-                        "latest": None,
-                        "rows": taken,
-                    }
-                ],
-            },
+        batch = batch_document(
+            next(self.batch_ids),
+            before,
+            ends,
+            topic,
+            rows=taken,
+            took_ms=round(ms),
+            timestamp=stamp(trigger_s),
         )
+        self.send("progress", age_ms=age_ms, batch=batch)
 
     def rated(self, rate: float, ends: dict[int, int]) -> None:
         """Two batches up to `ends`, after which `rate` is known, and the size of a record: 100."""
@@ -255,7 +214,9 @@ def answer(offsets: dict[int, int], errors=(), topic="t") -> bytes:
     return pack(">i", len(body)) + body
 
 
-def told(world: World, lookups: OffsetLookups, latest: dict[int, int], **how) -> dict[int, int]:
+def told(
+    world: BackpressureWorld, lookups: OffsetLookups, latest: dict[int, int], **how
+) -> dict[int, int]:
     """What a driver reads that asks for the latest offsets now."""
     isolation = how.pop("isolation", 0)
     topic = how.get("topic", "t")
@@ -265,7 +226,9 @@ def told(world: World, lookups: OffsetLookups, latest: dict[int, int], **how) ->
     return {key[1]: found.offset for key, found in read(frame).items()}
 
 
-def tell_earliest(world: World, lookups: OffsetLookups, offsets: dict[int, int]) -> None:
+def tell_earliest(
+    world: BackpressureWorld, lookups: OffsetLookups, offsets: dict[int, int]
+) -> None:
     lookups.answered(ask(offsets, EARLIEST), VERSION, answer(offsets), world.now_ms)
 
 

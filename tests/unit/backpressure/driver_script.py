@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from backpressure_parts import INTERVAL_MS, VERSION, World, answer, ask, rule, tell_earliest, told
+from backpressure_parts import (
+    INTERVAL_MS,
+    VERSION,
+    BackpressureWorld,
+    answer,
+    ask,
+    rule,
+    tell_earliest,
+    told,
+)
 
 RATE = 100.0
 PER_BATCH = 200
@@ -18,7 +27,7 @@ Ends = int | dict[int, int]
 class Run:
     """A world, and the connection of it that the steps are about."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: BackpressureWorld):
         self.world = world
         self.driver = None
         self.number = 0
@@ -112,10 +121,10 @@ class Run:
     def limit(self, rate: float | None) -> None:
         self.world.query_backpressure.set_ceiling(rate, "by hand", self.world.now_ms)
 
-    def does(self, what: Callable[[World], object]) -> None:
+    def does(self, what: Callable[[BackpressureWorld], object]) -> None:
         what(self.world)
 
-    def sees(self, what: Callable[[World], object], expected: object) -> None:
+    def sees(self, what: Callable[[BackpressureWorld], object], expected: object) -> None:
         assert what(self.world) == expected
 
 
@@ -139,8 +148,8 @@ class Script:
         return run
 
 
-def world_of(**settings) -> World:
-    return World(rule(**{"min_rate": 1.0, "integral": 0.0, **settings}))
+def world_of(**settings) -> BackpressureWorld:
+    return BackpressureWorld(rule(**{"min_rate": 1.0, "integral": 0.0, **settings}))
 
 
 def fresh(**settings) -> Script:
@@ -150,7 +159,9 @@ def fresh(**settings) -> Script:
 
 def running(ends: Ends = END, **settings) -> Script:
     """A driver in mid-run: it was told `ends`, read them, and RATE is known."""
-    begun = fresh(**settings).does(World.start).after(10).connects().looks(ends).after(100)
+    begun = (
+        fresh(**settings).does(BackpressureWorld.start).after(10).connects().looks(ends).after(100)
+    )
     return begun.does(lambda world: world.rated(RATE, by_partition(ends))).after(10)
 
 

@@ -10,7 +10,7 @@ from backpressure_parts import (
     CONSUMER,
     INTERVAL_MS,
     VERSION,
-    World,
+    BackpressureWorld,
     answer,
     ask,
     read,
@@ -95,7 +95,7 @@ class Simulation:
 
     def __init__(self, load: Load, *rules: Rule):
         self.load = load
-        self.world = World(*rules)
+        self.world = BackpressureWorld(*rules)
         self.start_ms = self.world.now_ms
         self.batches: list[BatchSeen] = []
         self.read_ranges: dict[int, list[tuple[int, int]]] = {p: [] for p in range(load.partitions)}

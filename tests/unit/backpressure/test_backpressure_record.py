@@ -4,7 +4,7 @@ import json
 from uuid import UUID
 
 import pytest
-from backpressure_parts import CLIENT, ENTITY, LABEL, World
+from backpressure_parts import CLIENT, ENTITY, LABEL, BackpressureWorld
 from driver_script import running
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from proxy.state import Record
 KEY = "pressure/etl-orders/client-id%3Detl-orders"
 
 
-def world_with_record() -> tuple[World, Record]:
+def world_with_record() -> tuple[BackpressureWorld, Record]:
     world = running().looks(5000).play().world
     world.keep()
     (record,) = world.kept("pressure/")

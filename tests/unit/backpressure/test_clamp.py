@@ -8,7 +8,7 @@ from backpressure_parts import (
     NO_LEADER,
     STATIC,
     VERSION,
-    World,
+    BackpressureWorld,
     answer,
     ask,
     read,
@@ -19,6 +19,7 @@ from backpressure_parts import (
 from driver_script import END, PER_BATCH, RATE, fresh, running, world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts.reports import uuid
 
 from proxy.backpressure.clamp import REPORT_WAIT_MS
 from proxy.backpressure.driver_connections import MISSED_ANSWERS
@@ -35,42 +36,42 @@ FIVE = dict.fromkeys(range(5), END)
 UNEQUAL = {0: END, 1: 2000, 2: 50}
 
 
-def partition(world: World):
+def partition(world: BackpressureWorld):
     return world.query.partitions["t", 0]
 
 
-def ends_known(world: World) -> tuple[int, int]:
+def ends_known(world: BackpressureWorld) -> tuple[int, int]:
     return partition(world).log.high_watermark, partition(world).log.log_start_offset
 
 
-def clamp_why(world: World) -> str:
+def clamp_why(world: BackpressureWorld) -> str:
     return world.document["clamp"]["why"]
 
 
-def clamp_of(world: World) -> tuple[int, str]:
+def clamp_of(world: BackpressureWorld) -> tuple[int, str]:
     clamp = world.document["clamp"]
     return clamp["offsets"], clamp["why"]
 
 
-def hold(world: World) -> None:
+def hold(world: BackpressureWorld) -> None:
     world.query_backpressure.record_hold(world.now_ms, world.now_ms + 3900)
 
 
-def adaptive_no_more(world: World) -> None:
+def adaptive_no_more(world: BackpressureWorld) -> None:
     world.update(Rule(client_id=CLIENT, bounds={CONSUMER: STATIC}))
     world.backpressure.tick(world.now_ms)
 
 
-def every_interval(world: World) -> None:
+def every_interval(world: BackpressureWorld) -> None:
     world.query.trigger = TriggerReport(kind="processing_time")
 
 
-def once(world: World) -> None:
+def once(world: BackpressureWorld) -> None:
     world.query.trigger = TriggerReport(kind="available_now")
 
 
-def other_checkpoint(world: World) -> None:
-    world.checkpoint += 1
+def other_checkpoint(world: BackpressureWorld) -> None:
+    world.driver.query_id = uuid("another checkpoint")
 
 
 RATE_MAKES = "100 records/s make 200 offsets for one batch"

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from backpressure_parts import World
+from backpressure_parts import BackpressureWorld
 
 from proxy.backpressure.advertised_ends import AdvertisedEnds
 from proxy.backpressure.driver_progress import EVENT_JITTER_MS, DriverProgress
@@ -18,7 +18,7 @@ def position(
     done: int | None, *, is_resumed: bool = False, event_ms: float = EVENT_MS
 ) -> DriverProgress:
     """Of a run that has reported all below `done`; None: nothing yet."""
-    world = World()
+    world = BackpressureWorld()
     world.start()
     if done is not None:
         world.batch({0: done})

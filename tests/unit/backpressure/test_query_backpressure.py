@@ -11,7 +11,7 @@ from backpressure_parts import (
     INTERVAL_MS,
     LABEL,
     STATIC,
-    World,
+    BackpressureWorld,
     rule,
     tell_earliest,
     told,
@@ -26,7 +26,7 @@ HOLD_MS = 30_000.0
 PLAIN = Rule(client_id=CLIENT, bounds={CONSUMER: STATIC})
 
 
-def row(world: World):
+def row(world: BackpressureWorld):
     world.client.charge(CONSUMER, 1, world.now_ms)
     (found,) = [
         row for row in filter(None, world.quotas.rows(lambda: world.now_ms)) if row.entity == ENTITY
@@ -34,7 +34,7 @@ def row(world: World):
     return found
 
 
-def steady(*rules: Rule, rate: float = 2000.0) -> World:
+def steady(*rules: Rule, rate: float = 2000.0) -> BackpressureWorld:
     """A query that makes one batch per interval and reads 100 bytes for a record."""
     world = begun(*rules)
     for end in (4000, 8000):
@@ -43,16 +43,16 @@ def steady(*rules: Rule, rate: float = 2000.0) -> World:
     return world
 
 
-def begun(*rules: Rule) -> World:
+def begun(*rules: Rule) -> BackpressureWorld:
     """A run whose client has connected after its first report."""
-    world = World(*rules)
+    world = BackpressureWorld(*rules)
     world.start()
     assert world.query_backpressure is not None
     return world
 
 
 def test_before_any_report_the_rules_own_bound_is_in_force():
-    world = World()
+    world = BackpressureWorld()
     assert world.query_backpressure.bound == STATIC
     seen = row(world)
     assert (seen.bound, seen.static_bound) == (STATIC, STATIC)
@@ -60,7 +60,7 @@ def test_before_any_report_the_rules_own_bound_is_in_force():
 
 
 def test_the_first_report_gives_no_rate():
-    world = World()
+    world = BackpressureWorld()
     assert world.query_backpressure.rate is None
     world.start()
     world.batch({0: 4000}, ms=1800, bytes_read=400_000)
@@ -105,7 +105,7 @@ def test_the_batch_was_when_the_driver_says_not_when_its_report_came():
 
 
 def test_a_batch_that_was_held_all_the_time_took_a_millisecond():
-    world = World()
+    world = BackpressureWorld()
     pressure = world.query_backpressure
     world.batch({0: 1000}, ms=1000)
     pressure.record_hold(world.now_ms, world.now_ms + 5000)
@@ -169,7 +169,7 @@ def test_without_the_size_of_a_record_the_rules_own_bound_stays():
 
 def test_what_was_read_before_the_first_report_says_nothing_of_its_size():
     """The proxy may have seen only the end of that batch."""
-    world = World()
+    world = BackpressureWorld()
     world.start()
     world.batch({0: 1000}, bytes_read=5)
     world.pass_ms(INTERVAL_MS)
@@ -344,14 +344,14 @@ def test_a_ceiling_above_the_rate_changes_nothing():
 @pytest.mark.parametrize("bad", [-1.0, float("nan")])
 def test_a_ceiling_is_not_negative(bad):
     with pytest.raises(ValueError, match="ceiling"):
-        World().query_backpressure.set_ceiling(bad, "", 0.0)
+        BackpressureWorld().query_backpressure.set_ceiling(bad, "", 0.0)
 
 
 # Who is who
 
 
 def test_only_clients_with_an_adaptive_rule_have_a_pressure():
-    world = World(rule(), Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}))
+    world = BackpressureWorld(rule(), Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}))
     other = ClientIdentity("default", None, "somebody")
     assert world.backpressure.of_identity(other, 0.0) is None
     nameless = ClientIdentity("default", None, None)
@@ -360,7 +360,7 @@ def test_only_clients_with_an_adaptive_rule_have_a_pressure():
 
 def test_each_client_of_a_default_rule_has_its_own():
     adaptive = rule().adaptive
-    world = World(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
+    world = BackpressureWorld(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
     first, second = (
         world.backpressure.of_identity(ClientIdentity("default", None, name), 0.0) for name in "ab"
     )
@@ -371,13 +371,13 @@ def test_each_client_of_a_default_rule_has_its_own():
 
 
 def test_reports_on_clients_that_never_connected_are_nothing_to_it():
-    world = World()
+    world = BackpressureWorld()
     world.start()
     assert world.backpressure.of_client(CLIENT) == []
 
 
 def test_a_run_that_was_known_before_the_client_connected_counts():
-    world = World(rule(initial_rate=100.0))
+    world = BackpressureWorld(rule(initial_rate=100.0))
     world.start()
     world.pass_ms(100)
     driver = world.lookups()
@@ -404,7 +404,7 @@ def test_it_is_forgotten_an_hour_after_the_client_is_gone():
 def test_there_is_a_bound_on_how_many_there_are(monkeypatch):
     monkeypatch.setattr("proxy.backpressure.backpressure.MAX_QUERIES", 2)
     adaptive = rule().adaptive
-    world = World(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
+    world = BackpressureWorld(Rule(client_id=DEFAULT, bounds={CONSUMER: STATIC}, adaptive=adaptive))
     made = [
         world.backpressure.of_identity(ClientIdentity("default", None, name), 0.0) for name in "abc"
     ]
@@ -412,7 +412,7 @@ def test_there_is_a_bound_on_how_many_there_are(monkeypatch):
 
 
 def test_the_document_can_be_written_as_json():
-    world = World()
+    world = BackpressureWorld()
     assert json.loads(json.dumps(world.query_backpressure.document(world.now_ms)))["rate"] is None
     shown = json.loads(json.dumps(steady().document))
     assert shown["query"] == LABEL

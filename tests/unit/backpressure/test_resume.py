@@ -8,7 +8,7 @@ from backpressure_parts import (
     INTERVAL_MS,
     LABEL,
     STATIC,
-    World,
+    BackpressureWorld,
     ask,
     rule,
     told,
@@ -38,15 +38,15 @@ CRASHED = HELD.crashes()
 HEARD = CRASHED.after(100).batch(PLANNED, ms=2000).after(10)
 
 
-def other_run(world: World) -> None:
+def other_run(world: BackpressureWorld) -> None:
     world.start()
 
 
-def clamp_why(world: World) -> str:
+def clamp_why(world: BackpressureWorld) -> str:
     return world.document["clamp"]["why"]
 
 
-def records(world: World) -> int:
+def records(world: BackpressureWorld) -> int:
     world.keep()
     return len(world.kept("pressure/"))
 
@@ -268,7 +268,7 @@ def test_a_wait_for_the_first_report_is_time_that_the_proxy_held_the_query():
     assert "held 1,000 ms left out" in run.play().world.document["reason"]
 
 
-def bounded() -> World:
+def bounded() -> BackpressureWorld:
     """A query that reads 100 bytes for a record, RATE records/s."""
     world = world_of()
     world.start()
@@ -366,7 +366,7 @@ def test_a_restart_changes_no_batch(before, after, away_ms):
     """A proxy that was away between two batches goes on as one that was not."""
 
     def told_in(*, is_restarted: bool) -> list[object]:
-        world = World(rule(min_rate=1.0, derivative=0.1))
+        world = BackpressureWorld(rule(min_rate=1.0, derivative=0.1))
         world.start()
         world.pass_ms(1)
         driver = world.lookups()

@@ -1,7 +1,7 @@
 """The trigger interval, from when batches begin or from what the listener says."""
 
 import pytest
-from backpressure_parts import World, rule
+from backpressure_parts import BackpressureWorld, rule
 
 EVERY_750_MS = {"kind": "processing_time", "interval_ms": 750.0}
 
@@ -20,7 +20,7 @@ BATCHES = {
 
 @pytest.mark.parametrize(("took", "gaps", "learnt"), BATCHES.values(), ids=BATCHES)
 def test_it_is_learnt(took, gaps, learnt):
-    world = World(rule(batch_interval_ms=None))
+    world = BackpressureWorld(rule(batch_interval_ms=None))
     world.start()
     assert world.query_backpressure.batch_interval_ms is None
     end = 0
@@ -33,7 +33,7 @@ def test_it_is_learnt(took, gaps, learnt):
 
 
 def test_what_the_listener_says_counts_and_outlives_the_process():
-    world = World(rule(batch_interval_ms=None))
+    world = BackpressureWorld(rule(batch_interval_ms=None))
     assert world.query_backpressure.batch_interval_ms is None
     world.start(trigger=EVERY_750_MS)
     assert world.query_backpressure.batch_interval_ms == 750.0
@@ -42,6 +42,6 @@ def test_what_the_listener_says_counts_and_outlives_the_process():
 
 
 def test_what_the_rule_says_counts_more():
-    world = World(rule(batch_interval_ms=3000.0))
+    world = BackpressureWorld(rule(batch_interval_ms=3000.0))
     world.start(trigger=EVERY_750_MS)
     assert world.query_backpressure.batch_interval_ms == 3000.0

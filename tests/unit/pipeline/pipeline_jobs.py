@@ -9,7 +9,8 @@ import heapq
 import math
 from collections.abc import Callable
 
-from wired_world import SECOND_MS, World
+from parts.reports import batch_document, source_document
+from wired_world import SECOND_MS, WiredWorld
 
 from proxy.backpressure.clamp import apportion
 
@@ -160,22 +161,12 @@ class Job:
                 )
         self.plant.world.pressed(self.name).record_bytes(rows * RECORD_BYTES)
         self.done = ends
-        batch = {
-            "batch_id": self._number,
-            "timestamp": "2026-01-02T03:04:05.678Z",
-            "rows": rows,
-            "durations_ms": {"triggerExecution": round(self._took_ms)},
-            "sources": [
-                {
-                    "description": "k",
-                    "start": {log.topic: _of(starts, log.topic)},
-                    "end": {log.topic: _of(ends, log.topic)},
-                    "latest": None,
-                    "rows": rows,
-                }
-                for log in self.reads
-            ],
-        }
+        sources = [
+            source_document(log.topic, _of(starts, log.topic), _of(ends, log.topic), rows)
+            for log in self.reads
+        ]
+        batch = batch_document(self._number, 0, 0, rows=rows, took_ms=round(self._took_ms))
+        batch["sources"] = sources
         self._number += 1
         done_ms = self.plant.world.now_ms
         self.plant.later(self.late_ms, lambda: self._report(batch, done_ms))
@@ -196,7 +187,9 @@ class Plant:
 
     """
 
-    def __init__(self, world: World, interval_ms: float = SECOND_MS, partitions: int = 2) -> None:
+    def __init__(
+        self, world: WiredWorld, interval_ms: float = SECOND_MS, partitions: int = 2
+    ) -> None:
         self.world, self.interval_ms, self.partitions = world, interval_ms, partitions
         self.logs: dict[str, Log] = {}
         self.jobs: dict[str, Job] = {}
@@ -254,5 +247,5 @@ class Plant:
                 self.world.registry.log_end(log.topic, part, end, self.world.now_ms)
 
 
-def _of(ends: dict[tuple[str, int], int], topic: str) -> dict[str, int]:
-    return {str(part): end for (name, part), end in ends.items() if name == topic}
+def _of(ends: dict[tuple[str, int], int], topic: str) -> dict[int, int]:
+    return {part: end for (name, part), end in ends.items() if name == topic}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_jobs import Plant
-from wired_world import SECOND_MS, World, pipeline, stage
+from wired_world import SECOND_MS, WiredWorld, pipeline, stage
 
 from proxy.pipeline.batch_limit import ROUND_SHARE, UpstreamWriter, records_that_fit
 
@@ -25,7 +25,7 @@ def plant(folder, *, per_s=PER_S, partitions=2, more_stages=(), **more):
     """Make feed -> a -> one -> b -> two, with jobs for the stages that are not slow."""
     document = pipeline(second={"band": NEVER}, **more)
     document["stages"] += more_stages
-    made = Plant(World(folder, document), partitions=partitions)
+    made = Plant(WiredWorld(folder, document), partitions=partitions)
     made.per_s["a"] = per_s
     return made, made.job("one", "a", "b", per_s=5_000), made.job("two", "b", per_s=5_000)
 
@@ -65,7 +65,7 @@ def test_no_more_source_batches_are_in_flight_than_max_pending(tmp_path, limit, 
 
 
 def test_two_first_stages_share_max_pending(tmp_path):
-    made = Plant(World(tmp_path, two_feeders(max_pending={"batches": 3})))
+    made = Plant(WiredWorld(tmp_path, two_feeders(max_pending={"batches": 3})))
     one, other, two = feeders(made)
     made.run(5)
     with watched(made, lambda: pending(made)) as seen:
@@ -181,7 +181,7 @@ def feeders(made):
 
 
 def test_stages_that_feed_one_share_its_room(tmp_path):
-    made = Plant(World(tmp_path, two_feeders(max_lag=MAX_LAG)))
+    made = Plant(WiredWorld(tmp_path, two_feeders(max_lag=MAX_LAG)))
     *_, two = feeders(made)
     made.run(10)
     with watched(made, lambda: two.lag) as seen:

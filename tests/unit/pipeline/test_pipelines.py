@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, World, pipeline
+from wired_world import HIGH, NORMAL, PRODUCER, SECOND_MS, START_S, STATIC, WiredWorld, pipeline
 
 from proxy.pipeline.running import REAPPLY_MS
 from proxy.pipeline.running_pipeline import MAX_OUTPUTS
@@ -13,7 +13,7 @@ from proxy.state import MemoryStore, Record, StateError
 
 
 def test_a_root_goes_through_the_stages(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 0, 10, took_ms=500)
     world.tick()
@@ -28,7 +28,7 @@ def test_a_root_goes_through_the_stages(tmp_path):
 
 
 def test_what_is_written_after_a_batch_belongs_to_the_next(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 0, 5)
     world.now_ms += 50
     world.write("one", "b", 5, 8)
@@ -42,7 +42,7 @@ def test_what_is_written_after_a_batch_belongs_to_the_next(tmp_path):
 
 
 def test_an_idle_report_that_comes_late_does_not_settle_what_was_written_since(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.now_ms += 100
     world.write("one", "b", 0, 5)
     world.batch("two", "b", 0, 5)
@@ -58,7 +58,7 @@ def test_an_idle_report_that_comes_late_does_not_settle_what_was_written_since(t
 
 
 def test_the_first_batch_of_a_query_begins_where_the_log_does(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 3, 5)
     world.batch("one", "a", None, 10)
     assert world.completion()["pending"]["batches"] == 1
@@ -67,7 +67,7 @@ def test_the_first_batch_of_a_query_begins_where_the_log_does(tmp_path):
 
 
 def test_who_is_no_stage_and_where_no_stage_writes(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     assert [world.pipelines.follows(each) for each in ("one", "feed", "other", None)] == [
         *(True, True),
         *(False, False),
@@ -81,7 +81,7 @@ def test_who_is_no_stage_and_where_no_stage_writes(tmp_path):
 
 
 def test_a_query_is_found_by_a_name_that_comes_after_its_client(tmp_path):
-    world = World(tmp_path, pipeline(first={"queries": ["query-one"]}))
+    world = WiredWorld(tmp_path, pipeline(first={"queries": ["query-one"]}))
     world.connect("id-of-one")
     world.registry.follow("id-of-one")
     before = world.pipelines.generation
@@ -92,7 +92,7 @@ def test_a_query_is_found_by_a_name_that_comes_after_its_client(tmp_path):
 
 
 def test_outputs_that_nobody_reports_are_bounded(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     for number in range(MAX_OUTPUTS + 10):
         world.write("one", "b", 2 * number, 2 * number + 1)
     world.batch("one", "a", 0, 10)
@@ -103,7 +103,7 @@ def test_outputs_that_nobody_reports_are_bounded(tmp_path):
 
 
 def test_a_stage_that_is_too_slow_holds_the_one_before(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.hurry()
     rate = world.value("stage_rate", stage="one")
     assert world.value("stage_state", stage="one") == 1
@@ -118,7 +118,7 @@ def test_a_stage_that_is_too_slow_holds_the_one_before(tmp_path):
 
 
 def test_a_partition_that_becomes_known_has_not_arrived_just_now(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.batch("two", "b", 0, 10)
     for partition in range(10):
         world.see("two", "b", 1_000_000 * partition, partition)
@@ -129,7 +129,7 @@ def test_a_partition_that_becomes_known_has_not_arrived_just_now(tmp_path):
 
 
 def test_max_pending_lets_the_first_stage_wait(tmp_path):
-    world = World(tmp_path, pipeline(max_pending={"batches": 1}))
+    world = WiredWorld(tmp_path, pipeline(max_pending={"batches": 1}))
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 0, 10)
     world.tick()
@@ -141,7 +141,7 @@ def test_max_pending_lets_the_first_stage_wait(tmp_path):
 
 
 def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
-    world = World(tmp_path, pipeline(hold_producers=True, first={"band": [0, HIGH]}))
+    world = WiredWorld(tmp_path, pipeline(hold_producers=True, first={"band": [0, HIGH]}))
     identities = [world.connect("feed", user) for user in (None, "alice")]
     for _ in range(10):
         world.pipelines.sent("feed", 2000, 10)
@@ -167,7 +167,7 @@ def test_a_producer_is_held_under_every_rule_that_it_has(tmp_path):
 
 
 async def test_reports_do_not_keep_the_loop_from_looking(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     task = asyncio.create_task(world.pipelines.run())
     try:
         async with asyncio.timeout(20):
@@ -202,7 +202,7 @@ HELD = {
 
 
 async def test_the_flow_is_read_again_at_a_period(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     pipelines, store, start_ms = world.pipelines, world.store, world.now_ms
 
     def rate():
@@ -229,7 +229,7 @@ async def test_the_flow_is_read_again_at_a_period(tmp_path):
 
 
 def test_another_process_goes_on(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 5, 10)
     world.hurry()
@@ -244,7 +244,7 @@ def test_another_process_goes_on(tmp_path):
 
 
 def test_roots_survive(tmp_path):
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 0, 10)
     world.keep()
@@ -268,7 +268,7 @@ class Failing(MemoryStore):
 
 def crashed_amid_a_batch(tmp_path):
     """Stage `one` has a batch under way, of whose output only an earlier process saw a part."""
-    world = World(tmp_path, pipeline())
+    world = WiredWorld(tmp_path, pipeline())
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 0, 10)
     world.keep()
@@ -320,7 +320,7 @@ def test_a_batch_that_began_after_the_crash_was_seen_whole(tmp_path):
 
 
 def test_what_cannot_be_written_is_written_later(tmp_path):
-    world = World(tmp_path, pipeline(), store=Failing())
+    world = WiredWorld(tmp_path, pipeline(), store=Failing())
     world.write("one", "b", 0, 5)
     world.store.fails = True
     world.batch("one", "a", 0, 10)
@@ -336,7 +336,7 @@ def test_what_cannot_be_written_is_written_later(tmp_path):
 
 
 def test_what_other_pipelines_left_is_deleted(tmp_path):
-    world = World(tmp_path, pipeline("q"))
+    world = WiredWorld(tmp_path, pipeline("q"))
     world.write("one", "b", 0, 5)
     world.batch("one", "a", 0, 10)
     world.keep()
@@ -350,7 +350,7 @@ def test_what_other_pipelines_left_is_deleted(tmp_path):
 
 
 def test_a_pipeline_that_goes_is_released_and_leaves_nothing(tmp_path):
-    world = World(tmp_path, pipeline(first={"produces": ["b", "c"]}))
+    world = WiredWorld(tmp_path, pipeline(first={"produces": ["b", "c"]}))
     world.write("one", "b", 0, 5)
     world.hurry()
     world.keep()
@@ -373,7 +373,7 @@ def test_a_pipeline_that_goes_is_released_and_leaves_nothing(tmp_path):
 
 
 def test_a_pipeline_that_changes_goes_on(tmp_path):
-    world = World(tmp_path, pipeline(first={"produces": ["b", "c"]}))
+    world = WiredWorld(tmp_path, pipeline(first={"produces": ["b", "c"]}))
     world.hurry()
     rate = world.pressed("one").ceiling
     world.write("one", "b", 5000, 5005)

@@ -1,27 +1,20 @@
 """Pipelines among real parts, with a clock of the test's."""
 
 import asyncio
-import json
 from collections import Counter
-from itertools import count
-from uuid import UUID
 
 import yaml
-from prometheus_client import CollectorRegistry
+from parts.query_world import QueryWorld
+from parts.reports import ReportingDriver, batch_document, parsed, uuid
+from parts.virtual_time import EPOCH_S, START_MS
 
-from metrics import Instruments, Registry
-from proxy.backpressure.backpressure import Backpressure
 from proxy.config import load_config
 from proxy.pipeline.running import RunningPipelines
-from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report import parse_report
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.state import MemoryStore
 
-START_MS = 1_000_000.0
-START_S = 1_700_000_000.0
 SECOND_MS = 1000.0
+START_S = EPOCH_S + START_MS / SECOND_MS
 CONSUMER, PRODUCER = QuotaKind.CONSUMER_BYTE_RATE, QuotaKind.PRODUCER_BYTE_RATE
 STATIC = 1_000_000_000.0
 NORMAL = 1000
@@ -56,15 +49,14 @@ def pipeline(name="p", *, first=None, second=SECOND_STAGE, last="two", **more):
     }
 
 
-class World:
+class WiredWorld(QueryWorld):
     """Pipelines among real parts; `store` outlives a restart."""
 
     def __init__(self, folder, *pipelines, store=None):
         self.file = folder / "proxy.yaml"
-        self.now_ms = START_MS
         self.store = store or MemoryStore()
-        self.numbers, self.batches = count(1), Counter()
-        self.done = Counter()
+        self.driver = ReportingDriver()
+        self.batches, self.done = Counter(), Counter()
         self.progress = {}  # records of it, by key
         self.ends = {}  # of logs, as the cluster says when it is asked
         self.config = self.configured(*pipelines)
@@ -110,12 +102,8 @@ class World:
 
     def start(self, progress=(), pressed=()):
         """Begin, or begin again as another process that has the state of pipelines, and more."""
-        self.prometheus = CollectorRegistry()
-        instruments = Instruments(self.prometheus, max_label_sets=100)
-        made = self.config.quota_settings
-        self.quotas = QuotaManager(made, instruments, Registry(made.max_sensors))
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
-        self.registry = QueryRegistry(self.config.progress_settings, lambda _: True, lambda _: None)
+        self.open_quotas(self.config.quota_settings)
+        self.open_queries(self.config.progress_settings)
         assert self.registry.load(progress) == []
         assert self.backpressure.load(pressed, self.now_ms) == []
         self.pipelines = RunningPipelines(
@@ -123,9 +111,9 @@ class World:
             self.registry,
             self.backpressure.of_client,
             self.quotas,
-            instruments,
+            self.instruments,
             clock_ms=lambda: self.now_ms,
-            clock_s=lambda: START_S + (self.now_ms - START_MS) / SECOND_MS,
+            clock_s=lambda: self.now_s,
         )
         for name in ("one", "two"):
             self.connect(name)
@@ -143,41 +131,19 @@ class World:
         self.quotas.update(self.config.quota_settings)
         self.pipelines.update(self.config.pipeline_settings)
 
-    def report(self, name, event="progress", *, client_id=None, age_ms=0.0, run=1, batch=None):
-        document = {
-            "sender": str(UUID(int=1)),
-            "number": next(self.numbers),
-            "event": event,
-            "query_id": str(UUID(int=sum(name.encode()))),
-            "run_id": str(UUID(int=sum(name.encode()) * 1000 + run)),
-            "name": name,
-            "client_id": client_id,
-            "age_ms": age_ms,
-            "batch": batch,
-        }
-        report = parse_report(json.dumps(document).encode())
+    def report(self, name, event="progress", *, run=1, **more):
+        ids = {"query_id": uuid(name), "run_id": uuid(f"{run} {name}")}
+        report = parsed(self.driver.document(event, name=name, **ids, **more))
         asked = self.pipelines.lost_ends(report, self.now_ms)
         ends = {key: end for key, end in self.ends.items() if key in asked}
-        accepted = self.registry.reports.accept(report, self.now_ms, START_S)
-        self.backpressure.record_report(accepted, self.now_ms)
-        self.pipelines.reported(accepted, self.now_ms, ends)
+        self.pipelines.reported(self.accept_report(report), self.now_ms, ends)
 
     def batch(self, name, topic, start, end, *, rows=None, took_ms=100, **more):
         self.done[name] += 1
-        source = {
-            "description": "k",
-            "start": None if start is None else {topic: {"0": start}},
-            "end": {topic: {"0": end}},
-            "latest": None,
-            "rows": end - (start or 0),
-        }
-        batch = {
-            "batch_id": self.done[name],
-            "timestamp": "2026-01-02T03:04:05.678Z",
-            "rows": end - (start or 0) if rows is None else rows,
-            "durations_ms": {"triggerExecution": took_ms},
-            "sources": [source],
-        }
+        read = end - (start or 0)
+        rows = read if rows is None else rows
+        sizes = {"rows": rows, "source_rows": read, "took_ms": took_ms}
+        batch = batch_document(self.done[name], start, end, topic, **sizes)
         self.report(name, batch=batch, **more)
 
     def write(self, client_id, topic, start, end):
@@ -193,7 +159,7 @@ class World:
         self.registry.query_of(client_id).log_end(topic, partition, end, self.now_ms)
 
     def tick(self, ms=0.0):
-        self.now_ms += ms
+        self.pass_ms(ms)
         self.pipelines.tick(self.now_ms)
 
     def hurry(self, seconds=4, per_s=10 * HIGH):

@@ -8,16 +8,16 @@ import pytest
 # Helper modules are no test modules: under import mode importlib they are found by path only.
 sys.path.append(str(Path(__file__).parent))
 
-from progress_world import Driver, World
+from progress_world import Driver, ProgressWorld
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> ProgressWorld:
+    return ProgressWorld()
 
 
 @pytest.fixture
-def driver(world: World) -> Driver:
+def driver(world: ProgressWorld) -> Driver:
     """A driver whose first batch completed all below 10."""
     driver = world.driver()
     driver.send("started")

@@ -1,73 +1,41 @@
-"""What the tests of progress share: a book with short ways to report, read and look."""
+"""What the tests of progress share: a world with short ways to report, read and look."""
 
-import json
-from dataclasses import dataclass
-from uuid import UUID
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from parts.query_world import configured
+from parts.reports import ReportingDriver, batch_document, parsed, uuid
+from parts.virtual_time import VirtualTime
 
-from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.report import ReportRefused
 from proxy.wire.fetch import FetchedPartition
 
-NOON_S = 1_700_000_000.0
 LARGE = None
 """As the end of an answer: its records passed unseen."""
-
-
-def uuid(word) -> str:
-    """Return the UUID that stands for a word."""
-    return str(UUID(bytes=str(word).encode().ljust(16, b"\0")[:16]))
-
 
 FOREIGN = uuid("other query")
 """The id of another query than a driver has by itself."""
 
 
-def configured(*names, **more) -> ProgressSettings:
-    queries = tuple(
-        QuerySettings(name=name, client_id=name, commit_group=f"{name}-progress") for name in names
-    )
-    return ProgressSettings(queries=queries, **more)
-
-
 @dataclass
-class Driver:
+class Driver(ReportingDriver):
     """A driver with its listener: one query, one run at a time."""
 
-    world: "World"
-    name: str | None = "orders"
-    client_id: str | None = None
-    query_id: str = uuid("query")
-    run_id: str = uuid("run-1")
-    sender: str = uuid("sender")
-    number: int = 0
+    world: Any = field(kw_only=True)
     batch_id: int = -1
 
-    def send(self, event, batch=None, error=None, number=None, age_ms=0.0, **more):
-        if event != "running":
-            self.number = self.number + 1 if number is None else number
-        document = {
-            "sender": self.sender,
-            "number": self.number if event != "running" else None,
-            "event": event,
-            "query_id": self.query_id,
-            "run_id": self.run_id,
-            "name": self.name,
-            "client_id": self.client_id,
-            "age_ms": age_ms,
-            "batch": batch,
-            "error": error,
-            **more,
-        }
-        report = parse_report(json.dumps(document).encode())
+    def send(self, event, number=None, **more):
+        if number is not None:
+            self.number = number - 1
+        report = parsed(self.document(event, **more))
         return self.world.registry.reports.accept(report, self.world.now_ms, self.world.now_s)
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""
         self.batch_id = self.batch_id + 1 if batch_id is None else batch_id
-        return self.send("progress", batch_of(self.batch_id, start, end, topic), **more)
+        return self.send("progress", batch=batch_document(self.batch_id, start, end, topic), **more)
 
     def refused(self, start, end, **more) -> str:
         """Report a batch that is refused; return why."""
@@ -85,36 +53,10 @@ class Driver:
         return self.send("started")
 
 
-def batch_of(batch_id, start, end, topic="t"):
-    return {
-        "batch_id": batch_id,
-        "timestamp": "2026-01-02T03:04:05.678Z",
-        "rows": 0,
-        "durations_ms": {"triggerExecution": 1},
-        "sources": [
-            {
-                "description": "k",
-                "start": offsets_of(start, topic),
-                "end": offsets_of(end, topic) or {},
-                "latest": None,
-                "rows": 0,
-            }
-        ],
-    }
-
-
-def offsets_of(value, topic):
-    if value is None:
-        return None
-    partitions = value if isinstance(value, dict) else {0: value}
-    return {topic: {str(partition): offset for partition, offset in partitions.items()}}
-
-
-class World:
-    """A book on virtual time."""
+class ProgressWorld(VirtualTime):
+    """A registry of queries on virtual time."""
 
     def __init__(self, settings=None, known=("orders",)):
-        self.now_ms = 1_000_000.0
         self.events = []
         self.known = set(known)
         self.settings = settings or configured("orders")
@@ -124,15 +66,11 @@ class World:
         """Let another process take the place of the proxy, without its state."""
         self.registry = QueryRegistry(self.settings, self.known.__contains__, self.events.append)
 
-    @property
-    def now_s(self):
-        return NOON_S + self.now_ms / 1000
-
     def driver(self, **more) -> Driver:
-        return Driver(self, **more)
+        return Driver(world=self, **more)
 
     def wait(self, ms):
-        self.now_ms += ms
+        self.pass_ms(ms)
         self.registry.sweep(self.now_ms)
 
     def query(self, client_id="orders"):

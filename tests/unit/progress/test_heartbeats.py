@@ -1,7 +1,7 @@
 """Signs of life of runs: what they begin and keep alive, and what they leave alone."""
 
 import pytest
-from progress_world import FOREIGN, Client, World, uuid
+from progress_world import FOREIGN, Client, ProgressWorld, uuid
 
 from proxy.progress.query import LIVE_MS
 from proxy.progress.report import ReportRefused
@@ -102,6 +102,6 @@ def test_another_query_is_refused_while_the_first_is_heard(world, driver):
 
 
 def test_a_query_that_never_connected_is_followed_too():
-    world = World()
+    world = ProgressWorld()
     driver = world.driver(name="late", query_id=FOREIGN)
     assert driver.send("running").query is world.query("late")

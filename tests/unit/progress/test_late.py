@@ -1,7 +1,7 @@
 """What Spark tells of a run after it has told the start of the next."""
 
 import pytest
-from progress_world import Client, Driver, World, uuid
+from progress_world import Client, Driver, ProgressWorld, uuid
 
 OLD, NEW = uuid("run-1"), uuid("run-2")
 
@@ -71,7 +71,7 @@ def test_what_the_present_run_has_done_stands(world, driver):
 
 @pytest.mark.parametrize("event", ["started", "running"])
 def test_a_run_that_was_never_heard_of_is_the_older_one_too(event):
-    world = World()
+    world = ProgressWorld()
     driver = world.driver()
     driver.run_id = NEW
     driver.send(event)

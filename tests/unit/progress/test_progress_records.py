@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from progress_world import Client, World, configured, uuid
+from progress_world import Client, ProgressWorld, configured, uuid
 
 from proxy.progress.progress_records import FORMAT
 from proxy.progress.query import ProgressSettings, QuerySettings
@@ -282,7 +282,7 @@ def test_two_queries_of_one_client_cannot_both_be_loaded(world):
 
 
 def test_there_is_no_room_for_more_queries_than_the_bound():
-    world = World(ProgressSettings(max_queries=1))
+    world = ProgressWorld(ProgressSettings(max_queries=1))
 
     def record(label, at_s):
         value = {**GOOD, "label": label, "client_id": label, "at_s": at_s, "query_id": uuid(label)}
@@ -301,7 +301,7 @@ def test_there_is_no_room_for_more_queries_than_the_bound():
     )
 )
 def test_whatever_stands_in_a_record_it_is_taken_or_refused(change):
-    world = World()
+    world = ProgressWorld()
     value = json.loads(json.dumps({**GOOD, **change}).replace("Infinity", "1e999"))
     record = Record(KEY, json.dumps(value), 1)
     refused = world.registry.load([record])

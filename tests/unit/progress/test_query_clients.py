@@ -1,6 +1,6 @@
 """Which queries are followed: labels, bounds, and who is forgotten."""
 
-from progress_world import FOREIGN, Client, World, configured, uuid
+from progress_world import FOREIGN, Client, ProgressWorld, configured, uuid
 
 from proxy.progress.query import LEFT_AFTER_BATCHES, LIVE_MS, ProgressSettings, QuerySettings
 from proxy.progress.query_clients import FORGET_AFTER_MS
@@ -53,7 +53,7 @@ def test_who_is_followed_changes_the_generation(world):
 
 
 def test_the_longest_gone_is_forgotten_first_and_never_one_that_is_live():
-    world = World(ProgressSettings(max_queries=3))
+    world = ProgressWorld(ProgressSettings(max_queries=3))
     world.known |= {"a", "b", "c", "d", "e"}
     drivers = {}
     for name in "abc":
@@ -70,7 +70,7 @@ def test_the_longest_gone_is_forgotten_first_and_never_one_that_is_live():
 
 
 def test_a_query_that_only_reads_is_live():
-    world = World(ProgressSettings(max_queries=1))
+    world = ProgressWorld(ProgressSettings(max_queries=1))
     world.registry.follow("a")
     Client(world, world.query("a")).read(0)
     assert not world.registry.follow("b")

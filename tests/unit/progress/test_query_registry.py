@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from progress_world import FOREIGN, Client, Driver, World, configured, uuid
+from progress_world import FOREIGN, Client, Driver, ProgressWorld, configured, uuid
 
 from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
@@ -69,7 +69,7 @@ def test_the_query_is_found_by_its_client_id_or_by_the_name_in_the_configuration
     settings = ProgressSettings(
         queries=(QuerySettings(name="orders", client_id="etl", commit_group="g"),)
     )
-    world = World(settings)
+    world = ProgressWorld(settings)
     assert world.driver(name="orders").send("started").query is world.query("etl")
     other = foreign(world, name="other", client_id="etl")
     assert other.send("started").query is world.query("etl")
@@ -438,7 +438,7 @@ OFFSET = st.integers(0, 30)
     )
 )
 def test_a_refused_report_changes_nothing_but_counts(steps):
-    world = World(configured("orders", max_queries=2))
+    world = ProgressWorld(configured("orders", max_queries=2))
     kept = {}
     for event, name, query_id, run_id, number, batch_id, start, end, wait_ms in steps:
         world.wait(wait_ms)

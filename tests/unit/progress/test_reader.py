@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from progress_world import LARGE, Client, World
+from progress_world import LARGE, Client, ProgressWorld
 
 from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
@@ -280,7 +280,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_several_connections_deliver_what_each_was_given(steps):
     """Each step: a connection seeks or not, asks, and is given so many records, seen or unseen."""
-    world, known, again = World(), set(), []
+    world, known, again = ProgressWorld(), set(), []
     readers = [Naive(world, known, again) for _ in range(3)]
     for number, sought, count, seen in steps:
         reader = readers[number]

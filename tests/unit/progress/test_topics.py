@@ -11,7 +11,7 @@ from proxy.progress.topics import TopicNames
 A, B, C = (bytes([n]) * 16 for n in (1, 2, 3))
 
 
-class World:
+class ReplayedNames:
     """Names, what was replayed, and how often somebody was asked to look up."""
 
     def __init__(self, **bounds):
@@ -30,7 +30,7 @@ class World:
 
 
 def test_a_known_name_is_told_at_once():
-    world = World()
+    world = ReplayedNames()
     world.names.resolved({A: "orders"})
     world.see(A, 1)
     assert world.told == [("orders", 1)]
@@ -40,7 +40,7 @@ def test_a_known_name_is_told_at_once():
 
 
 def test_what_waits_is_told_in_order_when_the_name_is_known():
-    world = World()
+    world = ReplayedNames()
     for number, topic_id in enumerate((A, B, A, C, B)):
         world.see(topic_id, number)
     assert world.told == []
@@ -61,7 +61,7 @@ def test_nobody_has_to_listen():
 
 
 def test_an_id_that_cannot_be_resolved_is_given_up_and_what_waited_is_counted():
-    world = World()
+    world = ReplayedNames()
     for number, topic_id in enumerate((A, B, A)):
         world.see(topic_id, number)
     world.names.unresolvable([A, C])
@@ -72,7 +72,7 @@ def test_an_id_that_cannot_be_resolved_is_given_up_and_what_waited_is_counted():
 
 
 def test_an_id_given_up_is_wanted_again_when_it_is_named_again():
-    world = World()
+    world = ReplayedNames()
     world.see(A, 1)
     world.names.unresolvable([A])
     world.see(A, 2)
@@ -83,7 +83,7 @@ def test_an_id_given_up_is_wanted_again_when_it_is_named_again():
 
 
 def test_giving_up_a_name_that_came_meanwhile_changes_nothing():
-    world = World()
+    world = ReplayedNames()
     world.see(A, 1)
     world.names.resolved({A: "orders"})
     world.names.unresolvable([A])
@@ -92,7 +92,7 @@ def test_giving_up_a_name_that_came_meanwhile_changes_nothing():
 
 
 def test_the_queue_is_bounded_and_what_it_loses_is_counted():
-    world = World(max_queued=3)
+    world = ReplayedNames(max_queued=3)
     for number, topic_id in enumerate((A, B, B, C)):
         world.see(topic_id, number)
     assert (world.names.queued, world.names.lost) == (3, 1)
@@ -102,7 +102,7 @@ def test_the_queue_is_bounded_and_what_it_loses_is_counted():
 
 
 def test_names_are_bounded_and_asked_for_again():
-    world = World(max_names=2)
+    world = ReplayedNames(max_names=2)
     world.names.resolved({A: "orders", B: "clicks"})
     world.names.resolved({A: "orders"})
     world.names.resolved({C: "users"})
@@ -112,7 +112,7 @@ def test_names_are_bounded_and_asked_for_again():
 
 
 def test_more_names_at_once_than_are_kept_are_still_told():
-    world = World(max_names=1)
+    world = ReplayedNames(max_names=1)
     for number, topic_id in enumerate((A, B, C)):
         world.see(topic_id, number)
     world.names.resolved({A: "orders", B: "clicks", C: "users"})
@@ -120,7 +120,7 @@ def test_more_names_at_once_than_are_kept_are_still_told():
 
 
 def test_a_replay_may_see_more_of_the_same_topic():
-    world = World()
+    world = ReplayedNames()
     world.names.when_known(A, lambda _: world.see(A, 2))
     world.names.resolved({A: "orders"})
     assert world.told == [("orders", 2)]
@@ -141,7 +141,7 @@ STEPS = st.lists(
 @settings(deadline=None)
 @given(steps=STEPS, max_queued=st.integers(1, 10))
 def test_all_that_is_seen_is_told_in_order_waits_or_is_counted(steps, max_queued):
-    world = World(max_queued=max_queued)
+    world = ReplayedNames(max_queued=max_queued)
     seen = {each: [] for each in NAMES.values()}
     for number, (step, what) in enumerate(steps):
         if step == "see":

@@ -3,16 +3,11 @@
 from struct import pack
 
 import pytest
-from prometheus_client import CollectorRegistry
+from parts.query_world import QueryWorld, configured
 
-from metrics import Instruments, Registry
-from proxy.backpressure.backpressure import Backpressure
-from proxy.progress.query import ProgressSettings, QuerySettings
-from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.quota.entities import ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS, PRODUCE
@@ -48,24 +43,19 @@ class Appends:
         self.calls.append(("sent", client_id, count, records))
 
 
-class World:
+class FollowingWorld(QueryWorld):
+    """Queries and pipelines that follow clients, and clients under adaptive rules."""
+
     def __init__(self, *, queries=(), writers=(), adaptive=()):
-        instruments = Instruments(CollectorRegistry(), max_label_sets=100)
-        settings = QuotaSettings(rules=tuple(map(bounded, adaptive)))
-        self.quotas = QuotaManager(settings, instruments, Registry(settings.max_sensors))
-        self.registry = QueryRegistry(progress(queries), lambda _: True, lambda _: None)
+        super().__init__(*map(bounded, adaptive))
+        self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
-        self.backpressure = Backpressure(self.quotas, instruments.pid_bound_bytes)
         self.following = Following(
             self.registry, self.backpressure, TopicNames(), self.quotas, self.appends
         )
 
     def client(self, client_id="c", node_id=1):
         return self.following.client(ClientIdentity("default", None, client_id), node_id)
-
-
-def progress(queries):
-    return ProgressSettings(queries=tuple(QuerySettings(name=n, client_id=n) for n in queries))
 
 
 def bounded(client_id):
@@ -121,16 +111,16 @@ def fetch(client):
     ],
 )
 def test_what_is_wanted_of_a_client(world, expected):
-    assert wanted(World(**world).client()) == set(expected)
+    assert wanted(FollowingWorld(**world).client()) == set(expected)
 
 
 def test_nothing_is_wanted_of_a_client_without_an_id():
-    world = World(queries=["c"], writers=[None])
+    world = FollowingWorld(queries=["c"], writers=[None])
     assert wanted(world.client(None)) == set()
 
 
 def test_a_client_is_followed_from_the_moment_that_something_names_it():
-    world = World()
+    world = FollowingWorld()
     client = world.client()
     assert wanted(client) == set()
     world.registry.follow("c")
@@ -142,7 +132,7 @@ def test_a_client_is_followed_from_the_moment_that_something_names_it():
 
 
 def test_a_rule_that_is_no_longer_adaptive_takes_the_pressure_away_and_back():
-    world = World(queries=["c"], adaptive=["c"])
+    world = FollowingWorld(queries=["c"], adaptive=["c"])
     client = world.client()
     wanted(client)
     tracker, lookups, pressure = client.tracker, client.lookups, client.pressure
@@ -155,16 +145,16 @@ def test_a_rule_that_is_no_longer_adaptive_takes_the_pressure_away_and_back():
 
 
 def test_a_query_under_another_client_id_is_followed_no_more():
-    world = World(queries=["c"])
+    world = FollowingWorld(queries=["c"])
     client = world.client()
     wanted(client)
-    world.registry.update(progress(["other"]))
+    world.registry.update(configured("other"))
     assert wanted(client) == set()
     assert (client.tracker, client.lookups) == (None, None)
 
 
 def test_a_closed_connection_is_clamped_no_more():
-    world = World(adaptive=["c"])
+    world = FollowingWorld(adaptive=["c"])
     client = world.client()
     wanted(client)
     connections = client.pressure.clamp.connections
@@ -175,7 +165,7 @@ def test_a_closed_connection_is_clamped_no_more():
 
 
 def test_a_fetch_is_walked_and_the_rest_taken_whole():
-    world = World(queries=["c"])
+    world = FollowingWorld(queries=["c"])
     client = world.client()
     wanted(client)
     assert not fetch(client).takes_whole
@@ -183,7 +173,7 @@ def test_a_fetch_is_walked_and_the_rest_taken_whole():
 
 
 def test_an_answer_to_a_look_up_is_planned_for_first():
-    world = World(queries=["c"], writers=["c"])
+    world = FollowingWorld(queries=["c"], writers=["c"])
     client = world.client()
     wanted(client)
     frame = lookup_answer(7)
@@ -202,7 +192,7 @@ def test_an_answer_to_a_look_up_is_planned_for_first():
     ],
 )
 def test_other_look_ups_plan_nothing(writers, timestamp, fetches):
-    world = World(queries=["c"], writers=writers)
+    world = FollowingWorld(queries=["c"], writers=writers)
     client = world.client()
     wanted(client)
     if fetches:
@@ -212,7 +202,7 @@ def test_other_look_ups_plan_nothing(writers, timestamp, fetches):
 
 
 def test_what_is_read_and_held_goes_to_the_pressure_of_now():
-    world = World(queries=["c"], adaptive=["c"])
+    world = FollowingWorld(queries=["c"], adaptive=["c"])
     client = world.client()
     client.gated(NOW_MS - 10, NOW_MS)  # before any request was shown
     assert client.pressure is not None

@@ -5,13 +5,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry
+from parts.quota_world import QuotaWorld
 
-from metrics import Instruments, Registry
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rules import QuotaSettings, Rule
+from proxy.quota.rules import Rule
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -22,13 +21,11 @@ WINDOW_MS = 11_000.0
 
 def make_manager(bound: float, **settings) -> QuotaManager:
     rule = Rule(client_id="c", bounds={CONSUMER: bound, PRODUCER: bound})
-    made = QuotaSettings(rules=(rule,), **settings)
-    instruments = Instruments(CollectorRegistry(), max_label_sets=100)
-    return QuotaManager(made, instruments, Registry(made.max_sensors))
+    return QuotaWorld(rule, **settings).quotas
 
 
 @dataclass
-class World:
+class ClosedLoop:
     """One client with any number of connections; `run` it, then look at what it got."""
 
     manager: QuotaManager
@@ -86,7 +83,7 @@ class Consumer:
     `batch_bytes` is what the broker sends at least; `think_ms` passes before the next request.
     """
 
-    world: World
+    world: ClosedLoop
     number: int
     asked_bytes: int
     batch_bytes: int = 1
@@ -149,7 +146,7 @@ class Consumer:
 class Producer:
     """One connection that always sends more; it waits for answers, or with `reads` False never."""
 
-    world: World
+    world: ClosedLoop
     size: int
     reads: bool = True
     ends_ms: float = float("inf")
@@ -175,7 +172,9 @@ class Producer:
             world.at(max(due_ms, world.now_ms + BROKER_MS), self.ask)
 
 
-def consumers(world: World, count: int, asked_bytes: int, start_ms: float = 0.0, **options) -> None:
+def consumers(
+    world: ClosedLoop, count: int, asked_bytes: int, start_ms: float = 0.0, **options
+) -> None:
     """Let so many connections begin, 0.1 ms apart."""
     for number in range(count):
         consumer = Consumer(world, len(world.under_way) + number, asked_bytes, **options)

@@ -5,11 +5,10 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from parts.quota_world import QuotaWorld
 
-from metrics import Instruments, Registry, SensorCollector
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
+from metrics import SensorCollector
+from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.pacer import LONGEST_HOLD, SAVED_INTERVALS
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
@@ -40,24 +39,21 @@ def rule(bound=STATIC, *, moves=True, interval_ms=INTERVAL_MS, **keys) -> Rule:
     )
 
 
-class World:
+class AdaptiveWorld(QuotaWorld):
+    """One client, by default under an adaptive rule."""
+
     def __init__(self, *rules: Rule, **settings):
-        self.prometheus = CollectorRegistry()
-        made = QuotaSettings(rules=rules or (rule(),), **settings)
-        self.registry = Registry(made.max_sensors)
-        instruments = Instruments(self.prometheus, max_label_sets=100)
-        self.manager = QuotaManager(made, instruments, self.registry)
-        self.client = self.manager.client(ClientIdentity("l", None, "c"))
+        super().__init__(*(rules or (rule(),)), **settings)
+        self.client = self.client_quotas()
 
     def update(self, *rules: Rule) -> None:
-        self.manager.update(QuotaSettings(rules=rules))
+        self.quotas.update(QuotaSettings(rules=rules))
 
     def adapt(self, bound, now_ms, reason=WHY, entity=ENTITY, kind=CONSUMER) -> None:
-        self.manager.adapt(kind, entity, bound, reason, now_ms)
+        self.quotas.adapt(kind, entity, bound, reason, now_ms)
 
     def row(self, now_ms=0.0, entity=ENTITY, kind=CONSUMER):
-        rows = list(filter(None, self.manager.rows(lambda: now_ms)))
-        (row,) = [row for row in rows if (row.entity, row.kind) == (entity, kind)]
+        (row,) = [row for row in self.rows(now_ms) if (row.entity, row.kind) == (entity, kind)]
         return row
 
     def brake_ms(self, now_ms):
@@ -105,33 +101,33 @@ def test_rules_for_many_clients_can(keys):
 
 def test_without_an_interval_the_rule_has_no_brake():
     """Batches are shaped where they are planned; how much one may read at once is not known."""
-    world = World(rule(interval_ms=None))
+    world = AdaptiveWorld(rule(interval_ms=None))
     world.adapt(200.0 * KB, 0)
     assert [world.read(0, STATIC) for _ in range(4)] == [None] * 4
     assert world.row().bound == 200.0 * KB
 
 
 def test_the_lower_bound_is_in_force_at_once():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     row = world.row()
     assert (row.bound, row.static_bound, row.reason) == (200.0 * KB, STATIC, WHY)
-    world.prometheus.register(SensorCollector(world.registry, lambda: 0.0))
+    world.prometheus.register(SensorCollector(world.sensors, lambda: 0.0))
     labels = {"quota_entity": ENTITY, "quota": str(CONSUMER)}
     shown = world.prometheus.get_sample_value("kafka_quota_proxy_bound_bytes", labels)
     assert shown == 200.0 * KB
 
 
 def test_it_is_never_above_the_rules_own():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(5 * STATIC, 0)
     assert world.row().bound == STATIC
 
 
 def test_without_a_bound_the_rules_own_is_in_force_and_says_why():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     world.adapt(None, 0, "the query ended")
@@ -140,7 +136,7 @@ def test_without_a_bound_the_rules_own_is_in_force_and_says_why():
 
 
 def test_forgotten():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     world.adapt(None, 0, None)
@@ -149,8 +145,8 @@ def test_forgotten():
 
 
 def test_only_the_entity_is_adapted_and_only_its_reading():
-    world = World(rule(client_id=DEFAULT))
-    other = world.manager.client(ClientIdentity("l", None, "d"))
+    world = AdaptiveWorld(rule(client_id=DEFAULT))
+    other = world.client_quotas("d")
     other.charge(CONSUMER, 1, 0)
     world.read(0)
     world.read(0, kind=PRODUCER)
@@ -164,26 +160,26 @@ def test_only_the_entity_is_adapted_and_only_its_reading():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_bound_is_above_0(bad):
     with pytest.raises(ValueError, match="above 0"):
-        World().adapt(bad, 0)
+        AdaptiveWorld().adapt(bad, 0)
 
 
 def test_a_bound_has_a_reason():
     with pytest.raises(ValueError, match="without a reason"):
-        World().adapt(1.0, 0, None)
+        AdaptiveWorld().adapt(1.0, 0, None)
 
 
 # What it survives
 
 
 def test_it_may_come_before_the_first_byte():
-    world = World()
+    world = AdaptiveWorld()
     world.adapt(200.0 * KB, 0)
     world.read(0)
     assert world.row().bound == 200.0 * KB
 
 
 def test_it_survives_an_update_of_the_rules():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     world.update(rule(), rule(client_id="d"))
@@ -192,17 +188,17 @@ def test_it_survives_an_update_of_the_rules():
 
 
 def test_it_survives_the_sensor():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
-    assert sum(world.manager.expiring(2 * HOUR_MS)) == 1
-    assert list(filter(None, world.manager.rows(lambda: 2 * HOUR_MS))) == []
+    assert sum(world.quotas.expiring(2 * HOUR_MS)) == 1
+    assert list(filter(None, world.quotas.rows(lambda: 2 * HOUR_MS))) == []
     world.read(2 * HOUR_MS)
     assert (world.row(2 * HOUR_MS).bound, world.row(2 * HOUR_MS).reason) == (200.0 * KB, WHY)
 
 
 def test_a_lower_bound_of_the_rule_is_in_force_while_it_is_lower():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     world.update(rule(50.0 * KB))
@@ -217,7 +213,7 @@ def test_a_lower_bound_of_the_rule_is_in_force_while_it_is_lower():
 
 
 def test_it_counts_only_while_the_rule_is_adaptive():
-    world = World()
+    world = AdaptiveWorld()
     world.read(0)
     world.adapt(200.0 * KB, 0)
     world.update(rule(moves=False))
@@ -227,8 +223,8 @@ def test_it_counts_only_while_the_rule_is_adaptive():
 
 
 def test_clients_that_share_a_sensor_are_not_adapted():
-    world = World(rule(client_id=DEFAULT), max_client_entities=1)
-    world.manager.client(ClientIdentity("l", None, "first")).charge(CONSUMER, 1, 0)
+    world = AdaptiveWorld(rule(client_id=DEFAULT), max_client_entities=1)
+    world.client_quotas("first").charge(CONSUMER, 1, 0)
     world.adapt(200.0 * KB, 0)
     world.read(0)
     assert world.row(entity="other").bound == STATIC
@@ -251,7 +247,7 @@ def batches(world, size, responses, start_ms, count, interval_ms=INTERVAL_MS):
 
 
 def test_a_batch_of_one_intervals_bytes_is_not_held():
-    world = World()
+    world = AdaptiveWorld()
     world.adapt(200.0 * KB, 0)
     assert batches(world, 400 * KB, 10, 0, 50) == 0
 
@@ -259,21 +255,21 @@ def test_a_batch_of_one_intervals_bytes_is_not_held():
 @pytest.mark.parametrize("interval_ms", [500.0, 10_000.0, 60_000.0])
 def test_whatever_the_interval(interval_ms):
     """Also where it is longer than the time that a sensor looks back on."""
-    world = World(rule(100 * STATIC, interval_ms=interval_ms))
+    world = AdaptiveWorld(rule(100 * STATIC, interval_ms=interval_ms))
     world.adapt(200.0 * KB, 0)
     size = 200 * KB * interval_ms / 1000
     assert batches(world, size, 10, 0, 30, interval_ms) == 0
 
 
 def test_a_query_that_uses_part_of_its_bound_is_not_held_either():
-    world = World(rule(interval_ms=60_000.0))
+    world = AdaptiveWorld(rule(interval_ms=60_000.0))
     world.adapt(200.0 * KB, 0)
     assert batches(world, 200 * KB * 60 * 0.8, 10, 0, 30, 60_000.0) == 0
 
 
 def test_a_fall_does_not_hold_the_next_batch():
     """Nor does a rise: what a query has saved is time, in which it may read the next batch."""
-    world = World()
+    world = AdaptiveWorld()
     world.adapt(800.0 * KB, 0)
     now_ms = 0.0
     for bound in (800, 200, 180, 700, 100, 800):
@@ -284,7 +280,7 @@ def test_a_fall_does_not_hold_the_next_batch():
 
 def test_more_than_that_is_slowed_a_little_at_a_time():
     """Spark reads ahead: one response may serve many batches, and none may wait for long."""
-    world = World()
+    world = AdaptiveWorld()
     world.adapt(200.0 * KB, 0)
     holds = [world.read(0, 1000 * KB) for _ in range(4)]
     waited = [charge.delay_ms if charge is not None else 0 for charge in holds]
@@ -293,7 +289,7 @@ def test_more_than_that_is_slowed_a_little_at_a_time():
 
 def test_the_rules_own_bound_is_kept_all_the_same():
     """Twenty connections that wait a little each would read more than that."""
-    world = World(max_delay_ms=10 * HOUR_MS)
+    world = AdaptiveWorld(max_delay_ms=10 * HOUR_MS)
     world.adapt(200.0 * KB, 0)
     ready_ms, total = [0.0] * 20, 0
     while (now_ms := min(ready_ms)) < 120_000:
@@ -305,7 +301,7 @@ def test_the_rules_own_bound_is_kept_all_the_same():
 
 
 def test_what_is_owed_when_the_bound_rises_takes_less_time():
-    world = World(rule(interval_ms=HOUR_MS))
+    world = AdaptiveWorld(rule(interval_ms=HOUR_MS))
     world.adapt(100.0 * KB, 0)
     world.read(0, 0)
     saved_ms = SAVED_INTERVALS * HOUR_MS
@@ -317,12 +313,12 @@ def test_what_is_owed_when_the_bound_rises_takes_less_time():
 
 def test_what_is_owed_survives_a_change_of_the_rules():
     """The sensor has forgotten it long before: it looks back on eleven seconds."""
-    world = World()
+    world = AdaptiveWorld()
     world.adapt(10.0 * KB, 0)
     world.read(0, 1000 * KB)
     world.update(rule())
     minute_ms = 60_000.0
-    assert sum(world.manager.expiring(minute_ms)) == 0
+    assert sum(world.quotas.expiring(minute_ms)) == 0
     assert world.read(minute_ms).delay_ms == LONGEST_MS
 
 
@@ -340,7 +336,7 @@ def test_what_is_owed_survives_a_change_of_the_rules():
 )
 def test_each_response_waits_for_what_was_read_before_it(steps):
     """A second bookkeeping: milliseconds owed (or saved, below 0) of reading at the bound."""
-    world = World(rule(1e12))
+    world = AdaptiveWorld(rule(1e12))
     now_ms, owed_ms, before = 0.0, -math.inf, None
     for elapsed_ms, bound, size in steps:
         now_ms += elapsed_ms

@@ -8,9 +8,9 @@ from closed_loop import (
     MB,
     PRODUCER,
     WINDOW_MS,
+    ClosedLoop,
     Consumer,
     Producer,
-    World,
     consumers,
     make_manager,
 )
@@ -32,11 +32,11 @@ SMALL_BATCH = 1000
 SMALL_ANSWER = 20_000
 
 
-def world_of(bound: float = MB, **more) -> World:
-    return World(make_manager(bound, **more))
+def world_of(bound: float = MB, **more) -> ClosedLoop:
+    return ClosedLoop(make_manager(bound, **more))
 
 
-def check_bound(world: World, bound: float, largest: int = 0) -> None:
+def check_bound(world: ClosedLoop, bound: float, largest: int = 0) -> None:
     assert world.rate(SETTLED_MS, END_MS) == pytest.approx(bound, rel=TOLERANCE)
     seconds = WINDOW_MS / 1000
     assert world.most_in() <= LONGEST_WINDOW * bound * seconds + largest

@@ -3,7 +3,7 @@
 from collections import deque
 
 import pytest
-from closed_loop import World, make_manager
+from closed_loop import ClosedLoop, make_manager
 
 from proxy.quota.busy import BusyTime
 from proxy.quota.entities import QuotaKind
@@ -41,7 +41,7 @@ def test_holds_do_not_count_and_what_came_behind_one_counts_like_the_last():
 class Client:
     """One connection with `depth` requests under way, before a broker that takes 4 ms for each."""
 
-    def __init__(self, world: World, depth: int) -> None:
+    def __init__(self, world: ClosedLoop, depth: int) -> None:
         self.world, self.depth = world, depth
         self.busy = BusyTime()
         self.in_flight: deque[float] = deque()
@@ -88,7 +88,7 @@ class Client:
 @pytest.mark.parametrize("depth", [1, 5])
 @pytest.mark.parametrize("percent", [5.0, 10.0, 50.0])
 def test_a_client_gets_its_share_of_time_whatever_is_under_way(percent, depth):
-    world = World(make_manager(1e9))
+    world = ClosedLoop(make_manager(1e9))
     rule = Rule(client_id="c", bounds={REQUEST: percent})
     world.manager.update(QuotaSettings(rules=(rule,)))
     client = Client(world, depth)

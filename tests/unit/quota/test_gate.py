@@ -21,7 +21,7 @@ ASKED = 50_000_000
 AHEAD_MS = 1000.0
 
 
-class World:
+class GateWorld:
     """A gate whose client owes so many milliseconds at time 0."""
 
     def __init__(
@@ -45,13 +45,13 @@ class World:
 
 
 def test_who_owes_little_is_let_through():
-    world = World(owed_ms=AHEAD_MS)
+    world = GateWorld(owed_ms=AHEAD_MS)
     assert not world.waits(world.waiter("a"), 0.0)
     assert world.waits(world.waiter("b"), 0.0, ahead_ms=0.0)
 
 
 def test_they_are_let_through_in_turn():
-    world = World(owed_ms=3000.0)
+    world = GateWorld(owed_ms=3000.0)
     a, b, c = (world.waiter(name) for name in "abc")
     for waiter in (a, b, c):
         assert world.waits(waiter, 0.0)
@@ -65,7 +65,7 @@ def test_they_are_let_through_in_turn():
 
 
 def test_since_when_it_waits_is_kept_until_the_owner_sets_it_back():
-    world = World(owed_ms=3000.0)
+    world = GateWorld(owed_ms=3000.0)
     waiter = world.waiter("a")
     world.waits(waiter, 10.0)
     world.waits(waiter, 500.0)
@@ -75,7 +75,7 @@ def test_since_when_it_waits_is_kept_until_the_owner_sets_it_back():
 
 
 def test_all_ask_again_when_the_bound_changes():
-    world = World(owed_ms=3000.0)
+    world = GateWorld(owed_ms=3000.0)
     for name in "abc":
         world.waits(world.waiter(name), 0.0)
     world.woken.clear()
@@ -85,7 +85,7 @@ def test_all_ask_again_when_the_bound_changes():
 
 
 def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes():
-    world = World(owed_ms=500.0)
+    world = GateWorld(owed_ms=500.0)
     expected = world.gate.expect(int(BYTES_PER_MS * 600), 0.0)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
@@ -95,7 +95,7 @@ def test_a_fetch_under_way_counts_with_what_is_expected_until_its_response_comes
 
 
 def test_one_that_takes_long_counts_no_more():
-    world = World(owed_ms=500.0)
+    world = GateWorld(owed_ms=500.0)
     world.gate.expect(int(BYTES_PER_MS * 9000), 0.0)
     waiter = world.waiter("a")
     assert world.waits(waiter, 0.0)
@@ -104,7 +104,7 @@ def test_one_that_takes_long_counts_no_more():
 
 
 def test_what_the_formula_lets_pass_may_be_under_way():
-    world = World(bound=BOUND / 10, allowance_ms=1000.0)
+    world = GateWorld(bound=BOUND / 10, allowance_ms=1000.0)
     world.gate.expect(None, 0.0)
     assert not world.waits(world.waiter("a"), 0.0)
     world.gate.expect(None, 0.0)
@@ -112,7 +112,7 @@ def test_what_the_formula_lets_pass_may_be_under_way():
 
 
 def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
-    world = World(bound=BOUND / 10)
+    world = GateWorld(bound=BOUND / 10)
     a, b = world.waiter("a"), world.waiter("b")
     assert not world.waits(a, 0.0)
     expected = world.gate.expect(None, 0.0)
@@ -139,7 +139,7 @@ def test_who_has_no_allowance_left_has_one_large_fetch_under_way():
     ],
 )
 def test_what_a_fetch_is_granted(bound, under_way, owed_ms, granted):
-    world = World(owed_ms, bound)
+    world = GateWorld(owed_ms, bound)
     for _ in range(under_way):
         world.gate.expect(1, 0.0)
     assert world.gate.grant(ASKED, 0.0) == granted

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from parts.quota_world import QuotaWorld
 
-from metrics import Instruments, Registry
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.selector import selector
@@ -36,7 +34,7 @@ def settings(*rules: Rule, **more) -> QuotaSettings:
 FILE = settings(rule(1 * MB, client_id="etl"), rule(2 * MB, client_id=DEFAULT))
 
 
-class Desk:
+class Desk(QuotaWorld):
     """A book with its manager; `reopen` is a restart with the same store."""
 
     def __init__(self, store=None, file=FILE):
@@ -44,9 +42,8 @@ class Desk:
         self.reopen(file)
 
     def reopen(self, file=FILE):
-        instruments = Instruments(CollectorRegistry(), max_label_sets=100)
-        self.manager = QuotaManager(file, instruments, Registry(file.max_sensors))
-        self.book = RuleRegistry(self.manager, self.store, file)
+        self.open_quotas(file)
+        self.book = RuleRegistry(self.quotas, self.store, file)
 
     def listed(self):
         return [
@@ -55,13 +52,13 @@ class Desk:
         ]
 
     def bound(self, client_id, kind=CONSUMER):
-        match = self.manager.table.match(kind, ClientIdentity("l", None, client_id))
+        match = self.quotas.table.match(kind, ClientIdentity("l", None, client_id))
         return match.rule.bounds[kind] if match else None
 
 
 def test_the_rules_of_the_file_are_in_force_without_anything_else():
     desk = Desk()
-    assert desk.manager.settings == FILE
+    assert desk.quotas.settings == FILE
     assert desk.listed() == [("client-id=etl", "file", True), ("client-id=<default>", "file", True)]
     assert [entry.by for entry in desk.book.entries()] == [None, None]
 
@@ -83,10 +80,10 @@ def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
         ("client-id=<default>", "file", True),
     ]
     assert desk.book.entries()[0] == made
-    assert len(desk.manager.settings.rules) == 2
+    assert len(desk.quotas.settings.rules) == 2
     assert desk.book.delete({"client-id": "etl"})
     assert desk.bound("etl") == 1 * MB
-    assert desk.manager.settings == FILE
+    assert desk.quotas.settings == FILE
     assert not desk.book.delete({"client-id": "etl"})
 
 
@@ -116,11 +113,11 @@ def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
 
 def test_the_history_of_a_sensor_outlives_an_override():
     desk = Desk()
-    client = desk.manager.client(ClientIdentity("l", None, "etl"))
+    client = desk.quotas.client(ClientIdentity("l", None, "etl"))
     client.charge(CONSUMER, 9 * MB, 0.0)
     desk.book.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
     assert client.charge(CONSUMER, 10 * MB, 1.0) is None
-    (row,) = list(filter(None, desk.manager.rows(lambda: 1.0)))
+    (row,) = list(filter(None, desk.quotas.rows(lambda: 1.0)))
     assert row.rate == pytest.approx(1.9 * MB, rel=0.001)
     assert row.bound == 2 * MB
 
@@ -145,7 +142,7 @@ def test_a_reload_swaps_the_rules_of_the_file_and_keeps_the_others():
     desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
     desk.book.use_kafka([rule(7 * MB, client_id="k")])
     desk.book.use_file(settings(rule(3 * MB, client_id=DEFAULT), max_delay_ms=5.0))
-    assert desk.manager.settings.max_delay_ms == 5.0
+    assert desk.quotas.settings.max_delay_ms == 5.0
     assert [desk.bound(client_id) for client_id in ("etl", "k", "c")] == [5 * MB, 7 * MB, 3 * MB]
     desk.book.delete({"client-id": "etl"})
     assert desk.bound("etl") == 3 * MB
@@ -170,9 +167,9 @@ def test_overrides_beat_the_cluster_and_the_cluster_beats_the_file():
 def test_rules_of_the_cluster_that_are_the_same_as_before_disturb_nobody():
     desk = Desk()
     desk.book.use_kafka([rule(7 * MB, client_id="k")])
-    generation = desk.manager.generation
+    generation = desk.quotas.generation
     desk.book.use_kafka([rule(7 * MB, client_id="k")])
-    assert desk.manager.generation == generation
+    assert desk.quotas.generation == generation
 
 
 ETL = {"client-id": "etl"}
@@ -203,7 +200,7 @@ def test_what_makes_no_rule_is_refused_and_changes_nothing(keys, bounds, more, m
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - compared below, as it stands
         desk.book.put(keys, bounds, **more)
     assert message in str(caught.value)
-    assert desk.manager.settings == FILE
+    assert desk.quotas.settings == FILE
     assert desk.store.items("") == []
 
 
@@ -294,6 +291,6 @@ def test_any_changes_leave_the_strongest_rule_of_each_key_in_force(steps):
             case _:
                 desk.reopen(settings(*(rule(b, client_id=n) for n, b in file.items())))
                 kafka = {}
-        in_force = {each.client_id: each.bounds[CONSUMER] for each in desk.manager.settings.rules}
+        in_force = {each.client_id: each.bounds[CONSUMER] for each in desk.quotas.settings.rules}
         assert in_force == {**file, **kafka, **overrides}
         assert len(desk.book.entries()) == len(overrides) + len(kafka) + len(file)

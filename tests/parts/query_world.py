@@ -1,0 +1,43 @@
+"""Real progress and backpressure of queries over real quotas, on virtual time."""
+
+from collections.abc import Callable
+from typing import Any
+
+from parts.quota_world import QuotaWorld
+
+from proxy.backpressure.backpressure import Backpressure
+from proxy.progress.query import ProgressSettings, QuerySettings
+from proxy.progress.query_registry import QueryRegistry
+from proxy.progress.report import Report
+from proxy.progress.report_handler import AcceptedReport
+
+
+class QueryWorld(QuotaWorld):
+    """What a proxy knows of its queries."""
+
+    def open_queries(
+        self,
+        settings: ProgressSettings,
+        *,
+        knows_client: Callable[[str], bool] = lambda _: True,
+        on_event: Callable[[Any], object] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make what a process keeps of queries, over the quotas that it has."""
+        self.registry = QueryRegistry(settings, knows_client, on_event)
+        self.backpressure = Backpressure(
+            self.quotas, self.instruments.pid_bound_bytes, on_change=on_change
+        )
+
+    def accept_report(self, report: Report) -> AcceptedReport:
+        accepted = self.registry.reports.accept(report, self.now_ms, self.now_s)
+        self.backpressure.record_report(accepted, self.now_ms)
+        return accepted
+
+
+def configured(*names: str, **more: Any) -> ProgressSettings:
+    """Return settings of queries whose client ids are their names."""
+    queries = tuple(
+        QuerySettings(name=name, client_id=name, commit_group=f"{name}-progress") for name in names
+    )
+    return ProgressSettings(queries=queries, **more)

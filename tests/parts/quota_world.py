@@ -1,0 +1,35 @@
+"""Real quotas on virtual time."""
+
+from typing import Any
+
+from parts.virtual_time import VirtualTime
+from prometheus_client import CollectorRegistry
+
+from metrics import Instruments, Registry
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.manager import QuotaManager
+from proxy.quota.meter import QuotaRow
+from proxy.quota.rules import QuotaSettings, Rule
+
+
+class QuotaWorld(VirtualTime):
+    """A manager with real instruments and sensors, made of rules and other `QuotaSettings`."""
+
+    def __init__(self, *rules: Rule, **settings: Any) -> None:
+        self.open_quotas(QuotaSettings(rules=rules, **settings))
+
+    def open_quotas(self, settings: QuotaSettings, **listeners: Any) -> None:
+        """Make what a process keeps of quotas; the manager gets the listeners."""
+        self.prometheus = CollectorRegistry()
+        self.instruments = Instruments(self.prometheus, max_label_sets=settings.max_client_entities)
+        self.sensors = Registry(settings.max_sensors)
+        self.quotas = QuotaManager(settings, self.instruments, self.sensors, **listeners)
+
+    def client_quotas(
+        self, client_id: str | None = "c", user: str | None = None, listener: str = "default"
+    ) -> ClientQuotas:
+        return self.quotas.client(ClientIdentity(listener, user, client_id))
+
+    def rows(self, now_ms: float) -> list[QuotaRow]:
+        return [row for row in self.quotas.rows(lambda: now_ms) if row is not None]
