@@ -80,13 +80,13 @@ def test_batches_follow_the_rate_of_processing(
     kafka: EmbeddedBroker, proxy: Run, listen: Listen, stream: MakeStream, topic: MakeTopic
 ) -> None:
     """A backlog is read in batches that fit, at two speeds; a partition comes."""
-    static, min_rate, record_bytes = 1_500_000, 10, 500
+    static, min_rate, record_bytes, row_ms = 1_500_000, 10, 500, 4
     adaptive = {"batch_interval": "1s", "min_rate": min_rate}
     running = proxy(
         rules=[{"client-id": "follower", "consumer_byte_rate": static, "adaptive": adaptive}]
     )
     listen(running)
-    query = stream(running, "follower", topic(2), row_ms=4)
+    query = stream(running, "follower", topic(2), row_ms=row_ms)
     started = query.start("1 second")
     two_batches(query, 100, record_bytes)
 
@@ -107,18 +107,23 @@ def test_batches_follow_the_rate_of_processing(
     ]
     assert all(rows <= offsets for rows, offsets in bounded), bounded
     assert sum(rows == offsets for rows, offsets in bounded) > len(bounded) / 2, bounded
+    possible = {number: 1000 / row_ms for number in fast}
+    possible |= {number: 1000 / query.row_ms for number in slow}
     for number in (*fast[2:], *slow[2:]):
         # In batches of one second are the records that the one before did in a second; where its
-        # report comes later than the proxy waits for it, the one before that.
+        # report comes later than the proxy waits for it, the one before that. Where something else
+        # kept the machine from doing what it can, that may be expected of it still.
         done = [
             query.batches[each].rows / took_ms[each] * 1000 for each in (number - 1, number - 2)
         ]
-        lowest, highest = min(min_rate, 0.3 * min(done)), max(min_rate, 3 * max(done))
+        lowest = min(min_rate, 0.3 * min(done))
+        highest = max(min_rate, 3 * max(done), 1.5 * possible[number])
         assert lowest <= query.batches[number].rows <= highest, number
     document = query.known()["adaptive"]
     assert min_rate <= document["rate"]
     assert document["bound"] <= document["static_bound"] == static
-    assert record_bytes < document["bytes_per_record"] < 2 * record_bytes
+    # What is read ahead of a batch counts for the one before.
+    assert 0.5 * record_bytes < document["bytes_per_record"] < 2 * record_bytes
     assert document["reason"].startswith("batch ")
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
