@@ -107,8 +107,8 @@ def test_batches_follow_the_rate_of_processing(
     ]
     assert all(rows <= offsets for rows, offsets in bounded), bounded
     assert sum(rows == offsets for rows, offsets in bounded) > len(bounded) / 2, bounded
-    possible = {number: 1000 / row_ms for number in fast}
-    possible |= {number: 1000 / query.row_ms for number in slow}
+    possible = dict.fromkeys(fast, 1000 / row_ms)
+    possible |= dict.fromkeys(slow, 1000 / query.row_ms)
     for number in (*fast[2:], *slow[2:]):
         # In batches of one second are the records that the one before did in a second; where its
         # report comes later than the proxy waits for it, the one before that. Where something else
