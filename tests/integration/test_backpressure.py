@@ -458,7 +458,10 @@ def test_records_that_retention_removed(
     first, second = (partition_of(query.known(), query.topic, number) for number in (0, 1))
     assert {skip["reason"] for skip in first["skipped"]} == {"retention"}
     skipped = [n for skip in first["skipped"] for n in range(skip["from"], skip["to"])]
-    assert sorted(read[0] + skipped) == list(range(620))
+    assert {*read[0], *skipped} == set(range(620))
+    # What was on its way to an executor when the log start rose may count as skipped as well.
+    assert len(read[0]) + len(skipped) - 620 <= max(query.sizes().values())
+    assert len(skipped) == len(set(skipped))
     assert first["skipped_records"] == len(skipped) > 100
     assert read[1] == list(range(620))
     assert second["skipped"] == []
