@@ -90,7 +90,7 @@ def test_batches_follow_the_rate_of_processing(
     started = query.start("1 second")
     two_batches(query, 100, record_bytes)
 
-    query.feed(1000, record_bytes)
+    query.feed(4000, record_bytes)
     query.until(lambda: len(clamped(query)) >= 4, "bounded batches")
     fast = clamped(query)
     query.row_ms *= 3
@@ -135,7 +135,7 @@ def test_batches_follow_the_rate_of_processing(
     query.row_ms = 0
     query.start()
     query.finish()
-    query.check_all_read({0: 1200, 1: 1200, 2: 50})
+    query.check_all_read({0: 4200, 1: 4200, 2: 50})
 
 
 @pytest.mark.usefixtures("no_data_loss")
