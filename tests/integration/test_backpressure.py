@@ -128,6 +128,7 @@ def test_batches_follow_the_rate_of_processing(
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.create_partitions([NewPartitions(query.topic, 3)])[query.topic].result(WAIT_S)
+    query.row_ms = 0
     query.feed(50, record_bytes, [2])
     query.until_read({2: 50})
 
