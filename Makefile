@@ -33,7 +33,7 @@ demo-backpressure: setup  ## See batches follow the rate of their processing (ab
 demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4 minutes)
 	$(BIN)/quota-proxy demo pipeline
 
-test: setup  ## Run all tests, against a real broker and a real Spark (below 10 minutes)
+test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
 		-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
