@@ -86,13 +86,13 @@ def topic(kafka: EmbeddedBroker, topic_names: Iterator[str]) -> Callable[..., st
 
     def create(partitions: int = 1, config: dict[str, str] | None = None) -> str:
         name = next(topic_names)
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-        new = NewTopic(name, partitions, replication_factor=1, config=config or {})
-        admin.create_topics([new])[name].result(ANSWER_TIMEOUT_S)
-        while True:
-            seen = admin.list_topics(name, timeout=ANSWER_TIMEOUT_S).topics[name].partitions
-            if len(seen) == partitions and all(part.leader >= 0 for part in seen.values()):
-                return name
+        with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+            new = NewTopic(name, partitions, replication_factor=1, config=config or {})
+            admin.create_topics([new])[name].result(ANSWER_TIMEOUT_S)
+            while True:
+                seen = admin.list_topics(name, timeout=ANSWER_TIMEOUT_S).topics[name].partitions
+                if len(seen) == partitions and all(part.leader >= 0 for part in seen.values()):
+                    return name
 
     return create
 

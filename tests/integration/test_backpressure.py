@@ -126,8 +126,8 @@ def test_batches_follow_the_rate_of_processing(
     assert 0.5 * record_bytes < document["bytes_per_record"] < 2 * record_bytes
     assert document["reason"].startswith("batch ")
 
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_partitions([NewPartitions(query.topic, 3)])[query.topic].result(WAIT_S)
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        admin.create_partitions([NewPartitions(query.topic, 3)])[query.topic].result(WAIT_S)
     query.row_ms = 0
     query.feed(50, record_bytes, [2])
     query.until_read({2: 50})
@@ -447,10 +447,10 @@ def test_records_that_retention_removed(
     query.feed(600, 1000)
     query.until(lambda: clamped(query), "a bounded batch")
     query.gate.clear()
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    gone = TopicPartition(query.topic, 0, 580)
-    (removed,) = admin.delete_records([gone]).values()
-    assert removed.result(WAIT_S).low_watermark == 580
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        gone = TopicPartition(query.topic, 0, 580)
+        (removed,) = admin.delete_records([gone]).values()
+        assert removed.result(WAIT_S).low_watermark == 580
     query.gate.set()
     query.until_read({0: 620, 1: 620})
     query.until(lambda: query.known()["totals"]["lag_records"] == 0, "all is reported")

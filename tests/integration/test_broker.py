@@ -149,24 +149,23 @@ def test_sasl_login(
     kafka: EmbeddedBroker, mechanism: str, user: str, password: str, right: bool
 ) -> None:
     errors: list[KafkaError] = []
-    client = AdminClient(
-        {
-            "bootstrap.servers": kafka.sasl_bootstrap,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": mechanism,
-            "sasl.username": user,
-            "sasl.password": password,
-            "error_cb": errors.append,
-        }
-    )
-    if right:
-        brokers = client.list_topics(timeout=WAIT_S).brokers
-        assert [broker.port for broker in brokers.values()] == [kafka.settings.sasl_port]
-        assert not errors
-    else:
-        while not errors:
-            client.poll(WAIT_S)
-        assert errors[0].code() == KafkaError._AUTHENTICATION
+    access = {
+        "bootstrap.servers": kafka.sasl_bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+        "error_cb": errors.append,
+    }
+    with AdminClient(access) as client:
+        if right:
+            brokers = client.list_topics(timeout=WAIT_S).brokers
+            assert [broker.port for broker in brokers.values()] == [kafka.settings.sasl_port]
+            assert not errors
+        else:
+            while not errors:
+                client.poll(WAIT_S)
+            assert errors[0].code() == KafkaError._AUTHENTICATION
 
 
 @pytest.mark.slow

@@ -32,14 +32,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 
 
 def create(cluster: EmbeddedCluster, name: str, replicas: int) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    new = NewTopic(name, PARTITIONS, replication_factor=replicas)
-    admin.create_topics([new])[name].result(WAIT_S)
+    with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
+        new = NewTopic(name, PARTITIONS, replication_factor=replicas)
+        admin.create_topics([new])[name].result(WAIT_S)
     until(lambda: leaders(cluster.bootstrap, name) == {1, 2, 3}, "leaders on all brokers")
 
 
 def leaders(bootstrap: str, name: str) -> set[int]:
-    found = AdminClient({"bootstrap.servers": bootstrap}).list_topics(name, timeout=WAIT_S)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        found = admin.list_topics(name, timeout=WAIT_S)
     return {part.leader for part in found.topics[name].partitions.values()}
 
 

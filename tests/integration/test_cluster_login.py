@@ -86,15 +86,15 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     }
     folder = tmp_path_factory.mktemp("login-kafka")
     with EmbeddedBroker(folder, sasl_users=PASSWORDS, properties=properties) as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        password = PASSWORDS[USER].encode()
-        made = admin.alter_user_scram_credentials(
-            [UserScramCredentialUpsertion(USER, info, password)]
-        )
-        made[USER].result(30)
-        for allowed in admin.create_acls([right(*each) for each in RIGHTS]).values():
-            allowed.result(30)
+        with AdminClient({"bootstrap.servers": broker.bootstrap}) as admin:
+            info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+            password = PASSWORDS[USER].encode()
+            made = admin.alter_user_scram_credentials(
+                [UserScramCredentialUpsertion(USER, info, password)]
+            )
+            made[USER].result(30)
+            for allowed in admin.create_acls([right(*each) for each in RIGHTS]).values():
+                allowed.result(30)
         yield broker
 
 
@@ -158,8 +158,8 @@ class Book:
 
 
 def id_of(kafka: EmbeddedBroker, topic: str) -> bytes:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    found = admin.describe_topics(TopicCollection([topic]))[topic].result(30).topic_id
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        found = admin.describe_topics(TopicCollection([topic]))[topic].result(30).topic_id
     parts = found.get_most_significant_bits(), found.get_least_significant_bits()
     return b"".join(part.to_bytes(8, "big", signed=True) for part in parts)
 

@@ -195,23 +195,24 @@ async def test_a_topic_is_deleted_and_made_anew(
     under its name and its offsets are committed.
     """
     gone, stays = topic(2), topic()
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    await _delete(admin, gone)
-    book.completed["some"] = {(gone, 0): 1, (gone, 1): 2, (stays, 0): 3}
-    committer = committing(book, Access(kafka.bootstrap))
-    with capture_logs() as logs:
-        async with at_work(committer.run()):
-            await eventually(lambda: book.problem.get("some"), "refused")
-            assert (
-                book.problem["some"] == f"{gone}-0, {gone}-1: there is no such topic or partition"
-            )
-            assert book.taken == [("some", {(stays, 0): 3})]
-            book.completed["some"][stays, 0] = 4
-            await eventually(lambda: len(book.taken) > 1, "the other one goes on")
-            assert book.problem["some"], "still shown"
-            assert gone not in admin.list_topics(timeout=10).topics
-            admin.create_topics([NewTopic(gone, 2, 1)])[gone].result(30)
-            await eventually(lambda: not book.groups_due, "committed to the new topic")
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        await _delete(admin, gone)
+        book.completed["some"] = {(gone, 0): 1, (gone, 1): 2, (stays, 0): 3}
+        committer = committing(book, Access(kafka.bootstrap))
+        with capture_logs() as logs:
+            async with at_work(committer.run()):
+                await eventually(lambda: book.problem.get("some"), "refused")
+                assert (
+                    book.problem["some"]
+                    == f"{gone}-0, {gone}-1: there is no such topic or partition"
+                )
+                assert book.taken == [("some", {(stays, 0): 3})]
+                book.completed["some"][stays, 0] = 4
+                await eventually(lambda: len(book.taken) > 1, "the other one goes on")
+                assert book.problem["some"], "still shown"
+                assert gone not in admin.list_topics(timeout=10).topics
+                admin.create_topics([NewTopic(gone, 2, 1)])[gone].result(30)
+                await eventually(lambda: not book.groups_due, "committed to the new topic")
     assert offsets_of(kafka.bootstrap, "some") == book.completed["some"]
     assert [line["event"][:22] for line in logs] == [
         "offsets not committed,",
@@ -247,8 +248,8 @@ async def test_the_broker_is_killed_while_commits_are_due(
     """Nothing is lost, and each problem is logged once."""
     part = ("records", 0)
     with EmbeddedBroker(tmp_path) as broker, capture_logs() as logs:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-        admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
+        with AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}) as admin:
+            admin.create_topics([NewTopic("records", 1, 1)])["records"].result(30)
         committer = committing(book, Access(broker.bootstrap))
         async with at_work(committer.run()):
             book.completed["group"] = {part: 1}

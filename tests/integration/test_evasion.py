@@ -170,9 +170,9 @@ def test_unacknowledged_records_of_a_client_over_its_quota_arrive(
             if is_used:
                 second.ask(api_versions(3))
             second.send(*[produce(7, name, value, acks=0) for value in values], answered=False)
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-        until(lambda: log_end(admin, name) >= UNACKNOWLEDGED, "all records have arrived")
-    assert log_end(admin, name) == UNACKNOWLEDGED
+        with AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0}) as admin:
+            until(lambda: log_end(admin, name) >= UNACKNOWLEDGED, "all records have arrived")
+            assert log_end(admin, name) == UNACKNOWLEDGED
 
 
 def log_end(admin: AdminClient, topic: str) -> int:

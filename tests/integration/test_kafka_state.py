@@ -134,10 +134,10 @@ def test_batches_leave_what_a_dictionary_would_hold(opened, shared_topic, batche
 
 def test_the_topic_is_made_for_state(kafka, name, opened):
     opened().put("a/b", 1)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == 1
-    resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-    found = admin.describe_configs([resource])[resource].result(30)
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        assert len(admin.list_topics(name, timeout=30).topics[name].partitions) == 1
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        found = admin.describe_configs([resource])[resource].result(30)
     wanted = settings(1)
     assert {key: found[key].value for key in wanted} == wanted
     assert found["cleanup.policy"].value == "compact"

@@ -67,9 +67,9 @@ async def test_ends_and_starts(
 ) -> None:
     name, other = topic(3), topic()
     fill(name, 30, 20, partitions=2)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    cut = TopicPartition(name, 0, 4)
-    admin.delete_records([cut])[cut].result(30)
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        cut = TopicPartition(name, 0, 4)
+        admin.delete_records([cut])[cut].result(30)
     book = Book((name, 0), (name, 1), (other, 0))
     client = KafkaClient(Bootstrap([(HOST, kafka.port)]))
     ends = LogEnds(book, client, clock_ms)
@@ -144,8 +144,7 @@ async def test_a_topic_is_deleted_and_made_anew(
     gone, stays = topic(), topic()
     fill(gone, 3, 20)
     book = Book((gone, 0), (stays, 0), (stays, 7))
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    with capture_logs() as logs:
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin, capture_logs() as logs:
         async with at_work(asking(book, (HOST, kafka.port)).run()):
             await eventually(lambda: book.ends == {(gone, 0): 3, (stays, 0): 0}, "told")
             admin.delete_topics([gone])[gone].result(30)
@@ -206,12 +205,14 @@ async def test_leaders_are_asked_side_by_side_and_one_that_is_down_holds_up_no_o
 
 
 def _one_topic_per_broker(cluster: EmbeddedCluster) -> dict[int, str]:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    names = {broker.settings.node_id: f"on-{broker.settings.node_id}" for broker in cluster.brokers}
-    new = [
-        NewTopic(name, num_partitions=1, replica_assignment=[[node]])
-        for node, name in names.items()
-    ]
-    for made in admin.create_topics(new).values():
-        made.result(30)
+    with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
+        names = {
+            broker.settings.node_id: f"on-{broker.settings.node_id}" for broker in cluster.brokers
+        }
+        new = [
+            NewTopic(name, num_partitions=1, replica_assignment=[[node]])
+            for node, name in names.items()
+        ]
+        for made in admin.create_topics(new).values():
+            made.result(30)
     return names

@@ -118,9 +118,9 @@ def test_the_broker_is_killed(
 ) -> None:
     running = lasting("brokerless", own_broker.bootstrap)
     listen(running)
-    admin = AdminClient({"bootstrap.servers": own_broker.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic("orders", 2, 1)])["orders"].result(WAIT_S)
-    until(lambda: len(admin.list_topics("orders").topics["orders"].partitions) == 2, "a topic")
+    with AdminClient({"bootstrap.servers": own_broker.bootstrap, "log_level": 0}) as admin:
+        admin.create_topics([NewTopic("orders", 2, 1)])["orders"].result(WAIT_S)
+        until(lambda: len(admin.list_topics("orders").topics["orders"].partitions) == 2, "a topic")
     checkpoint = tmp_path / "checkpoint"
     query = Stream(spark, own_broker.bootstrap, running, "brokerless", "orders", checkpoint)
     try:

@@ -138,10 +138,10 @@ def test_topic_made_anew(
     query.finish()
     until_group_has(kafka, group, both(query, 40))
 
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.delete_topics([query.topic])[query.topic].result(WAIT_S)
-    until(lambda: query.topic not in admin.list_topics(timeout=WAIT_S).topics, "it is gone")
-    admin.create_topics([NewTopic(query.topic, 2, 1)])[query.topic].result(WAIT_S)
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        admin.delete_topics([query.topic])[query.topic].result(WAIT_S)
+        until(lambda: query.topic not in admin.list_topics(timeout=WAIT_S).topics, "it is gone")
+        admin.create_topics([NewTopic(query.topic, 2, 1)])[query.topic].result(WAIT_S)
     query.feed(15, RECORD_BYTES)
     query.start(TRIGGER, {"failOnDataLoss": "false"})
     # Spark goes back to the end of the log, and from there on.

@@ -43,8 +43,8 @@ def request_of(
     """`request_of(kind, version)` makes a request that costs half a second of the bound."""
     name = topic(config={"max.message.bytes": str(RECORD_BYTES * 2)})
     fill(name, RECORDS, RECORD_BYTES)
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    described = admin.describe_topics(TopicCollection([name]))[name].result(30)
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        described = admin.describe_topics(TopicCollection([name]))[name].result(30)
     topic_id = uuid.UUID(int=_unsigned(described.topic_id))
 
     def make(kind: str, version: int) -> Any:

@@ -25,8 +25,8 @@ def id_of(admin: AdminClient, topic: str) -> bytes:
 
 
 async def test_known_ids_get_their_names(kafka: EmbeddedBroker, topic: Callable[..., str]) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    names = {id_of(admin, name): name for name in (topic(2), topic())}
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        names = {id_of(admin, name): name for name in (topic(2), topic())}
     with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
         assert await client.topic_names(list(names)) == names
         assert await client.topic_names([*names, uuid4().bytes, bytes(16)]) == names
@@ -37,11 +37,11 @@ async def test_known_ids_get_their_names(kafka: EmbeddedBroker, topic: Callable[
 async def test_a_deleted_topic_is_left_out(
     kafka: EmbeddedBroker, topic: Callable[..., str]
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    name = topic()
-    topic_id = id_of(admin, name)
-    admin.delete_topics([name])[name].result(30)
-    until(lambda: name not in admin.list_topics(timeout=10).topics, "deleted")
+    with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
+        name = topic()
+        topic_id = id_of(admin, name)
+        admin.delete_topics([name])[name].result(30)
+        until(lambda: name not in admin.list_topics(timeout=10).topics, "deleted")
     with closing(KafkaClient(Bootstrap([(HOST, kafka.port)]))) as client:
         assert await client.topic_names([topic_id]) == {}
 

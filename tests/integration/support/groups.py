@@ -53,7 +53,7 @@ def offsets_of(bootstrap: str, group: str) -> dict[tuple[str, int], int]:
 
 def set_offsets(bootstrap: str, group: str, offsets: dict[tuple[str, int], int]) -> None:
     """Move a group, as `kafka-consumer-groups.sh --reset-offsets` does."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    parts = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
-    wanted = ConsumerGroupTopicPartitions(group, parts)
-    admin.alter_consumer_group_offsets([wanted])[group].result(TIMEOUT_S)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        parts = [TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+        wanted = ConsumerGroupTopicPartitions(group, parts)
+        admin.alter_consumer_group_offsets([wanted])[group].result(TIMEOUT_S)

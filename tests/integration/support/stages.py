@@ -137,8 +137,8 @@ class Stage:
 
 def id_of(bootstrap: str, topic: str) -> uuid.UUID:
     """Return the id of a topic."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    found = admin.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S).topic_id
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        found = admin.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S).topic_id
     halves = found.get_most_significant_bits(), found.get_least_significant_bits()
     return uuid.UUID(bytes=struct.pack(">qq", *halves))
 
