@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +54,22 @@ def steady(client_id: str, bound_bytes: int = HIGH_BOUND_BYTES, **adaptive: Any)
     }
 
 
-def two_batches(query: Stream, count: int = 10, size: int = RECORD_BYTES) -> None:
+def two_batches(query: Stream) -> None:
     """Let the proxy learn the rate of a query that waits at the end of its log."""
+    for _ in range(2):
+        until_reported(query, 10, RECORD_BYTES)
+
+
+def until_reported(query: Stream, count: int, size: int) -> None:
+    """Feed a query so much of each of two partitions, and wait until it has reported all of it."""
+    read = query.ends()
+    fed = {partition: read.get(partition, 0) + count for partition in (0, 1)}
+    query.feed(count, size)
 
     def completed() -> dict[int, int]:
         return {each["partition"]: each["completed_to"] for each in query.known()["partitions"]}
 
-    for _ in range(2):
-        read = query.ends()
-        fed = {partition: read.get(partition, 0) + count for partition in (0, 1)}
-        query.feed(count, size)
-        query.until(lambda fed=fed: completed() == fed, "all of it is reported")
+    query.until(lambda: completed() == fed, "all of it is reported")
 
 
 def clamped(query: Stream, after: int = -1) -> list[int]:
@@ -88,9 +94,16 @@ def test_batches_follow_the_rate_of_processing(
     listen(running)
     query = stream(running, "follower", topic(2), row_ms=row_ms)
     started = query.start("1 second")
-    two_batches(query, 100, record_bytes)
+    # Only batches of different sizes tell what a record costs; what the first one took, Spark did
+    # once, where it is the first in its driver. Until that is known the rule's own bound holds.
+    for count in cycle((100, 20)):
+        until_reported(query, count, record_bytes)
+        rate = query.known()["adaptive"]["rate"]
+        if rate is not None and rate < 2 * 1000 / row_ms:
+            break
 
-    query.feed(4000, record_bytes)
+    fed = {partition: end + 1000 for partition, end in query.ends().items()}
+    query.feed(1000, record_bytes)
     query.until(lambda: len(clamped(query)) >= 4, "bounded batches")
     fast = clamped(query)
     query.row_ms *= 3
@@ -107,28 +120,22 @@ def test_batches_follow_the_rate_of_processing(
     ]
     assert all(rows <= offsets for rows, offsets in bounded), bounded
     assert sum(rows == offsets for rows, offsets in bounded) > len(bounded) / 2, bounded
-    possible = dict.fromkeys(fast, 1000 / row_ms)
-    possible |= dict.fromkeys(slow, 1000 / query.row_ms)
     for number in (*fast[2:], *slow[2:]):
         # In batches of one second are the records that the one before did in a second; where its
-        # report comes later than the proxy waits for it, the one before that. Where something else
-        # kept the machine from doing what it can, that may be expected of it still.
+        # report comes later than the proxy waits for it, the one before that.
         done = [
             query.batches[each].rows / took_ms[each] * 1000 for each in (number - 1, number - 2)
         ]
-        lowest = min(min_rate, 0.3 * min(done))
-        highest = max(min_rate, 3 * max(done), 1.5 * possible[number])
+        lowest, highest = min(min_rate, 0.3 * min(done)), max(min_rate, 3 * max(done))
         assert lowest <= query.batches[number].rows <= highest, number
     document = query.known()["adaptive"]
     assert min_rate <= document["rate"]
     assert document["bound"] <= document["static_bound"] == static
-    # What is read ahead of a batch counts for the one before.
-    assert 0.5 * record_bytes < document["bytes_per_record"] < 2 * record_bytes
+    assert record_bytes < document["bytes_per_record"] < 2 * record_bytes
     assert document["reason"].startswith("batch ")
 
     with AdminClient({"bootstrap.servers": kafka.bootstrap}) as admin:
         admin.create_partitions([NewPartitions(query.topic, 3)])[query.topic].result(WAIT_S)
-    query.row_ms = 0
     query.feed(50, record_bytes, [2])
     query.until_read({2: 50})
 
@@ -136,7 +143,7 @@ def test_batches_follow_the_rate_of_processing(
     query.row_ms = 0
     query.start()
     query.finish()
-    query.check_all_read({0: 4200, 1: 4200, 2: 50})
+    query.check_all_read(fed | {2: 50})
 
 
 @pytest.mark.usefixtures("no_data_loss")
