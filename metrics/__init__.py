@@ -5,6 +5,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 
 from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
+from .lock_free_counter import CounterChild
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
@@ -12,6 +13,7 @@ from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
 __all__ = [
     "BoundedLabels",
     "Count",
+    "CounterChild",
     "Instruments",
     "Metric",
     "MetricConfig",

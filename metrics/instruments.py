@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from .exposition import PREFIX
+from .lock_free_counter import CounterChild, LockFreeCounter
 
 OTHER = "other"
 """Value of an open label once there are too many sets."""
@@ -21,7 +21,7 @@ THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10
 COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 LAG_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 
-M = TypeVar("M", bound=MetricWrapperBase)
+M = TypeVar("M")
 LabelValues = tuple[str, ...]
 
 
@@ -34,7 +34,7 @@ class BoundedLabels(Collector, Generic[M]):
     """
 
     def __init__(
-        self, metric: M, label_names: tuple[str, ...], open_labels: Collection[str], max_sets: int
+        self, metric: Any, label_names: tuple[str, ...], open_labels: Collection[str], max_sets: int
     ) -> None:
         if max_sets < 1:
             raise ValueError(f"max_sets must be 1 or more, got {max_sets!r}")
@@ -57,14 +57,14 @@ class BoundedLabels(Collector, Generic[M]):
         if child is not None:
             return child
         if len(self.children) < self._max_sets:
-            child = self._metric.labels(*values)
+            child = cast(M, self._metric.labels(*values))
             self.children[values] = child
             self.last_values.setdefault(values[:-1], {})[values[-1]] = None
             self._others.pop(values, None)
             return child
         pairs = zip(self._is_open, values, strict=True)
         values = tuple(OTHER if is_open else value for is_open, value in pairs)
-        child = self._metric.labels(*values)
+        child = cast(M, self._metric.labels(*values))
         if values not in self.children:
             self._others[values] = child
         return child
@@ -92,7 +92,7 @@ class BoundedLabels(Collector, Generic[M]):
 
     def describe(self) -> Iterable[Family]:
         """Return the family without samples."""
-        return self._metric.describe()
+        return cast(Iterable[Family], self._metric.describe())
 
     def collect(self) -> Iterable[Family]:
         """Yield the family; each sample is made when it is read, which can be done once."""
@@ -106,7 +106,7 @@ class BoundedLabels(Collector, Generic[M]):
                 child = sets.get(values)
                 if child is not None:
                     labels = dict(zip(self._label_names, values, strict=True))
-                    for family in child.collect():
+                    for family in cast(Collector, child).collect():
                         for sample in family.samples:
                             yield sample._replace(labels={**labels, **sample.labels})
 
@@ -138,13 +138,13 @@ class Instruments:
         """All of them, for documents."""
         bounded, plain = self._bounded, self._plain
         # Name and labels; a star: clients choose the label's values.
-        self.bytes_total = bounded(
-            Counter,
+        self.bytes_total: BoundedLabels[CounterChild] = bounded(
+            LockFreeCounter,
             "bytes_total[listener,user*,client_id*,api]",
             "Bytes relayed to and from clients.",
         )
-        self.requests_total = bounded(
-            Counter, "requests_total[api*,version*]", "Requests received from clients."
+        self.requests_total: BoundedLabels[CounterChild] = bounded(
+            LockFreeCounter, "requests_total[api*,version*]", "Requests received from clients."
         )
         self.violations_total = bounded(
             Counter, "violations_total[quota_entity*,quota]", "Measurements that exceeded a quota."
@@ -218,14 +218,16 @@ class Instruments:
         self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
     ) -> M:
         name, *labels = re.findall(r"\w+", series)
-        row = InstrumentRow(PREFIX + name, kind.__name__.lower(), tuple(labels), meaning)
-        self.rows.append(row)
         registry = None if bounded else self._registry
-        return kind(row.name, meaning, labels, registry=registry, **options)
+        name = PREFIX + name
+        metric = cast(Any, kind)(name, meaning, labels, registry=registry, **options)
+        (family,) = metric.describe()
+        self.rows.append(InstrumentRow(name, family.type, tuple(labels), meaning))
+        return cast(M, metric)
 
     def _bounded(
-        self, kind: type[M], series: str, meaning: str, **options: Any
-    ) -> BoundedLabels[M]:
+        self, kind: type[Any], series: str, meaning: str, **options: Any
+    ) -> BoundedLabels[Any]:
         metric = self._plain(kind, series, meaning, bounded=True, **options)
         open_labels = re.findall(r"(\w+)\*", series)
         made = BoundedLabels(metric, self.rows[-1].labels, open_labels, self._max_label_sets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .stats import MetricConfig, Stat
+from .stats import MetricConfig, Room, Stat
 
 DEFAULT_EXPIRY_MS = 3_600_000.0
 """How long a sensor may be idle before it expires: one hour, as in Kafka."""
@@ -59,7 +59,7 @@ class Sensor:
     registry sets both when it takes the sensor in.
     """
 
-    __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired")
+    __slots__ = ("_room", "expiry_ms", "last_record_ms", "metrics", "name", "retired")
 
     def __init__(
         self, name: str, *, created_ms: float = 0.0, expiry_ms: float = DEFAULT_EXPIRY_MS
@@ -71,6 +71,8 @@ class Sensor:
         """True once a registry has let it go: who holds it must ask for a new one."""
         self.metrics: tuple[Metric, ...] = ()
         """In the order of their adding."""
+        self._room: Room | None = None
+        """Of the only metric; None when there are more, or its stat knows none."""
 
     def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
         """Feed `stat` from now on; return it as a metric. Earlier values are not replayed.
@@ -82,6 +84,7 @@ class Sensor:
             raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
         metric = Metric(metric_name, stat, config)
         self.metrics = (*self.metrics, metric)
+        self._room = None
         return metric
 
     def record(self, value: float, now_ms: float) -> None:
@@ -91,7 +94,9 @@ class Sensor:
         all stats have the value by then.
         """
         self.last_record_ms = now_ms
-        metrics = self.metrics
+        metrics, room = self.metrics, self._room
+        if room is not None and room.record(metrics[0].config, value, now_ms):
+            return
         for metric in metrics:
             metric.stat.record(metric.config, value, now_ms)
         for metric in metrics:
@@ -101,6 +106,10 @@ class Sensor:
                 measured = metric.stat.measure(config, now_ms)
                 if not quota.accepts(measured):
                     raise QuotaViolation(metric.name, measured, quota.bound)
+        if len(metrics) == 1:
+            (metric,) = metrics
+            if room is None or room.is_over(metric.config, now_ms):
+                self._room = metric.stat.room(metric.config, now_ms)
 
     @property
     def expires_ms(self) -> float:

@@ -16,6 +16,9 @@ from typing import Protocol
 
 from metrics.clock import MS_PER_SECOND
 
+CERTAIN_PART = 0.999
+"""Of what a bound leaves free: the rest is for the rounding of sums."""
+
 MIN_WINDOW_MS = 1.0
 """Shortest window: a rate over less than Kafka's own clock tick says nothing."""
 
@@ -75,6 +78,9 @@ class Stat(Protocol):
     def measure(self, config: MetricConfig, now_ms: float) -> float:  # noqa: D102
         ...
 
+    def room(self, config: MetricConfig, now_ms: float) -> Room | None:
+        """Return what can be recorded for certain before the quota must be checked, if known."""
+
 
 class Sample:
     """What happened in one window."""
@@ -90,6 +96,33 @@ class Sample:
         self.events = 0
         self.start_ms = now_ms
         self.last_event_ms = now_ms
+
+
+class Room:
+    """What a sum takes in, without a measurement, until its present sample is complete."""
+
+    __slots__ = ("_config", "_end_ms", "_free", "_sample")
+
+    def __init__(self, config: MetricConfig, sample: Sample, free: float) -> None:
+        self._config = config
+        self._sample = sample
+        self._end_ms = sample.start_ms + config.window_ms
+        self._free = free
+
+    def is_over(self, config: MetricConfig, now_ms: float) -> bool:
+        """Return whether the sample is complete, or the metric has another configuration now."""
+        return now_ms >= self._end_ms or config is not self._config
+
+    def record(self, config: MetricConfig, value: float, now_ms: float) -> bool:
+        """Record `value` as the stat itself does if that keeps the quota; return whether so."""
+        if value > self._free or now_ms >= self._end_ms or config is not self._config:
+            return False
+        sample = self._sample
+        self._free -= value
+        sample.value += value
+        sample.events += 1
+        sample.last_event_ms = now_ms
+        return True
 
 
 class SampledStat(ABC):
@@ -131,11 +164,20 @@ class SampledStat(ABC):
                 sample.reset(now_ms)
         self._refresh()
 
+    def room(self, config: MetricConfig, now_ms: float) -> Room | None:  # noqa: ARG002
+        """Return None: what a quota on this stat leaves free is not known without measuring."""
+        return None
+
     def oldest_start_ms(self, now_ms: float) -> float:
         """Return when the oldest sample began; an empty stat begins its first one now."""
         if not self._samples:
             self._append(now_ms)
         return self._oldest_start_ms
+
+    @property
+    def current(self) -> Sample | None:
+        """The sample that values go into; None before the first."""
+        return self._samples[self._current] if self._samples else None
 
     @abstractmethod
     def _update(self, sample: Sample, value: float) -> None:
@@ -208,6 +250,16 @@ class Rate:
     def record(self, config: MetricConfig, value: float, now_ms: float) -> None:
         """Record one value."""
         self._stat.record(config, value, now_ms)
+
+    def room(self, config: MetricConfig, now_ms: float) -> Room | None:
+        """See Stat: the rate is taken over `samples - 1` windows or more, and old values only go."""
+        quota, sample = config.quota, self._stat.current
+        is_simple = isinstance(self._stat, WindowedSum) and config.event_window is None
+        if not is_simple or quota is None or not quota.is_upper or sample is None:
+            return None
+        least_s = (config.samples - 1) * config.window_ms / MS_PER_SECOND
+        free = quota.bound * least_s - self._stat.measure(config, now_ms)
+        return Room(config, sample, free * CERTAIN_PART)
 
     def measure(self, config: MetricConfig, now_ms: float) -> float:
         """Return the rate per second."""

@@ -73,34 +73,36 @@ class ClientQuotas:
             return None
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
-        delay_ms = round(min(meter.hold_ms(value, now_ms), self.longest_hold_ms))
+        hold_ms = meter.hold_ms(value, now_ms)
         if meter.violated:
             meter.violated = False
             self.manager.count_violation(meter)
+        if not hold_ms:
+            return None
+        delay_ms = round(min(hold_ms, self.longest_hold_ms))
         if not delay_ms:
             return None
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
 
-    def admit(
-        self, kinds: Iterable[QuotaKind], waiter: Waiter, now_ms: float, *, holds: bool = False
-    ) -> bool:
+    def admit(self, kind: QuotaKind, waiter: Waiter, now_ms: float, *, holds: bool = False) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
 
-        Ask before the request costs anything; then it is to be charged. `kinds` are those that
-        bound the request or its response, `waiter` is the same one for all requests of a
+        Ask before the request costs anything; then it is to be charged. `kind` is the quota that
+        bounds the request or its response, `waiter` is the same one for all requests of a
         connection. `holds`: the response to a Fetch is held, so it may be asked for ahead.
         """
-        meters = [meter for kind in kinds if (meter := self._meter(kind, now_ms)) is not None]
-        for meter in meters:
-            is_fetched = meter.kind is QuotaKind.CONSUMER_BYTE_RATE
+        meter = self._meter(kind, now_ms)
+        if meter is not None:
+            is_fetched = kind is QuotaKind.CONSUMER_BYTE_RATE
             ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
             if not meter.gate.lets(waiter, ahead_ms, now_ms):
                 if waiter.gate is not meter.gate:
                     waiter.leave(now_ms)
                 meter.gate.join(waiter, ahead_ms, now_ms)
-                waiter.kind, waiter.entity = meter.kind, meter.entity
+                waiter.kind, waiter.entity = kind, meter.entity
                 return False
-        waiter.leave(now_ms)
+        if waiter.gate is not None:
+            waiter.leave(now_ms)
         return True
 
     def grant(
@@ -129,12 +131,14 @@ class ClientQuotas:
         self.longest_hold_ms = min(self.longest_hold_ms, longest_ms)
 
     def _meter(self, kind: QuotaKind, now_ms: float) -> Meter | None:
+        if self.generation == self.manager.generation:
+            meter = self.meters.get(kind)
+            if meter is not None and not meter.sensor.retired:
+                return meter
         match = self._matches_in_force().get(kind)
         if match is None:
             return None
-        meter = self.meters.get(kind)
-        if meter is None or meter.sensor.retired:
-            meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
+        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:

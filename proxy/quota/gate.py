@@ -125,6 +125,8 @@ class Gate:
         """
         if self._waiting and next(iter(self._waiting)) is not waiter:
             return False
+        if not self.under_way and not self._pacer.is_pacing:
+            return True
         return self._opens_ms(ahead_ms, now_ms) <= now_ms
 
     def join(self, waiter: Waiter, ahead_ms: float, now_ms: float) -> None:

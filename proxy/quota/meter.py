@@ -163,7 +163,7 @@ class Meter:
         if self.brake is not None:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         self.gate.poke(now_ms)
-        return min(hold_ms, self.longest_hold_ms)
+        return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""

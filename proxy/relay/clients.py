@@ -4,9 +4,7 @@ from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from prometheus_client import Counter
-
-from metrics import BoundedLabels
+from metrics import BoundedLabels, CounterChild
 from metrics.clock import clock_ms
 from metrics.sensor import DEFAULT_EXPIRY_MS
 from proxy.quota.entities import ClientIdentity
@@ -19,7 +17,7 @@ MAX_GONE_CLIENTS = 10_000
 class ClientRegistry:
     """Who uses which byte counters, those of the metric `bytes_total`."""
 
-    def __init__(self, bytes_total: BoundedLabels[Counter]) -> None:
+    def __init__(self, bytes_total: BoundedLabels[CounterChild]) -> None:
         self._bytes_total = bytes_total
         self.connections: Tally[ClientIdentity] = Tally()
         """How many connections each client has; who is not connected is not in it."""
@@ -48,7 +46,7 @@ class ClientRegistry:
             if len(self._gone_ms) > MAX_GONE_CLIENTS:
                 self._forget(next(iter(self._gone_ms)))
 
-    def byte_counter(self, identity: ClientIdentity, api_key: int) -> Counter:
+    def byte_counter(self, identity: ClientIdentity, api_key: int) -> CounterChild:
         """Return the child of bytes_total for a client and an API."""
         return self._bytes_total.of(
             identity.listener, identity.user or "", identity.client_id or "", api_name(api_key)

@@ -33,8 +33,8 @@ from proxy.wire.malformed import MalformedFrame, MalformedResponse
 LINGER_S = 1.0
 """How long a drained connection waits for the client to close its side."""
 
-_GATES = {kind.value: (kind,) for kind in QuotaKind}
-"""The quotas at whose gates a request waits, by the byte rate of its API."""
+_GATES = {kind.value: kind for kind in QuotaKind}
+"""The quota at whose gate a request waits, by the byte rate of its API."""
 
 _discarded = memoryview(bytearray(4096))
 
@@ -232,7 +232,7 @@ class Connection:
         byte_rate = plan.api.byte_rate
         if byte_rate is None:
             return True
-        waiter, now_ms = self._waiter, clock_ms()
+        waiter, now_ms = self._waiter, exchange.sent_ms
         is_delayed = self.services.mode is ThrottleMode.DELAY
         self._gated_api = exchange.api_key
         if not session.quotas.admit(_GATES[byte_rate], waiter, now_ms, holds=is_delayed):

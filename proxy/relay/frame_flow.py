@@ -24,8 +24,9 @@ from proxy.wire.malformed import MalformedFrame
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection
 
-READ_BYTES, READ_BYTES_LARGE = 4096, 512
-"""First read of a frame, and after a large one: small, so that record data stays in the kernel."""
+READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
+"""First read of a frame: as a rule all of it. Of a client that was held, what then waits in user
+space is less; after a large frame record data is to stay in the kernel."""
 
 FAIR_BYTES, FAIR_FRAMES = 4 << 20, 64
 """A flow lets others run after so many bytes, or frames."""
@@ -41,7 +42,7 @@ class FrameFlow(ABC):
     __slots__ = (
         *("_begun_s", "_conn", "_loop", "_pump", "_reading", "_rest", "_running", "_sink"),
         *("_source", "_starved", "_turn", "_whole", "_whole_bytes", "_writing"),
-        *("closed", "last_active", "paused", "read_bytes", "stash", "wait"),
+        *("closed", "last_active", "first_bytes", "paused", "read_bytes", "stash", "wait"),
     )
 
     _scratch: ClassVar[memoryview]
@@ -62,7 +63,7 @@ class FrameFlow(ABC):
         self.closed = False
         self.paused = False
         """Set by the owner: begin no further frame."""
-        self.read_bytes = READ_BYTES
+        self.first_bytes = self.read_bytes = READ_BYTES
         self.wait = Wait.OWNER
         self.last_active = self._begun_s = self._loop.time()
 
@@ -228,6 +229,7 @@ class FrameFlow(ABC):
         if self.closed:
             return Wait.CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
+        self.first_bytes = READ_BYTES_HELD if self.paused else READ_BYTES
         if not busy and drained and (self._starved or not self.stash):
             return Wait.READ
         return None
@@ -254,14 +256,15 @@ class FrameFlow(ABC):
         """Pass on the next bytes of the source, unseen."""
         assert self._pump is not None
         self._pump.start(body_bytes)
-        self.read_bytes = READ_BYTES_LARGE if body_bytes >= SPLICE_MIN_BYTES else READ_BYTES
+        if body_bytes >= SPLICE_MIN_BYTES:
+            self.read_bytes = READ_BYTES_LARGE
 
     def _forward(self, view: memoryview, frame_bytes: int) -> int:
         """Send on the frame that starts `view`, all of it or its start with the body to follow."""
         have = len(view)
         if frame_bytes <= have:
             self._send(view[:frame_bytes])
-            self.read_bytes = READ_BYTES
+            self.read_bytes = self.first_bytes
             return frame_bytes
         self._send(view, more=True)
         self._send_body(frame_bytes - have)

@@ -1,5 +1,9 @@
 """From the client to the broker: read each request's head, remember it, send it on."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import FrameFlow, new_scratch
@@ -18,13 +22,16 @@ from proxy.wire.apis import (
     is_known,
     plan_of,
 )
-from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
+from proxy.wire.frames import RequestHead, RequestHeads, ends_with_frame
 from proxy.wire.request_fields import (
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
     session_timeout_ms,
 )
+
+if TYPE_CHECKING:
+    from proxy.relay.connection import Connection
 
 MAX_LOGIN_BYTES = 512 * 1024
 """The longest SASL request; Kafka's own limit (sasl.server.max.receive.size)."""
@@ -54,11 +61,15 @@ class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in 
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting",)
+    __slots__ = ("_collecting", "_heads")
 
     _scratch = new_scratch()
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
+
+    def __init__(self, conn: Connection) -> None:
+        super().__init__(conn)
+        self._heads = RequestHeads()
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
@@ -67,7 +78,7 @@ class RequestFlow(FrameFlow):
     def _take(self, view: memoryview) -> int:
         conn = self._conn
         services = conn.services
-        head = parse_request_head(view, max_request_bytes=services.limits.max_request_bytes)
+        head = self._heads.read(view, services.limits.max_request_bytes)
         if head is None:
             return self._need_more(view)
         if conn.life.state is not State.OPEN:

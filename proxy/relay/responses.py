@@ -11,6 +11,7 @@ from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.lifecycle import Pause, State
+from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE, Handling
@@ -168,10 +169,17 @@ class ResponseFlow(FrameFlow):
                 tail[:] = neutral_tail(bytes(tail))
             self._send(view[: end + left])
             if start:  # the whole frame came in one read
-                self.read_bytes = READ_BYTES
+                self.read_bytes = self.first_bytes
             return end + left
         if walker.is_done and left:
             body_bytes, left = left, 0
+        elif walker.opaque_bytes < SPLICE_MIN_BYTES:
+            # Cheaper read with what follows it than by itself.
+            self._send(view[:end], more=bool(left))
+            self.read_bytes = READ_BYTES
+            if not left:
+                self._walker = None
+            return end
         else:
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)

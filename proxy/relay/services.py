@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import get_args
 
-from prometheus_client import Counter
 from structlog import get_logger
 
+from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.client_quotas import ThrottleTime
@@ -111,7 +111,7 @@ class Services:
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
-    _requests: dict[tuple[int, int], Counter] = field(default_factory=dict)
+    _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
@@ -129,7 +129,7 @@ class Services:
             counter = self.instruments.requests_total.of(api_name(api_key), label)
             if known:
                 self._requests[api_key, version] = counter
-        counter.inc()
+        counter.value += 1
 
     def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
         """Count a response that is held for so long."""

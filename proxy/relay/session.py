@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from zlib import crc32
 
-from prometheus_client import Counter
 from structlog import get_logger
 
+from metrics import CounterChild
 from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.gate import InFlightFetch
@@ -34,7 +34,7 @@ class ClientSession:
         if services.interceptor is not None:
             self.interceptor = services.interceptor(identity, node_id)
         self._clients = services.clients
-        self._bytes: dict[int, Counter] = {}
+        self._bytes: dict[int, CounterChild] = {}
         self.last_fetch_bytes: int | None = None
         """Length of the last Fetch response; None before the first, and where no quota asks."""
         services.clients.came(identity)
@@ -44,7 +44,7 @@ class ClientSession:
         counter = self._bytes.get(api_key)
         if counter is None:
             counter = self._bytes[api_key] = self._clients.byte_counter(self.identity, api_key)
-        counter.inc(count)
+        counter.value += count
 
     def close(self) -> None:
         """Release the quotas and counters."""

@@ -55,16 +55,15 @@ def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
 
     Raises as `produce_acks` does.
     """
-    wait_at, bytes_at = _limit_places(head.api_version)
-    end = head.header_end + max(wait_at, bytes_at or 0) + _INT32.size
-    if head.frame_bytes < end:
+    frame_bytes, _, version, _, _, start = head
+    limits, bytes_at = _limits(version)
+    end = start + limits.size
+    if frame_bytes < end:
         raise MalformedFrame("bad_body", "the request ends before its limits")
     if len(frame) < end:
         return None
-    (max_wait_ms,) = _INT32.unpack_from(frame, head.header_end + wait_at)
-    if bytes_at is None:
-        return FetchLimits(max_wait_ms, MAX_BYTES)
-    return FetchLimits(max_wait_ms, _INT32.unpack_from(frame, head.header_end + bytes_at)[0])
+    found = limits.unpack_from(frame, start)
+    return FetchLimits(*found, MAX_BYTES) if bytes_at is None else FetchLimits(*found)
 
 
 def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
@@ -74,7 +73,7 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
     only partitions have limits: those that are in `frame` are lowered, each to its part, but not
     below the largest batch that Kafka takes by default.
     """
-    _, bytes_at = _limit_places(head.api_version)
+    _, bytes_at = _limits(head.api_version)
     if bytes_at is not None:
         _INT32.pack_into(frame, head.header_end + bytes_at, max_bytes)
         return
@@ -94,14 +93,13 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
 
 
 @cache
-def _limit_places(version: int) -> tuple[int, int | None]:
-    """Return where a Fetch request's longest wait and its limit are in the body; None: it has none.
-
-    Raises ValueError for a version that the schemas do not know.
+def _limits(version: int) -> tuple[Struct, int | None]:
+    """Return how to read a Fetch request's longest wait and its limit, and where in the body that
+    is; None: it has none. Raises ValueError for a version that the schemas do not know.
     """
     layout = request_layout(FETCH, version)
     bytes_at = layout.seek("max_bytes", b"", 0) if "max_bytes" in layout.fields else None
-    return layout.seek("max_wait_ms", b"", 0), bytes_at
+    return layout.head("max_wait_ms", "max_bytes"), bytes_at
 
 
 def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:

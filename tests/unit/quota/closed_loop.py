@@ -108,7 +108,7 @@ class Consumer:
         world, client = self.world, self.world.client
         if not self._waits:
             return
-        if client.admit((CONSUMER,), self._waiter, world.now_ms, holds=not self.mutes):
+        if client.admit(CONSUMER, self._waiter, world.now_ms, holds=not self.mutes):
             self._waits = False
             self._waiter.since_ms = None
             granted, expected = client.grant(self.asked_bytes, self.last_bytes, world.now_ms)
@@ -162,7 +162,7 @@ class Producer:
 
     def _try(self) -> None:
         world, client = self.world, self.world.client
-        if self._waits and client.admit((PRODUCER,), self._waiter, world.now_ms):
+        if self._waits and client.admit(PRODUCER, self._waiter, world.now_ms):
             self._waits = False
             self._waiter.since_ms = None
             charge = client.charge(PRODUCER, self.size, world.now_ms)
