@@ -230,6 +230,8 @@ class Instruments:
     ) -> BoundedLabels[Any]:
         metric = self._plain(kind, series, meaning, bounded=True, **options)
         open_labels = re.findall(r"(\w+)\*", series)
-        made = BoundedLabels(metric, self.rows[-1].labels, open_labels, self._max_label_sets)
+        made: BoundedLabels[Any] = BoundedLabels(
+            metric, self.rows[-1].labels, open_labels, self._max_label_sets
+        )
         self._registry.register(made)
         return made

@@ -12,13 +12,17 @@ from prometheus_client.metrics_core import Metric as Family
 
 
 class CounterChild:
-    """A count of one label set; add to `value`, never less than 0."""
+    """The count of one label set. Where each call counts, add to `value` directly."""
 
     __slots__ = ("_name", "value")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.value = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add `amount`, 0 or more."""
+        self.value += amount
 
     def collect(self) -> Iterable[Family]:
         """Return the family with its one sample, without labels."""
@@ -38,9 +42,14 @@ class LockFreeCounter:
         self._children: dict[tuple[str, ...], CounterChild] = {}
 
     def labels(self, *values: str) -> CounterChild:
-        """Return the child for these label values, the same one each time."""
+        """Return the child for these label values, the same one each time.
+
+        Raises ValueError when they are not as many as the labels.
+        """
         child = self._children.get(values)
         if child is None:
+            if len(values) != len(self._labelnames):
+                raise ValueError(f"{len(values)} label values for {self._labelnames}")
             child = self._children[values] = CounterChild(self._name)
         return child
 

@@ -101,13 +101,14 @@ class Sample:
 class Room:
     """What a sum takes in, without a measurement, until its present sample is complete."""
 
-    __slots__ = ("_config", "_end_ms", "_free", "_sample")
+    __slots__ = ("_config", "_end_ms", "_sample", "free")
 
     def __init__(self, config: MetricConfig, sample: Sample, free: float) -> None:
         self._config = config
         self._sample = sample
         self._end_ms = sample.start_ms + config.window_ms
-        self._free = free
+        self.free = free
+        """What is left of it."""
 
     def is_over(self, config: MetricConfig, now_ms: float) -> bool:
         """Return whether the sample is complete, or the metric has another configuration now."""
@@ -115,10 +116,10 @@ class Room:
 
     def record(self, config: MetricConfig, value: float, now_ms: float) -> bool:
         """Record `value` as the stat itself does if that keeps the quota; return whether so."""
-        if value > self._free or now_ms >= self._end_ms or config is not self._config:
+        if value > self.free or now_ms >= self._end_ms or config is not self._config:
             return False
         sample = self._sample
-        self._free -= value
+        self.free -= value
         sample.value += value
         sample.events += 1
         sample.last_event_ms = now_ms
@@ -252,7 +253,7 @@ class Rate:
         self._stat.record(config, value, now_ms)
 
     def room(self, config: MetricConfig, now_ms: float) -> Room | None:
-        """See Stat: the rate is taken over `samples - 1` windows or more, and old values only go."""
+        """See Stat: the rate is over `samples - 1` windows or more, and old values only go."""
         quota, sample = config.quota, self._stat.current
         is_simple = isinstance(self._stat, WindowedSum) and config.event_window is None
         if not is_simple or quota is None or not quota.is_upper or sample is None:

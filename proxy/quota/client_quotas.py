@@ -112,8 +112,8 @@ class ClientQuotas:
         meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
-        granted_bytes = meter.gate.grant(asked_bytes, now_ms)
-        return granted_bytes, meter.gate.expect(last_bytes, now_ms)
+        gate = meter.gate
+        return gate.grant(asked_bytes, now_ms), gate.expect(last_bytes, now_ms)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""
@@ -124,6 +124,11 @@ class ClientQuotas:
         """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)
         return meter is not None and meter.pacer.is_pacing
+
+    def is_far_below(self, kind: QuotaKind) -> bool:
+        """Return whether nothing that the client has under way can exceed its quota."""
+        meter = self.meters.get(kind)
+        return meter is None or meter.is_far_below
 
     def joined(self, session_timeout_ms: float) -> None:
         """Hold no response for longer than a member of a group with this timeout may be silent."""

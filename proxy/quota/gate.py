@@ -23,6 +23,9 @@ ROUND_MS = 2000.0
 GRANT_MS = 250.0
 """Of the bound: what a single Fetch may bring."""
 
+WHOLE_GRANTS = ROUND_MS / GRANT_MS
+"""So many fit into a round."""
+
 USEFUL_GRANT_BYTES = 64 * 1024
 """No Fetch is limited to less while a round takes at most `LONGEST_ROUND_MS`: a broker cuts off the
 last record batch at the limit, and the client reads it again."""
@@ -166,16 +169,19 @@ class Gate:
 
     def grant(self, asked_bytes: int, now_ms: float) -> int:
         """Return how many bytes a Fetch may ask for: `asked_bytes` or less, above 0."""
-        self._expire(now_ms)
+        if self._expected:
+            self._expire(now_ms)
         pacer = self._pacer
         connections = self.under_way + len(self._waiting) + 1
-        part_ms = min(GRANT_MS, ROUND_MS / connections)
         bytes_per_ms = pacer.bound / MS_PER_SECOND
+        most = bytes_per_ms * (GRANT_MS if connections <= WHOLE_GRANTS else ROUND_MS / connections)
         if pacer.due_ms - now_ms > LARGE_DEBT_MS:
-            most = bytes_per_ms * REPAYING_SHARE * part_ms
-        else:
+            most *= REPAYING_SHARE
+        elif asked_bytes > most:
             useful_bytes = min(USEFUL_GRANT_BYTES, bytes_per_ms * LONGEST_ROUND_MS / connections)
-            most = max(bytes_per_ms * part_ms, useful_bytes)
+            most = max(most, useful_bytes)
+        if asked_bytes <= most:
+            return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
     def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:

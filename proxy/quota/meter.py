@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 import prometheus_client
 
 from metrics import Count, Metric, MetricConfig, MetricName, Quota, Rate, Sensor, WindowedSum
+from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
 from .entities import ClientIdentity, QuotaKind
-from .gate import Gate
+from .gate import ROUND_MS, Gate
 from .pacer import AdaptivePacer, Pacer, throttle_time_ms
 from .rules import QuotaSettings, Rule
 
@@ -164,6 +165,13 @@ class Meter:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
+
+    @property
+    def is_far_below(self) -> bool:
+        """Whether the bound is kept by as much as may be under way at once."""
+        pacer = self.pacer
+        under_way = pacer.bound * ROUND_MS / MS_PER_SECOND
+        return not pacer.is_pacing and self.brake is None and self.sensor.free >= under_way
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""

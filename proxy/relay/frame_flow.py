@@ -22,11 +22,16 @@ from proxy.wire.frames import MAX_HEADER_BYTES
 from proxy.wire.malformed import MalformedFrame
 
 if TYPE_CHECKING:
+    from proxy.quota.client_quotas import ClientQuotas
+    from proxy.quota.entities import QuotaKind
     from proxy.relay.connection import Connection
 
 READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
-"""First read of a frame: as a rule all of it. Of a client that was held, what then waits in user
-space is less; after a large frame record data is to stay in the kernel."""
+"""First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the
+kernel; after a large one even less, whose record data does not come to user space."""
+
+MAX_START_BYTES = MAX_HEADER_BYTES + 2 * READ_BYTES_HELD
+"""A frame's head, with the first fields of the body, has less."""
 
 FAIR_BYTES, FAIR_FRAMES = 4 << 20, 64
 """A flow lets others run after so many bytes, or frames."""
@@ -63,7 +68,7 @@ class FrameFlow(ABC):
         self.closed = False
         self.paused = False
         """Set by the owner: begin no further frame."""
-        self.first_bytes = self.read_bytes = READ_BYTES
+        self.first_bytes = self.read_bytes = READ_BYTES_HELD
         self.wait = Wait.OWNER
         self.last_active = self._begun_s = self._loop.time()
 
@@ -229,7 +234,6 @@ class FrameFlow(ABC):
         if self.closed:
             return Wait.CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
-        self.first_bytes = READ_BYTES_HELD if self.paused else READ_BYTES
         if not busy and drained and (self._starved or not self.stash):
             return Wait.READ
         return None
@@ -240,7 +244,7 @@ class FrameFlow(ABC):
 
     def _need_more(self, view: memoryview) -> int:
         """Record that the next frame's head is not complete yet. Raises MalformedFrame: no room."""
-        if len(view) == len(self._scratch):
+        if len(view) >= MAX_START_BYTES:
             raise MalformedFrame("bad_header", f"no end of the first fields in {len(view)} bytes")
         self._starved = True
         return 0
@@ -258,6 +262,10 @@ class FrameFlow(ABC):
         self._pump.start(body_bytes)
         if body_bytes >= SPLICE_MIN_BYTES:
             self.read_bytes = READ_BYTES_LARGE
+
+    def _read_ahead(self, quotas: ClientQuotas, kind: QuotaKind) -> None:
+        """Choose how much to read at first after a frame of more than READ_BYTES_HELD."""
+        self.first_bytes = READ_BYTES if quotas.is_far_below(kind) else READ_BYTES_HELD
 
     def _forward(self, view: memoryview, frame_bytes: int) -> int:
         """Send on the frame that starts `view`, all of it or its start with the body to follow."""
@@ -307,4 +315,4 @@ class FrameFlow(ABC):
 
 def new_scratch() -> memoryview:
     """Make a buffer that holds the longest head with one read behind it."""
-    return memoryview(bytearray(MAX_HEADER_BYTES + 2 * READ_BYTES))
+    return memoryview(bytearray(MAX_START_BYTES + 2 * READ_BYTES))

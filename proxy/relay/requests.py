@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING
 
+from metrics import CounterChild
 from metrics.clock import clock_ms
 from proxy.quota.entities import QuotaKind
-from proxy.relay.frame_flow import FrameFlow, new_scratch
+from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.pump import Wait
-from proxy.relay.session import Exchange
+from proxy.relay.session import ClientSession, Exchange
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
     JOIN_GROUP,
+    LENGTH_BYTES,
     PRODUCE,
+    ApiPlan,
     Handling,
     api_name,
     downgrade_api_versions,
     is_known,
     plan_of,
 )
-from proxy.wire.frames import RequestHead, RequestHeads, ends_with_frame
+from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
+    acks_end,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -46,6 +52,14 @@ FULL_BYTES = 1 << 20
 """The default limit of a partition in a Fetch (max.partition.fetch.bytes). A response of half of
 that, or of what was asked for, shows that the broker did not wait for data."""
 
+START_BYTES = 12
+"""What every request begins with: its length, API key, version and correlation id."""
+
+MAX_KINDS, MAX_KNOWN_BYTES = 64, 512
+"""So many API versions of a connection are remembered, each by so many bytes at most: a client uses
+some ten, and cannot have much remembered."""
+
+_START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 
@@ -58,10 +72,45 @@ class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in 
         self.reason = reason
 
 
+@dataclass(slots=True)
+class _RequestKind:
+    """What a connection's requests have in common that begin with the same bytes."""
+
+    session: ClientSession
+    plan: ApiPlan
+    api_key: int
+    version: int
+    """Of the response: where the broker answers in another one, that one."""
+    client_id: str | None
+    header_end: int
+    start: bytes
+    """The bytes behind the correlation id by which the kind is known."""
+    end: int
+    """Where they end in the frame."""
+    longest: int
+    """No frame has more bytes."""
+    acks: int | None
+    """That a Produce request asks for; None: it is another one."""
+    is_intercepted: bool
+    """Whether an interceptor may ask for it."""
+    count: CounterChild
+
+    def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
+        """Return the header of one of them."""
+        return RequestHead(
+            frame_bytes,
+            self.api_key,
+            self.version,
+            correlation_id,
+            self.client_id,
+            self.header_end,
+        )
+
+
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting", "_heads")
+    __slots__ = ("_collecting", "_kinds")
 
     _scratch = new_scratch()
     _collecting: tuple[RequestHead, Exchange]
@@ -69,7 +118,8 @@ class RequestFlow(FrameFlow):
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn)
-        self._heads = RequestHeads()
+        self._kinds: dict[int, _RequestKind] = {}
+        """The latest of each API and version."""
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
@@ -77,43 +127,37 @@ class RequestFlow(FrameFlow):
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
-        services = conn.services
-        head = self._heads.read(view, services.limits.max_request_bytes)
-        if head is None:
-            return self._need_more(view)
-        if conn.life.state is not State.OPEN:
-            conn.dial()
-            return 0
-        api_key, version = head.api_key, head.api_version
-        plan = plan_of(api_key, version)
-        how = plan.handling
-        if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
-            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
-            raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
-        acks = None
-        if api_key == PRODUCE:
-            acks = produce_acks(head, view)
-            if acks is None:
+        kind = self._known_kind(view)
+        if kind is None:
+            limit_bytes = conn.services.limits.max_request_bytes
+            head = parse_request_head(view, max_request_bytes=limit_bytes)
+            if head is None:
                 return self._need_more(view)
-        elif api_key == API_VERSIONS and downgrade_api_versions(view, version):
-            version, plan = 0, plan_of(api_key, 0)
-        session = conn.client.session(head.client_id)
-        frame_bytes = head.frame_bytes
+            if conn.life.state is not State.OPEN:
+                conn.dial()
+                return 0
+            kind = self._new_kind(head, view)
+            if kind is None:
+                return self._need_more(view)
+        length, _, correlation_id = _START.unpack_from(view)
+        frame_bytes, session, plan = LENGTH_BYTES + length, kind.session, kind.plan
         exchange = Exchange(
-            session, plan, api_key, version, head.correlation_id, frame_bytes, clock_ms()
+            session, plan, kind.api_key, kind.version, correlation_id, frame_bytes, clock_ms()
         )
-        if session.quotas.is_bounded and not self._is_admitted(head, view, exchange):
+        if session.quotas.is_bounded and not self._is_admitted(kind, view, exchange):
             return 0
+        if frame_bytes > READ_BYTES_HELD:
+            self._read_ahead(session.quotas, QuotaKind.PRODUCER_BYTE_RATE)
         interceptor = session.interceptor
         if (
-            api_key in INTERCEPTED_APIS
+            kind.is_intercepted
             and interceptor is not None
-            and acks != NO_ACKS
             and frame_bytes <= MAX_SEEN_BYTES
-            and interceptor.wants(api_key, exchange.sent_ms)
+            and interceptor.wants(kind.api_key, exchange.sent_ms)
         ):
             # Read before it is sent on: the answer must not come first.
-            self._count(exchange, acks)
+            self._count(kind, exchange)
+            head = kind.head(frame_bytes, correlation_id)
             if len(view) < frame_bytes:
                 self._collecting = head, exchange
                 return self._collect(view, frame_bytes)
@@ -122,26 +166,82 @@ class RequestFlow(FrameFlow):
         if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
                 raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
-            self._collecting = head, exchange
+            self._collecting = kind.head(frame_bytes, correlation_id), exchange
             # What follows is read when it is known who sends it.
             conn.pause(Pause.LOGIN)
             taken = self._collect(view, frame_bytes)
         else:
             taken = self._forward(view, frame_bytes)
         # Only now, while the broker is at work already.
-        self._count(exchange, acks)
+        self._count(kind, exchange)
         return taken
 
-    def _is_admitted(self, head: RequestHead, view: memoryview, exchange: Exchange) -> bool:
+    def _known_kind(self, view: memoryview) -> _RequestKind | None:
+        """Return the kind of a request that begins like an earlier one, None for another."""
+        if len(view) < START_BYTES:
+            return None
+        length, api, _ = _START.unpack_from(view)
+        kind = self._kinds.get(api)
+        if (
+            kind is None
+            or view[START_BYTES : kind.end] != kind.start
+            or kind.session is not self._conn.client.current
+            or not kind.end <= LENGTH_BYTES + length <= kind.longest
+        ):
+            return None
+        return kind
+
+    def _new_kind(self, head: RequestHead, view: memoryview) -> _RequestKind | None:
+        """Return the kind of any request, None while more bytes are needed; remember it.
+
+        Raises RequestRefused for one that may not reach a broker.
+        """
+        services, api_key, version = self._conn.services, head.api_key, head.api_version
+        plan, end = plan_of(api_key, version), head.header_end
+        how = plan.handling
+        if how is Handling.REFUSE or (how is Handling.UNKNOWN and not services.passes_unknown_apis):
+            text = f"{api_name(api_key)} ({api_key}) version {version} is not offered"
+            raise RequestRefused("unsupported_version", f"{text}: its response may carry addresses")
+        acks = None
+        if api_key == PRODUCE:
+            acks = produce_acks(head, view)
+            if acks is None:
+                return None
+            end = acks_end(head, view)
+        is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
+        if is_changed:
+            version, plan = 0, plan_of(api_key, 0)
+        kind = _RequestKind(
+            session=self._conn.client.session(head.client_id),
+            plan=plan,
+            api_key=api_key,
+            version=version,
+            client_id=head.client_id,
+            header_end=head.header_end,
+            start=bytes(view[START_BYTES:end]),
+            end=end,
+            longest=LENGTH_BYTES + services.limits.max_request_bytes,
+            acks=acks,
+            is_intercepted=api_key in INTERCEPTED_APIS and acks != NO_ACKS,
+            count=services.request_counter(api_key, version),
+        )
+        _, api, _ = _START.unpack_from(view)
+        has_room = api in self._kinds or len(self._kinds) < MAX_KINDS
+        if has_room and end <= MAX_KNOWN_BYTES and not is_changed:
+            self._kinds[api] = kind
+        return kind
+
+    def _is_admitted(self, kind: _RequestKind, view: memoryview, exchange: Exchange) -> bool:
         """Return whether quotas let a request pass, if not read again later; limit a Fetch."""
-        session, api_key = exchange.session, head.api_key
+        session, api_key, start = kind.session, kind.api_key, kind.header_end
         asked = None
         if api_key == FETCH:
-            asked = fetch_limits(head, view)
+            asked = fetch_limits(kind.version, view, start, exchange.request_bytes)
             if asked is None:
                 self._need_more(view)
                 return False
-        elif api_key == JOIN_GROUP and is_known(api_key, head.api_version):
+        elif api_key == JOIN_GROUP and is_known(api_key, kind.version):
+            head = kind.head(exchange.request_bytes, exchange.correlation_id)
             timeout_ms = session_timeout_ms(head, view)
             if timeout_ms is None:
                 self._need_more(view)
@@ -150,26 +250,28 @@ class RequestFlow(FrameFlow):
         if not self._conn.admits(exchange):
             return False
         if asked is not None:
+            max_wait_ms, max_bytes = asked
             granted_bytes, exchange.expected = session.quotas.grant(
-                asked.max_bytes, session.last_fetch_bytes, exchange.sent_ms
+                max_bytes, session.last_fetch_bytes, exchange.sent_ms
             )
-            if granted_bytes < asked.max_bytes:
+            if granted_bytes < max_bytes:
+                head = kind.head(exchange.request_bytes, exchange.correlation_id)
                 lower_fetch_bytes(head, view, granted_bytes)
-            exchange.wait_ms = max(asked.max_wait_ms, 0)
+            exchange.wait_ms = max(max_wait_ms, 0)
             exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
         return True
 
-    def _count(self, exchange: Exchange, acks: int | None) -> None:
+    def _count(self, kind: _RequestKind, exchange: Exchange) -> None:
         """Record a request that is sent on; a Produce request's bytes are charged now."""
         conn, session = self._conn, exchange.session
-        conn.services.count_request(exchange.api_key, exchange.version)
-        if acks is not None:
+        kind.count.value += 1
+        if kind.acks is not None:
             exchange.charge = session.quotas.charge(
                 QuotaKind.PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
-        if acks == NO_ACKS:  # without a response; what can be held is the next request
-            session.count_bytes(exchange.api_key, exchange.request_bytes)
-            return
+            if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
+                session.count_bytes(exchange.api_key, exchange.request_bytes)
+                return
         conn.in_flight.append(exchange)
         if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
             conn.pause(Pause.FULL)

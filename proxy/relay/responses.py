@@ -9,7 +9,13 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
-from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
+from proxy.relay.frame_flow import (
+    READ_BYTES,
+    READ_BYTES_HELD,
+    READ_BYTES_LARGE,
+    FrameFlow,
+    new_scratch,
+)
 from proxy.relay.lifecycle import Pause, State
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.services import ThrottleMode
@@ -121,7 +127,12 @@ class ResponseFlow(FrameFlow):
         ):
             raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
-        taken = self._begin(exchange, view, frame_bytes)
+        if frame_bytes > READ_BYTES_HELD:
+            self._read_ahead(exchange.session.quotas, QuotaKind.CONSUMER_BYTE_RATE)
+        if plan.passes and exchange.seen is None and not exchange.throttle_ms:
+            taken = self._forward(view, frame_bytes)
+        else:
+            taken = self._begin(exchange, view, frame_bytes)
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
         if self._conn.life.pauses is not Pause.NONE:

@@ -120,8 +120,8 @@ class Services:
         for reason in UPSTREAM_ERRORS:
             self.instruments.upstream_errors_total.labels(reason)
 
-    def count_request(self, api_key: int, version: int) -> None:
-        """Count a request; versions that no schema knows share a label."""
+    def request_counter(self, api_key: int, version: int) -> CounterChild:
+        """Return the child of requests_total; versions that no schema knows share a label."""
         counter = self._requests.get((api_key, version))
         if counter is None:
             known = is_known(api_key, version)
@@ -129,7 +129,7 @@ class Services:
             counter = self.instruments.requests_total.of(api_name(api_key), label)
             if known:
                 self._requests[api_key, version] = counter
-        counter.value += 1
+        return counter
 
     def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
         """Count a response that is held for so long."""

@@ -91,7 +91,8 @@ class Identification:
         self._user = user
         self._client_id: str | None = None
         self._is_warned = False
-        self._session: ClientSession | None = None
+        self.current: ClientSession | None = None
+        """None before the first request, and between a login and the next one."""
         self._sasl: SaslExchange | None = None
 
     def session(self, client_id: str | None) -> ClientSession:
@@ -99,7 +100,7 @@ class Identification:
 
         Kafka's clients use one. With several a client could have a quota for each request.
         """
-        session = self._session
+        session = self.current
         if session is not None:
             if client_id == self._client_id:
                 return session
@@ -117,8 +118,8 @@ class Identification:
             session.close()
         self._client_id = client_id
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
-        self._session = ClientSession(self._services, identity, self._origin.node_id)
-        return self._session
+        self.current = ClientSession(self._services, identity, self._origin.node_id)
+        return self.current
 
     def login_request(self, head: RequestHead, frame: bytes) -> bool:
         """Read a SASL request; return whether what follows is no Kafka frames, but raw tokens."""
@@ -138,9 +139,9 @@ class Identification:
 
     def close(self) -> None:
         """Close the session; the next request begins another one."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self.current is not None:
+            self.current.close()
+            self.current = None
 
 
 def _shortened(client_id: str | None) -> str | None:

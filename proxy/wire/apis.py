@@ -87,6 +87,8 @@ class ApiPlan:
     handling: Handling
     takes_whole: bool
     """The response is taken into memory before it is sent on."""
+    passes: bool
+    """The response is neither taken into memory nor walked."""
     costs_time: bool
     """The service time counts for `request_percentage`."""
     request_is_flexible: bool
@@ -236,6 +238,7 @@ def plan_of(api_key: int, version: int) -> ApiPlan:
         api=api,
         handling=handling,
         takes_whole=api.is_login or handling is Handling.REWRITE,
+        passes=not api.is_login and handling in (Handling.PASS, Handling.UNKNOWN),
         costs_time=not (api.is_login or api.is_membership),
         request_is_flexible=has_schema and bool(api.request.flexible_version_q(version)),
         is_flexible=is_flexible,

@@ -28,8 +28,6 @@ The longest client id has 32 KiB, and no client sends tagged fields in the heade
 _LENGTH = Struct(">i")
 _HEADER_V0 = Struct(">ihhi")
 _HEADER_V1 = Struct(">ihhih")
-_REPEATING = Struct(">iIi")
-"""Length, API key and version together, correlation id."""
 _RESPONSE_HEADER = Struct(">ii")
 
 _MIN_LENGTH = _HEADER_V0.size - LENGTH_BYTES
@@ -38,13 +36,6 @@ _TLS_HANDSHAKE = b"\x16\x03"
 _HTTP_STARTS = frozenset(
     (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC", b"PRI ")
 )
-
-
-MAX_KNOWN_HEADS = 64
-"""How many API versions of a connection are remembered: its client uses some ten."""
-
-MAX_KNOWN_BYTES = 512
-"""A longer header is read anew each time, so that a client cannot have much remembered."""
 
 
 class RequestHead(NamedTuple):
@@ -91,34 +82,6 @@ def parse_request_head(view: Buffer, *, max_request_bytes: int) -> RequestHead |
             return None
         pos = behind
     return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, pos)
-
-
-class RequestHeads:
-    """The headers of one connection: what repeats in them is compared, and not read again."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[int, bytes, RequestHead]] = {}
-        """By API and version: where the header ends, its bytes behind the correlation id."""
-
-    def read(self, view: memoryview, max_bytes: int) -> RequestHead | None:
-        """Return and raise what `parse_request_head` does."""
-        if len(view) < _HEADER_V0.size:
-            return parse_request_head(view, max_request_bytes=max_bytes)
-        length, kind, correlation_id = _REPEATING.unpack_from(view)
-        known = self._known.get(kind)
-        if known is not None:
-            end, start, (_, api_key, version, _, client_id, _) = known
-            frame_bytes = LENGTH_BYTES + length
-            if view[_HEADER_V0.size : end] == start and end <= frame_bytes and length <= max_bytes:
-                return RequestHead(frame_bytes, api_key, version, correlation_id, client_id, end)
-        head = parse_request_head(view, max_request_bytes=max_bytes)
-        if head is not None and head.header_end <= MAX_KNOWN_BYTES:
-            if known is not None or len(self._known) < MAX_KNOWN_HEADS:
-                start = bytes(view[_HEADER_V0.size : head.header_end])
-                self._known[kind] = head.header_end, start, head
-        return head
 
 
 def parse_response_head(view: Buffer) -> tuple[int, int] | None:

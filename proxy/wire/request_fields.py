@@ -33,6 +33,12 @@ def produce_acks(head: RequestHead, frame: Buffer) -> int | None:
     return _read_int(PRODUCE, head, frame, "acks")
 
 
+def acks_end(head: RequestHead, frame: Buffer) -> int:
+    """Return where the number that `produce_acks` reads ends in the frame, which has it."""
+    layout = request_layout(PRODUCE, head.api_version)
+    return layout.seek("timeout_ms", frame, head.header_end)
+
+
 def session_timeout_ms(head: RequestHead, frame: Buffer) -> int | None:
     """Return the session timeout that a JoinGroup request asks for, in milliseconds.
 
@@ -50,12 +56,11 @@ class FetchLimits(NamedTuple):
     """Of the whole response. Before version 3, which has no such limit, MAX_BYTES."""
 
 
-def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
-    """Return the limits of a Fetch request; None means that more bytes are needed.
+def fetch_limits(version: int, frame: Buffer, start: int, frame_bytes: int) -> FetchLimits | None:
+    """Return the limits of a Fetch request whose body is at `start`.
 
-    Raises as `produce_acks` does.
+    None means that more bytes are needed. Raises as `produce_acks` does.
     """
-    frame_bytes, _, version, _, _, start = head
     limits, bytes_at = _limits(version)
     end = start + limits.size
     if frame_bytes < end:
@@ -63,7 +68,7 @@ def fetch_limits(head: RequestHead, frame: Buffer) -> FetchLimits | None:
     if len(frame) < end:
         return None
     found = limits.unpack_from(frame, start)
-    return FetchLimits(*found, MAX_BYTES) if bytes_at is None else FetchLimits(*found)
+    return FetchLimits(found[0], MAX_BYTES) if bytes_at is None else FetchLimits._make(found)
 
 
 def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
@@ -94,12 +99,16 @@ def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_byte
 
 @cache
 def _limits(version: int) -> tuple[Struct, int | None]:
-    """Return how to read a Fetch request's longest wait and its limit, and where in the body that
-    is; None: it has none. Raises ValueError for a version that the schemas do not know.
+    """Return how to read a Fetch request's longest wait and its limit, and where the limit is.
+
+    None: it has no limit. Raises ValueError for a version that the schemas do not know.
     """
     layout = request_layout(FETCH, version)
-    bytes_at = layout.seek("max_bytes", b"", 0) if "max_bytes" in layout.fields else None
-    return layout.head("max_wait_ms", "max_bytes"), bytes_at
+    wait_at = layout.seek("max_wait_ms", b"", 0)
+    if "max_bytes" not in layout.fields:
+        return Struct(f">{wait_at}xi"), None
+    bytes_at = layout.seek("max_bytes", b"", 0)
+    return Struct(f">{wait_at}xi{bytes_at - wait_at - _INT32.size}xi"), bytes_at
 
 
 def _read_int(api_key: int, head: RequestHead, frame: Buffer, field: str) -> int | None:

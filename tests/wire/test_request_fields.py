@@ -10,6 +10,7 @@ from proxy.wire.malformed import MalformedFrame
 from proxy.wire.request_fields import (
     DEFAULT_BATCH_BYTES,
     MAX_BYTES,
+    acks_end,
     fetch_limits,
     lower_fetch_bytes,
     produce_acks,
@@ -33,6 +34,10 @@ def test_every_version_reads_what_the_codec_reads(filler, api_key, field, read):
             frame = bytes(message.encode(version=version, header=True, framed=True))
             head = parse_request_head(frame, max_request_bytes=10**6)
             assert read(head, frame) == getattr(message, field)
+            if api_key == PRODUCE:
+                assert frame[acks_end(head, frame) - 2 :][:2] == message.acks.to_bytes(
+                    2, "big", signed=True
+                )
             for cut in range(head.header_end, head.header_end + 4):
                 assert read(head, frame[:cut]) in (None, getattr(message, field))
             assert read(head, frame[: head.header_end]) is None
@@ -77,6 +82,10 @@ def fetch_frame(version: int, body: bytes) -> tuple[bytearray, object]:
     return frame, parse_request_head(frame, max_request_bytes=10**6)
 
 
+def limits(head, frame):
+    return fetch_limits(head.api_version, frame, head.header_end, head.frame_bytes)
+
+
 def fetch_bodies(filler):
     request = APIS[FETCH].request
     for version in range(request.max_version + 1):
@@ -89,8 +98,8 @@ def test_limits_of_every_version_are_what_the_codec_reads(filler):
         frame, head = fetch_frame(version, body)
         message = APIS[FETCH].request.decode(body, version=version)
         max_bytes = message.max_bytes if version >= 3 else MAX_BYTES
-        assert fetch_limits(head, frame) == (message.max_wait_ms, max_bytes)
-        assert fetch_limits(head, frame[: head.header_end + 3]) is None
+        assert limits(head, frame) == (message.max_wait_ms, max_bytes)
+        assert limits(head, frame[: head.header_end + 3]) is None
 
 
 def test_a_fetch_without_room_for_its_limits_is_malformed():
@@ -98,7 +107,7 @@ def test_a_fetch_without_room_for_its_limits_is_malformed():
     frame = struct.pack(">i", len(header) + 4) + header + bytes(4)
     head = parse_request_head(frame, max_request_bytes=10**6)
     with pytest.raises(MalformedFrame):
-        fetch_limits(head, frame)
+        limits(head, frame)
 
 
 @pytest.mark.parametrize("max_bytes", [777, 10 * DEFAULT_BATCH_BYTES])
