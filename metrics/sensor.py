@@ -95,8 +95,10 @@ class Sensor:
         """
         self.last_record_ms = now_ms
         metrics, room = self.metrics, self._room
-        if room is not None and room.record(metrics[0].config, value, now_ms):
-            return
+        if room is not None:
+            if room.record(metrics[0].config, value, now_ms):
+                return
+            room.free -= value  # it is recorded all the same
         for metric in metrics:
             metric.stat.record(metric.config, value, now_ms)
         for metric in metrics:

@@ -99,19 +99,19 @@ class Sample:
 
 
 class Room:
-    """What a sum takes in, without a measurement, until its present sample is complete."""
+    """What a sum takes in without a measurement until a sample is complete or obsolete."""
 
     __slots__ = ("_config", "_end_ms", "_sample", "free")
 
-    def __init__(self, config: MetricConfig, sample: Sample, free: float) -> None:
+    def __init__(self, config: MetricConfig, sample: Sample, end_ms: float, free: float) -> None:
         self._config = config
         self._sample = sample
-        self._end_ms = sample.start_ms + config.window_ms
+        self._end_ms = end_ms
         self.free = free
         """What is left of it."""
 
     def is_over(self, config: MetricConfig, now_ms: float) -> bool:
-        """Return whether the sample is complete, or the metric has another configuration now."""
+        """Return whether its time has come, or the metric has another configuration now."""
         return now_ms >= self._end_ms or config is not self._config
 
     def record(self, config: MetricConfig, value: float, now_ms: float) -> bool:
@@ -174,6 +174,10 @@ class SampledStat(ABC):
         if not self._samples:
             self._append(now_ms)
         return self._oldest_start_ms
+
+    def obsolete_ms(self, config: MetricConfig) -> float:
+        """Return until when no sample is obsolete, or somewhat earlier."""
+        return self._earliest_event_ms + config.samples * config.window_ms
 
     @property
     def current(self) -> Sample | None:
@@ -260,7 +264,8 @@ class Rate:
             return None
         least_s = (config.samples - 1) * config.window_ms / MS_PER_SECOND
         free = quota.bound * least_s - self._stat.measure(config, now_ms)
-        return Room(config, sample, free * CERTAIN_PART)
+        end_ms = min(sample.start_ms + config.window_ms, self._stat.obsolete_ms(config))
+        return Room(config, sample, end_ms, free * CERTAIN_PART)
 
     def measure(self, config: MetricConfig, now_ms: float) -> float:
         """Return the rate per second."""

@@ -260,8 +260,8 @@ class FrameFlow(ABC):
         """Pass on the next bytes of the source, unseen."""
         assert self._pump is not None
         self._pump.start(body_bytes)
-        if body_bytes >= SPLICE_MIN_BYTES:
-            self.read_bytes = READ_BYTES_LARGE
+        is_large = body_bytes >= SPLICE_MIN_BYTES
+        self.read_bytes = READ_BYTES_LARGE if is_large else self.first_bytes
 
     def _read_ahead(self, quotas: ClientQuotas, kind: QuotaKind) -> None:
         """Choose how much to read at first after a frame of more than READ_BYTES_HELD."""

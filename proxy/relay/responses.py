@@ -10,7 +10,6 @@ from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import (
-    READ_BYTES,
     READ_BYTES_HELD,
     READ_BYTES_LARGE,
     FrameFlow,
@@ -187,7 +186,7 @@ class ResponseFlow(FrameFlow):
         elif walker.opaque_bytes < SPLICE_MIN_BYTES:
             # Cheaper read with what follows it than by itself.
             self._send(view[:end], more=bool(left))
-            self.read_bytes = READ_BYTES
+            self.read_bytes = self.first_bytes
             if not left:
                 self._walker = None
             return end

@@ -60,6 +60,9 @@ class Api:
     max_version: int = _NO_VERSION
     """The last version that clients may use, -1 for none; 0 is the first. That of the schemas, or
     the last one that was reviewed."""
+    last_offered: int | None = None
+    """The last version in ApiVersions responses; None: `max_version`. A client that asks for none
+    may use later ones."""
     request: Any = None
     """Its message class, and that of the response, of kafka-python; None without a schema."""
     response: Any = None
@@ -116,6 +119,9 @@ _FACTS = (
     ),
     Api(
         FETCH,
+        # Later ones bring consumers nothing but leader hints (KIP-951), which they do not get here
+        # (docs/decisions/05-leader-hints.md); but each response would have to be walked for them.
+        last_offered=15,
         first_with_addresses=16,
         first_throttled_by_client=8,
         family="fetch",
@@ -207,9 +213,11 @@ def api_name(api_key: int) -> str:
 
 
 def max_safe_version(api_key: int, *, passes_unknown: bool = False) -> int | None:
-    """Return the last version that clients may use; -1: none; None: any (`passes_unknown`)."""
+    """Return the last version to offer; -1: none; None: any (`passes_unknown`)."""
     api = api_of(api_key)
-    return None if passes_unknown and api is _UNKNOWN else api.max_version
+    if passes_unknown and api is _UNKNOWN:
+        return None
+    return api.max_version if api.last_offered is None else api.last_offered
 
 
 @lru_cache(maxsize=_CACHED_PLANS)

@@ -97,7 +97,7 @@ def test_names_are_bounded():
 
 SAFE = {
     "Produce": (0, 13),
-    "Fetch": (1, 18),
+    "Fetch, without leader hints": (1, 15),
     "ListOffsets": (2, 11),
     "Metadata": (3, 13),
     "FindCoordinator": (10, 6),

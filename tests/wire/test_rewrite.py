@@ -240,7 +240,7 @@ def test_other_responses_are_not_even_read(api_key, version):
 
 BROKER_VERSIONS = {  # key: what a broker offers -> what clients may use
     PRODUCE: ((0, 20), (0, 13)),
-    FETCH: ((4, 18), (4, 18)),
+    FETCH: ((4, 18), (4, 15)),
     2: ((1, 99), (1, 11)),
     METADATA: ((0, 14), (0, 13)),
     FIND_COORDINATOR: ((7, 9), None),

@@ -3,6 +3,8 @@
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from metrics import (
     Count,
@@ -144,3 +146,82 @@ def test_idle_sensors_expire_an_hour_after_the_last_value():
     assert sensor.expires_ms == 1000 + hour_ms
     sensor.record(1, 5000)
     assert sensor.expires_ms == 5000 + hour_ms
+
+
+# Records in the room of a sample
+
+
+class MeasuredRate(Rate):
+    """Never tells its room: each value is measured."""
+
+    __slots__ = ()
+
+    def room(self, *_):
+        return None
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.3, 1.0, 17.0, 250.0, 999.5, 1000.0, 1500.0, 30_000.0]),
+        st.sampled_from([0, 1, 100, 1000, 7777.5, 50_000]),
+        st.sampled_from(["record"] * 8 + ["measure", "lower", "higher", "windows"]),
+    ),
+    min_size=20,
+    max_size=120,
+)
+
+
+def outcome(sensor, value, now_ms):
+    try:
+        sensor.record(value, now_ms)
+    except QuotaViolation as violation:
+        return violation.value, violation.bound
+    return None
+
+
+@settings(max_examples=300)
+@given(steps=STEPS, samples=st.sampled_from([1, 2, 11]), window_ms=st.sampled_from([1.0, 1000.0]))
+def test_what_is_recorded_without_measuring_counts_the_same(steps, samples, window_ms):
+    """Whatever is read or changed in between: the same violations, values, samples and times."""
+    config = MetricConfig(samples=samples, window_ms=window_ms, quota=Quota(20_000.0))
+    sensors = [Sensor("room"), Sensor("measured")]
+    metrics = [
+        sensor.add(RATE, rate, config)
+        for sensor, rate in zip(sensors, (Rate(), MeasuredRate()), strict=True)
+    ]
+    now_ms = 0.0
+    for pause_ms, value, kind in steps:
+        now_ms += pause_ms
+        quick, measured = (outcome(sensor, value, now_ms) for sensor in sensors)
+        assert quick == measured
+        assert sensors[0].last_record_ms == sensors[1].last_record_ms
+        if kind == "measure":
+            quick, measured = (metric.measure(now_ms) for metric in metrics)
+            assert quick == pytest.approx(measured, rel=1e-12)
+        elif kind != "record":
+            factor = {"lower": 0.5, "higher": 2.0}.get(kind, 1.0)
+            window_ms *= 2 if kind == "windows" else 1
+            config = dataclasses.replace(
+                config, quota=Quota(config.quota.bound * factor), window_ms=window_ms
+            )
+            for metric in metrics:
+                metric.config = config
+
+
+def test_a_record_in_the_room_of_a_sample_measures_nothing():
+    class CountedRate(Rate):
+        __slots__ = ("measured",)
+
+        def measure(self, config, now_ms):
+            self.measured += 1
+            return super().measure(config, now_ms)
+
+    sensor, rate = Sensor("etl"), CountedRate()
+    rate.measured = 0
+    sensor.add(RATE, rate, MetricConfig(quota=Quota(1000.0)))
+    for now_ms in range(0, 900, 10):
+        sensor.record(50, now_ms)
+    assert rate.measured == 1
+    assert sensor.free == pytest.approx(0.999 * (10_000 - 50) - 89 * 50)
+    sensor.record(50, 1000)
+    assert rate.measured == 2
