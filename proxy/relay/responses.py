@@ -23,6 +23,7 @@ from proxy.wire.apis import FETCH, PRODUCE, Handling
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
 from proxy.wire.malformed import MalformedResponse
+from proxy.wire.produce_response import ProduceResponseShapes
 from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ _INT32_BYTES = 4
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = ("_busy_time", "_collecting", "_delayed", "_walker")
+    __slots__ = ("_busy_time", "_collecting", "_delayed", "_shapes", "_walker")
 
     _scratch = new_scratch()
 
@@ -60,6 +61,8 @@ class ResponseFlow(FrameFlow):
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
         self._busy_time = BusyTime()
+        self._shapes: dict[int, ProduceResponseShapes] = {}
+        """By version."""
 
     @property
     def held(self) -> bool:
@@ -128,7 +131,8 @@ class ResponseFlow(FrameFlow):
             exchange.throttle_ms = 0
         if frame_bytes > READ_BYTES_HELD:
             self._read_ahead(exchange.session.quotas, QuotaKind.CONSUMER_BYTE_RATE)
-        if plan.passes and exchange.seen is None and not exchange.throttle_ms:
+        is_plain = exchange.seen is None and not exchange.throttle_ms
+        if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
         else:
             taken = self._begin(exchange, view, frame_bytes)
@@ -137,6 +141,13 @@ class ResponseFlow(FrameFlow):
         if self._conn.life.pauses is not Pause.NONE:
             self._conn.answered()
         return taken
+
+    def _names_no_broker(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> bool:
+        """Return whether a response to Produce is like an earlier one that was read."""
+        if exchange.api_key != PRODUCE or len(view) < frame_bytes:
+            return False
+        shapes = self._shapes.get(exchange.version)
+        return shapes is not None and shapes.knows(view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
@@ -224,9 +235,13 @@ class ResponseFlow(FrameFlow):
             response = exchange.seen.response(version, response, clock_ms())
         if exchange.plan.handling is not Handling.PASS:
             passes = self._conn.services.passes_unknown_apis
+            before = response
             response = rewrite_response(
                 api_key, version, response, self._conn.advertise, passes_unknown=passes
             )
+            if api_key == PRODUCE and response is before:
+                shapes = self._shapes.setdefault(version, ProduceResponseShapes(version))
+                shapes.learn(response)
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send(response)

@@ -54,7 +54,7 @@ def rewrite_response(
     """
     if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
         return frame
-    with _reading():
+    with unreadable_is_malformed():
         edits = _edits(api_key, version, frame, advertise, passes_unknown=passes_unknown)
     if not edits:
         return frame
@@ -70,7 +70,7 @@ def set_throttle_time(api_key: int, version: int, frame: bytes, throttle_ms: int
     """
     if not is_known(api_key, version):
         return frame
-    with _reading():
+    with unreadable_is_malformed():
         layout, pos = _open(api_key, version, frame)
         if "throttle_time_ms" not in layout.fields:
             return frame
@@ -108,7 +108,7 @@ _EditElement: TypeAlias = Callable[[_Element], list[_Edit] | None]
 
 
 @contextmanager
-def _reading() -> Iterator[None]:
+def unreadable_is_malformed() -> Iterator[None]:
     """Raise MalformedResponse for what a broker has sent and no layout can read."""
     try:
         yield

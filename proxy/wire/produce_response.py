@@ -1,0 +1,71 @@
+"""Recognise a response to Produce that differs from an earlier one in its offsets and times only.
+
+From version 10 on such a response may name brokers (KIP-951), so it has to be read to its end. A
+producer's responses are alike: those that equal, but for numbers, one that named none name none.
+"""
+
+from proxy.wire.apis import PRODUCE, RESPONSE_HEADER_BYTES
+from proxy.wire.frames import response_body
+from proxy.wire.layout import RecordLayout, response_layout
+from proxy.wire.rewrite import unreadable_is_malformed
+
+MAX_SHAPES = 16
+"""Lengths of which a response is remembered."""
+
+MAX_SHAPE_BYTES = 4096
+"""Longer responses are read each time."""
+
+NO_TAGS = b"\0"
+
+_NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
+
+
+class ProduceResponseShapes:
+    """The responses of one version on one connection that named no broker."""
+
+    __slots__ = ("_known", "_version")
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._known: dict[int, tuple[int, int]] = {}
+        """By their length: a mask without the numbers, and what is left under it."""
+
+    def knows(self, frame: memoryview) -> bool:
+        """Return whether a whole response is like one that named no broker."""
+        known = self._known.get(len(frame))
+        if known is None:
+            return False
+        mask, content = known
+        return int.from_bytes(frame, "big") & mask == content
+
+    def learn(self, frame: bytes) -> None:
+        """Remember a whole response if it names no broker. Raises MalformedResponse."""
+        if len(frame) > MAX_SHAPE_BYTES or len(self._known) >= MAX_SHAPES:
+            return
+        mask = bytearray(b"\xff" * len(frame))
+        mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
+        with unreadable_is_malformed():
+            layout = response_layout(PRODUCE, self._version)
+            pos = response_body(PRODUCE, self._version, frame)
+            if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
+                return
+            for start, end in _number_spans(layout, frame, pos):
+                mask[start:end] = bytes(end - start)
+        number = int.from_bytes(mask, "big")
+        self._known[len(frame)] = number, int.from_bytes(frame, "big") & number
+
+
+def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:
+    """Return where the numbers of a response body are that change from one to the next."""
+    found = [layout.spans(frame, pos)[0]["throttle_time_ms"]]
+    topics = layout.fields["responses"]
+    partitions = topics.element.fields["partition_responses"]
+    count, pos = topics.count(frame, layout.seek("responses", frame, pos))
+    for _ in range(count):
+        spans, end = topics.element.spans(frame, pos)
+        inner, pos = partitions.count(frame, spans["partition_responses"][0])
+        for _ in range(inner):
+            fields, pos = partitions.element.spans(frame, pos)
+            found += [span for name, span in fields.items() if name in _NUMBERS]
+        pos = end
+    return found
