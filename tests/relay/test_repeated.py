@@ -92,9 +92,8 @@ async def test_a_client_id_that_changes_later_counts_for_the_first_one():
 
 async def test_an_empty_client_id_makes_way_for_the_next_one():
     async with open_lab() as lab:
-        asked = [
-            frames.fetch_request(number, client_id=["", "late"][number > 1]) for number in range(4)
-        ]
+        names = ("", "", "late", "late")
+        asked = [frames.fetch_request(each, client_id=name) for each, name in enumerate(names)]
         client, broker = await lab.pair(asked[0])
         for number, request in enumerate(asked):
             if number:
