@@ -45,8 +45,8 @@ class FrameFlow(ABC):
     """Moves frames from source to sink. Subclasses decide what happens to each."""
 
     __slots__ = (
-        *("_begun_s", "_conn", "_loop", "_pump", "_reading", "_rest", "_running", "_sink"),
-        *("_source", "_starved", "_turn", "_whole", "_whole_bytes", "_writing"),
+        *("_begun_s", "_conn", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
+        *("_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes", "_writing"),
         *("closed", "last_active", "first_bytes", "paused", "read_bytes", "stash", "wait"),
     )
 
@@ -63,7 +63,7 @@ class FrameFlow(ABC):
         self._rest: bytes | memoryview = b""
         self._whole: bytearray | None = None
         self._whole_bytes = 0
-        self._starved = self._reading = self._writing = self._running = False
+        self._starved = self._reading = self._writing = self._running = self._is_idle = False
         self._turn: asyncio.Handle | None = None
         self.closed = False
         self.paused = False
@@ -179,6 +179,10 @@ class FrameFlow(ABC):
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()
+        if self._is_idle and not self.paused:
+            wait = self._read_idle()
+            if wait is not None:
+                return wait
         budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
             if self._rest and not self._flush():
@@ -214,8 +218,23 @@ class FrameFlow(ABC):
                 return Wait.READ if got == BLOCKED else Wait.CLOSED
             drained = got < self.read_bytes and not self._source.buffered_bytes()
             have += got
-        pos = 0
-        self._starved = busy = False
+        return self._handle(have, drained=drained)
+
+    def _read_idle(self) -> Wait | None:
+        """Do what `_read` does where nothing was begun and nothing is left."""
+        assert self._source is not None
+        size = self.read_bytes
+        got = self._source.recv_into(self._scratch[:size])
+        if got <= 0:
+            return Wait.READ if got == BLOCKED else Wait.CLOSED
+        self._is_idle = False
+        self._begun_s = self.last_active
+        return self._handle(got, drained=got < size and not self._source.buffered_bytes())
+
+    def _handle(self, have: int, *, drained: bool) -> Wait | None:
+        """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
+        scratch, pos, busy = self._scratch, 0, False
+        self._starved = False
         while pos < have and not busy:
             taken = self._take(scratch[pos:have])
             if not taken:
@@ -235,6 +254,7 @@ class FrameFlow(ABC):
             return Wait.CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
         if not busy and drained and (self._starved or not self.stash):
+            self._is_idle = not self.stash
             return Wait.READ
         return None
 
