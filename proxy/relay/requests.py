@@ -87,8 +87,6 @@ class _RequestKind:
     """The bytes behind the correlation id by which the kind is known."""
     end: int
     """Where they end in the frame."""
-    longest: int
-    """No frame has more bytes."""
     acks: int | None
     """That a Produce request asks for; None: it is another one."""
     is_intercepted: bool
@@ -186,7 +184,8 @@ class RequestFlow(FrameFlow):
             kind is None
             or view[START_BYTES : kind.end] != kind.start
             or kind.session is not self._conn.client.current
-            or not kind.end <= LENGTH_BYTES + length <= kind.longest
+            or LENGTH_BYTES + length < kind.end
+            or length > self._conn.services.limits.max_request_bytes
         ):
             return None
         return kind
@@ -220,7 +219,6 @@ class RequestFlow(FrameFlow):
             header_end=head.header_end,
             start=bytes(view[START_BYTES:end]),
             end=end,
-            longest=LENGTH_BYTES + services.limits.max_request_bytes,
             acks=acks,
             is_intercepted=api_key in INTERCEPTED_APIS and acks != NO_ACKS,
             count=services.request_counter(api_key, version),
