@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from struct import Struct
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from proxy.wire.layout import (
     MAX_KNOWN_BYTES,
     UNREADABLE,
     Buffer,
+    PartitionFields,
     request_layout,
     request_partitions,
     response_partitions,
@@ -67,8 +68,7 @@ def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartiti
     """Return the isolation level and the timestamps that a request asks for."""
     if not _is_read(version):
         return READ_UNCOMMITTED, {}
-    head = request_layout(LIST_OFFSETS, version).head("isolation_level")
-    fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
+    head, fields = _request_form(version)
     timestamps = {}
     try:
         levels = head.unpack_from(body)
@@ -77,6 +77,15 @@ def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartiti
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
     return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)
+
+
+@cache
+def _request_form(version: int) -> tuple[Struct, PartitionFields]:
+    """Return how to read the isolation level, if the version has it, and the partitions."""
+    return (
+        request_layout(LIST_OFFSETS, version).head("isolation_level"),
+        request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp"),
+    )
 
 
 _read_again = lru_cache(MAX_KNOWN)(_read_request)

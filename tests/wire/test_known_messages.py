@@ -180,7 +180,8 @@ def messages(draw, versions, write):
 def forget_all():
     for each in (layout.request_partitions, layout.response_partitions, fetch._request_form):
         each.cache_clear()
-    list_offsets._read_again.cache_clear()
+    for each in (list_offsets._request_form, list_offsets._read_again):
+        each.cache_clear()
 
 
 def outcome(read, version, data):
