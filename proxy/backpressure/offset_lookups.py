@@ -87,6 +87,8 @@ class OffsetLookups(LookupConnection):
             return frame
         advertised = clamp.advertise(query, self, log_ends, now_ms)
         self.answers_ms.append(now_ms)
+        if advertised == log_ends:  # most often, while the query keeps up
+            return frame
         return list_offsets.change_offsets(version, frame, advertised)
 
     def _recorded(self, ask: OffsetLookup) -> Clamp | None:

@@ -9,10 +9,10 @@ buffer ends first, and ValueError for bytes that cannot be.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import groupby, repeat
+from itertools import groupby, repeat, takewhile
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -31,6 +31,8 @@ NULL = -1
 """As a length or count."""
 MAX_UVARINT_BYTES = 5
 """Kafka's varints hold 32 bits, seven in each byte (KIP-482)."""
+MAX_KNOWN, MAX_KNOWN_BYTES = 1024, 256
+"""How many messages of a kind are kept to know others like them, and the longest of these."""
 _MAX_UVARINT = 2**32 - 1
 _MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
 _NULL_STRUCT = 0xFF
@@ -43,14 +45,15 @@ def read_uvarint(data: Buffer, pos: int) -> tuple[int, int]:
     first = data[pos]
     if first < _MORE:
         return first, pos + 1
-    value = 0
-    for index in range(MAX_UVARINT_BYTES):
-        byte = data[pos + index]
-        value |= (byte & _PAYLOAD) << (_PAYLOAD_BITS * index)
+    value, bits = first & _PAYLOAD, _PAYLOAD_BITS
+    for place in range(pos + 1, pos + MAX_UVARINT_BYTES):
+        byte = data[place]
+        value |= (byte & _PAYLOAD) << bits
         if byte < _MORE:
             if value > _MAX_UVARINT:
                 break
-            return value, pos + index + 1
+            return value, place + 1
+        bits += _PAYLOAD_BITS
     raise ValueError("a varint has more than 32 bits")
 
 
@@ -158,7 +161,7 @@ class _Sized:
     def content(self, data: Buffer, pos: int) -> tuple[int, int]:
         """Return where the bytes begin and end."""
         size, start = self.length.read(data, pos)
-        end = start + max(size, 0)
+        end = start + size if size > 0 else start
         if end > len(data):
             raise IndexError(f"a length of {size} with {len(data) - start} bytes left")
         return start, end
@@ -288,6 +291,52 @@ def tagged_response_layout(api_key: int, version: int, field: str) -> RecordLayo
     return RecordLayout({field: node}, None, (node.skip,))
 
 
+class KnownMessages:
+    """Messages with one partition that were read, so that others like them need not be walked.
+
+    The fields with which a partition begins have fixed sizes, and where other bytes lie does not
+    depend on them. So where all bytes around them are those of a known message, they are at the
+    same place, and the topic is the same. Keeps one form for each length, and so many topics, that
+    MAX_KNOWN_BYTES and MAX_KNOWN bound both.
+    """
+
+    __slots__ = ("_fields", "_forms", "_topics")
+
+    def __init__(self, fields: Struct) -> None:
+        self._fields = fields
+        self._forms: dict[int, Struct] = {}
+        """By length: unpacks what is before the fields, these, and what is behind them, where they
+        were in the latest message."""
+        self._topics: dict[tuple[bytes, bytes], Any] = {}
+        """By what is before and behind the fields."""
+
+    def find(self, data: Buffer, pos: int) -> PartitionRow | None:
+        """Return the partition in the rest of the buffer; None when nothing like it is known."""
+        form = self._forms.get(len(data) - pos)
+        if form is None:
+            return None
+        values = form.unpack_from(data, pos)
+        before = values[0]
+        topic = self._topics.get((before, values[-1]))
+        return None if topic is None else (topic, pos + len(before), values[1:-1])
+
+    def add(self, data: Buffer, pos: int, row: PartitionRow) -> None:
+        """Add the rest of the buffer, which was read and has this partition only."""
+        size = len(data) - pos
+        if size > MAX_KNOWN_BYTES:
+            return
+        topic, place, _ = row
+        before, fields = place - pos, self._fields
+        codes = f">{before}s{fields.format[1:]}{size - before - fields.size}s"
+        form = self._forms.get(size)
+        if form is None or form.format != codes:
+            form = self._forms[size] = Struct(codes)
+        values = form.unpack_from(data, pos)
+        self._topics[values[0], values[-1]] = topic
+        if len(self._topics) > MAX_KNOWN:
+            del self._topics[next(iter(self._topics))]
+
+
 class PartitionFields:
     """Reads some fields of each partition in a message.
 
@@ -299,35 +348,50 @@ class PartitionFields:
     def __init__(self, message: RecordLayout, array: str | None, wanted: tuple[str, ...]) -> None:
         arrays = (name for name, node in message.fields.items() if isinstance(node, _Array))
         array = array or next(arrays)
-        self._seek = partial(message.seek, array)
+        before = takewhile(lambda name: name != array, message.fields)
+        self._before = _program(message.fields[name] for name in before)
         topics: _Array = message.fields[array]
-        self._read_count = topics.length.read
-        self._is_tagged = message.tags is not None
-        self._key, in_topic = topics.element.fields.values()
+        self.read_count = topics.length.read
+        self.is_tagged = message.tags is not None
+        key, in_topic = topics.element.fields.values()
+        self.read_key = key.read
         self.partition: Any = in_topic.element
         """The layout of a partition; that of a number in an array of those."""
         is_record = isinstance(self.partition, RecordLayout)
         self.head: Struct = self.partition.head(*wanted) if is_record else self.partition.form
         """Unpacks the fields that are wanted."""
+        self.known = KnownMessages(self.head)
+        """Of the version; `read` keeps them."""
         fields = self.partition.fields.values() if is_record else ()
         self._has_rows = all(isinstance(node, _Fixed) for node in fields)
         """Whether all partitions without tagged fields have the same size."""
-        self._has_tagged_rows = is_record and self._is_tagged
+        self._has_tagged_rows = is_record and self.is_tagged
         self._row = Struct(self.head.format + "x" * self._has_tagged_rows)
 
     def read(self, data: Buffer, pos: int) -> list[PartitionRow]:
-        """Return all partitions of the message at `pos`."""
+        """Return all partitions of the message that begins at `pos`."""
+        row = self.known.find(data, pos)
+        if row is not None:
+            return [row]
         found: list[PartitionRow] = []
-        self.read_array(data, self._seek(data, pos), found)
+        self.read_array(data, self.seek(data, pos), found)
+        if len(found) == 1:
+            self.known.add(data, pos, found[0])
         return found
+
+    def seek(self, data: Buffer, pos: int) -> int:
+        """Return where the array begins in the message at `pos`."""
+        for skip in self._before:
+            pos = skip(data, pos)
+        return pos
 
     def read_array(self, data: Buffer, pos: int, found: list[PartitionRow]) -> int:
         """Add each partition in the array at `pos` to those found; return what is behind."""
-        topics, pos = self._read_count(data, pos)
+        read_count, read_key, size = self.read_count, self.read_key, self._row.size
+        topics, pos = read_count(data, pos)
         for _ in range(topics):
-            key, pos = self._key.read(data, pos)
-            count, pos = self._read_count(data, pos)
-            size = self._row.size
+            key, pos = read_key(data, pos)
+            count, pos = read_count(data, pos)
             end = pos + count * size
             if (  # all are there and have the same size
                 self._has_rows
@@ -345,7 +409,7 @@ class PartitionFields:
                     end = self.partition.skip(data, pos)
                     found.append((key, pos, self.head.unpack_from(data, pos)))
                     pos = end
-            if self._is_tagged:
+            if self.is_tagged:
                 pos = skip_tags(data, pos)
         return pos
 
@@ -369,17 +433,24 @@ def _compile_record(schema: Any, version: int, *, flexible: bool) -> RecordLayou
         field.name: _compile(field, version, flexible=flexible)
         for field in schema.untagged_fields(version)
     }
+    program = _program(fields.values())
+    tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
+    if flexible:
+        return RecordLayout(fields, tags, (*program, skip_tags))
+    return RecordLayout(fields, None, program)
+
+
+def _program(fields: Iterable[Any]) -> tuple[Skip, ...]:
+    """Return what skips fields one after another."""
     program: list[Skip] = []
-    for is_fixed, nodes in groupby(fields.values(), key=lambda node: isinstance(node, _Fixed)):
+    for is_fixed, nodes in groupby(fields, key=lambda node: isinstance(node, _Fixed)):
         if is_fixed:
             size = sum(node.form.size for node in nodes)
             program.append(_Fixed(Struct(f"{size}x")).skip)
         else:
             for node in nodes:
                 program += node.program if isinstance(node, RecordLayout) else (node.skip,)
-    program += [skip_tags] if flexible else []
-    tags = {f.name: f.tag for f in schema.fields.values() if f.tagged_field_q(version)}
-    return RecordLayout(fields, tags if flexible else None, tuple(program))
+    return tuple(program)
 
 
 def _compile(field: Any, version: int, *, flexible: bool) -> Any:

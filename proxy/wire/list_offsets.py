@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from struct import Struct
+from types import MappingProxyType
 from typing import NamedTuple
 
-from proxy.wire.apis import LIST_OFFSETS, is_known
+from proxy.wire.apis import APIS, LIST_OFFSETS
 from proxy.wire.frames import read_partitions
 from proxy.wire.layout import (
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
     UNREADABLE,
     Buffer,
+    PartitionFields,
     request_layout,
     request_partitions,
     response_partitions,
@@ -23,13 +28,14 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
 _FIRST_VERSION = 1  # version 0, gone since Kafka 4.0, answers with lists; it is left alone
+_is_read = range(_FIRST_VERSION, APIS[LIST_OFFSETS].max_version + 1).__contains__
 _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OffsetLookup:
-    """What a ListOffsets request asks for."""
+    """What a ListOffsets request asks for. Not frozen, which would make it slower to make."""
 
     isolation_level: int
     """READ_UNCOMMITTED or READ_COMMITTED; before version 2 always the first."""
@@ -51,10 +57,18 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
 
     Nothing for version 0 and for versions that no schema here knows. Raises MalformedFrame.
     """
+    if len(body) <= MAX_KNOWN_BYTES:
+        asked = _read_again(version, bytes(body))
+    else:
+        asked = _read_request(version, body)
+    return OffsetLookup(*asked, correlation_id)
+
+
+def _read_request(version: int, body: Buffer) -> tuple[int, Mapping[TopicPartition, int]]:
+    """Return the isolation level and the timestamps that a request asks for."""
     if not _is_read(version):
-        return OffsetLookup(READ_UNCOMMITTED, {}, correlation_id)
-    head = request_layout(LIST_OFFSETS, version).head("isolation_level")
-    fields = request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp")
+        return READ_UNCOMMITTED, {}
+    head, fields = _request_form(version)
     timestamps = {}
     try:
         levels = head.unpack_from(body)
@@ -62,7 +76,20 @@ def read_list_offsets_request(version: int, body: Buffer, correlation_id: int = 
             timestamps[topic, index] = timestamp
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a ListOffsets request: {error}") from None
-    return OffsetLookup(levels[0] if levels else READ_UNCOMMITTED, timestamps, correlation_id)
+    return levels[0] if levels else READ_UNCOMMITTED, MappingProxyType(timestamps)
+
+
+@cache
+def _request_form(version: int) -> tuple[Struct, PartitionFields]:
+    """Return how to read the isolation level, if the version has it, and the partitions."""
+    return (
+        request_layout(LIST_OFFSETS, version).head("isolation_level"),
+        request_partitions(LIST_OFFSETS, version, "partition_index", "timestamp"),
+    )
+
+
+_read_again = lru_cache(MAX_KNOWN)(_read_request)
+"""Around each poll an executor asks the same; only the header has another number."""
 
 
 def read_list_offsets_response(
@@ -90,7 +117,3 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
         if (topic, index) in offsets:
             _INT64.pack_into(changed, pos + place, offsets[topic, index])
     return frame if changed == frame else bytes(changed)
-
-
-def _is_read(version: int) -> bool:
-    return version >= _FIRST_VERSION and is_known(LIST_OFFSETS, version)

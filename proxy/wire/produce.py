@@ -3,13 +3,14 @@
 from struct import Struct
 from typing import NamedTuple
 
-from proxy.wire.apis import PRODUCE, is_known
+from proxy.wire.apis import APIS, PRODUCE
 from proxy.wire.fetch import TopicKey
 from proxy.wire.frames import read_partitions
-from proxy.wire.layout import UNREADABLE, Buffer, request_partitions
+from proxy.wire.layout import UNREADABLE, Buffer, request_partitions, skip_tags
 from proxy.wire.malformed import MalformedFrame
 
 _FIRST_VERSION = 3  # Kafka 4.0 has none below; the schemas begin here, too
+_is_read = range(_FIRST_VERSION, APIS[PRODUCE].max_version + 1).__contains__
 _HEADER = Struct(">qi4xb")  # offset, length, magic: at the same places in every format
 _OVERHEAD_BYTES = 12  # offset and length, which the length does not count
 _BATCH_MAGIC = 2
@@ -51,14 +52,24 @@ def read_produce_request(version: int, body: Buffer) -> tuple[ProducedPartition,
     if not _is_read(version):
         return ()
     fields = request_partitions(PRODUCE, version, "index")
+    head, read_count, is_tagged = fields.head, fields.read_count, fields.is_tagged
     records = fields.partition.fields["records"]
     found = []
     try:
-        for topic, pos, (index,) in fields.read(body, 0):
-            start, end = records.content(body, pos + fields.head.size)
-            offsets = end_of_batches(body, start, end)
-            if offsets is not None:
-                found.append(ProducedPartition(topic, index, offsets))
+        topics, pos = read_count(body, fields.seek(body, 0))
+        for _ in range(topics):
+            topic, pos = fields.read_key(body, pos)
+            partitions, pos = read_count(body, pos)
+            for _ in range(partitions):
+                (index,) = head.unpack_from(body, pos)
+                start, pos = records.content(body, pos + head.size)
+                offsets = end_of_batches(body, start, pos)
+                if offsets is not None:
+                    found.append(ProducedPartition(topic, index, offsets))
+                if is_tagged:
+                    pos = skip_tags(body, pos)
+            if is_tagged:
+                pos = skip_tags(body, pos)
     except UNREADABLE as error:
         raise MalformedFrame("bad_body", f"a Produce request: {error}") from None
     return tuple(found)
@@ -72,7 +83,7 @@ def read_produce_response(version: int, frame: Buffer) -> tuple[AppendedPartitio
     if not _is_read(version):
         return ()
     rows = read_partitions(PRODUCE, version, frame, ("index", "error_code", "base_offset"))
-    return tuple(AppendedPartition(topic, *values) for topic, _, values in rows)
+    return tuple([AppendedPartition(topic, *values) for topic, _, values in rows])
 
 
 def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
@@ -104,7 +115,3 @@ def end_of_batches(data: Buffer, start: int, end: int) -> int | None:
             return None
         start = after
     return found
-
-
-def _is_read(version: int) -> bool:
-    return version >= _FIRST_VERSION and is_known(PRODUCE, version)
