@@ -129,10 +129,17 @@ class Lab:
     _stack: ExitStack
     _started: dict[str, int] = field(default_factory=dict)
 
-    def start_generator(self, prepare: Iterable[int] = ()) -> Target:
-        """Start the stand-in broker; `prepare` lists lengths of record batches."""
+    def start_generator(
+        self, prepare: Iterable[int] = (), *, logs_answered: bool = False
+    ) -> Target:
+        """Start the stand-in broker; `prepare` lists lengths of record batches.
+
+        It logs the arrivals of Produce requests that get no answer, or of all.
+        """
         arguments = [f"--prepare={batch_bytes}" for batch_bytes in prepare]
         arguments.append(f"--arrivals={self._arrivals_path}")
+        if logs_answered:
+            arguments.append("--log-answered")
         with listening_socket() as listener:
             address = listener.getsockname()
             child = self._start(
@@ -301,6 +308,11 @@ def rule(client_id: str, consumer_byte_rate: str) -> Rule:
 def unviolated_rules() -> list[Rule]:
     """Rules that keep a sensor for every client and never hold a response."""
     return [rule("<default>", NEVER_VIOLATED)]
+
+
+def followed_rule(client_id: str) -> Rule:
+    """Adaptive rule of one client id that is never violated."""
+    return rule(client_id, NEVER_VIOLATED) | {"adaptive": {}}
 
 
 def _broker_behind(target: Target) -> traffic.Address:
