@@ -1,6 +1,6 @@
 """The load: connections that keep requests outstanding and drop what they receive.
 
-Reads one `Job` as JSON from stdin, writes one `Outcome` as JSON to stdout. Record data is
+Reads each `Job` as JSON from stdin, writes its `Outcome` as JSON to stdout. Record data is
 discarded in the kernel (`MSG_TRUNC`), so that the client costs next to nothing; only a response's
 first bytes are read, to find its end and to check its order. Versions are those that the client and
 what it connects to both know. There is no request timeout: a response may be held as long as the
@@ -481,11 +481,12 @@ def read_outcome(line: str) -> Outcome:
 
 
 def main() -> None:
-    """Run the job on stdin."""
-    given = json.loads(sys.stdin.readline())
-    job = Job([Load(**load) for load in given["loads"]], given["duration_s"], given["latency"])
-    outcome = run_latency(job) if job.latency else run_throughput(job)
-    print(json.dumps(asdict(outcome)), flush=True)
+    """Run the jobs on stdin, one a line."""
+    for line in sys.stdin:
+        given = json.loads(line)
+        job = Job([Load(**load) for load in given["loads"]], given["duration_s"], given["latency"])
+        outcome = run_latency(job) if job.latency else run_throughput(job)
+        print(json.dumps(asdict(outcome)), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ others, and have their part in every figure: the direct line shows it.
 """
 
 import statistics
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from bench.client import Load
+from bench.client import Load, Outcome
 from bench.lab import Lab, Target
 from bench.processes import BenchError
 from bench.rates import GIGABYTE, quantile, rate_between
@@ -30,7 +31,8 @@ class Trial:
     """One short run.
 
     Attributes:
-        p50_us, p99_us: of its round trips, in microseconds.
+        p50_us, p99_us: of its round trips, in microseconds; of requests that get no response, of
+            their ways to the broker. 0 where they are not timed.
         bytes_per_s: throughput after the warm-up.
         cpu_s_per_gb: CPU seconds of the process under test per gigabyte.
         cpu_us_each: the same per round trip, in microseconds.
@@ -168,25 +170,43 @@ class Ring:
     def try_once(self, line: Line, contest: Contest) -> Trial:
         """Put the load on a line for a while."""
         host, port = line.target.address
-        load = replace(contest.load, client_id=line.client_id, host=host, port=port)
+        client_id = line.client_id
+        if not contest.load.is_answered:
+            # Arrivals at the broker are told apart by it.
+            client_id += f"-{time.monotonic_ns()}"
+        load = replace(contest.load, client_id=client_id, host=host, port=port)
         before, generator_before = line.target.usage(), self.direct.usage()
         outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
         cpu_s = line.target.usage().cpu_s - before.cpu_s
         load_s = self.direct.usage().cpu_s - generator_before.cpu_s + outcome.cpu_s
-        served = outcome.served[0]
-        times, waits = served.completed_s, served.waited_s
-        sizes = served.frame_bytes if load.acks is None else [load.max_bytes] * len(times)
+        times, waits, sizes = self._completed(load, outcome)
         if not times or times[-1] < WARM_UP_S:
-            raise BenchError(f"{line.name}: too few responses in {self.duration_s} s")
+            raise BenchError(f"{line.name}: too few requests in {self.duration_s} s")
         kept = waits[bisect_left(times, WARM_UP_S) :]
         return Trial(
-            quantile(kept, 0.5) * US_PER_S,
-            quantile(kept, 0.99) * US_PER_S,
+            quantile(kept, 0.5) * US_PER_S if kept else 0.0,
+            quantile(kept, 0.99) * US_PER_S if kept else 0.0,
             rate_between(times, sizes, WARM_UP_S, self.duration_s).interpolated,
             cpu_s / (sum(sizes) / GIGABYTE),
             cpu_s / len(times) * US_PER_S,
             load_s / (self.duration_s * len(self.lab.cores.load)),
         )
+
+    def _completed(
+        self, load: Load, outcome: Outcome
+    ) -> tuple[Sequence[float], Sequence[float], Sequence[int]]:
+        """Return when each request was complete, how long that took, and its bytes that count."""
+        served = outcome.served[0]
+        if load.acks is None:
+            return served.completed_s, served.waited_s, served.frame_bytes
+        if load.is_answered:
+            count = len(served.completed_s)
+            return served.completed_s, served.waited_s, [load.max_bytes] * count
+        arrivals = self.lab.arrivals(load.client_id)
+        times = [time_s - outcome.started_s for time_s, _ in arrivals]
+        # A blocking client sends them one after the other, and the last ones may be on their way.
+        waits = [came_s - sent_s for came_s, sent_s in zip(times, served.sent_s, strict=False)]
+        return times, waits, [size for _, size in arrivals]
 
     def _row(
         self,

@@ -23,7 +23,7 @@ def measure(quick: bool) -> list[Row]:
     """Run all lines in turn and give the rows."""
     rounds, duration_s = (1, 1.0) if quick else (9, 1.5)
     with open_lab() as lab:
-        direct = lab.start_generator()
+        direct = lab.start_generator([RESPONSE_BYTES])
         rivals = lab.start_haproxy(direct.address)
         proxy = lab.start_proxy(direct.address, unviolated_rules()).target()
         lines = [Line(target.name, target, CLIENT_ID) for target in (proxy, *rivals, direct)]

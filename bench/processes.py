@@ -21,6 +21,7 @@ READ_CHUNK_BYTES = 65536
 PORT_SEARCH_TRIES = 50
 LOWEST_RANGE_PORT = 20000
 PORT_RANGE_STRIDE = 199
+NS_PER_S = 1e9
 # Runs in the child before the command itself takes its place: ties it to the life of this process
 # and to its cores. Not a preexec_fn, which is unsafe in a process with threads.
 _TIED_EXEC = """
@@ -121,10 +122,9 @@ class Child:
     def usage(self) -> Usage:
         """Measure the process now; raises BenchError when it is gone."""
         try:
-            process = psutil.Process(self.process.pid)
-            times = process.cpu_times()
-            return Usage(times.user + times.system, process.memory_info().rss)
-        except psutil.Error:
+            rss_bytes = psutil.Process(self.process.pid).memory_info().rss
+            return Usage(_cpu_s(self.process.pid), rss_bytes)
+        except (psutil.Error, OSError):
             raise BenchError(f"{self.name} is gone{self.log_tail()}") from None
 
     def stop(self) -> None:
@@ -221,6 +221,12 @@ def raise_file_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process's threads in seconds; other sources count in ticks of 10 ms."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / NS_PER_S
 
 
 def _is_free(port: int) -> bool:

@@ -30,7 +30,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _ring(lab: Lab, rounds: int, duration_s: float) -> Ring:
-    direct = lab.start_generator()
+    direct = lab.start_generator([traffic.small_batch_bytes(), MEDIUM_BYTES])
     rivals = lab.start_haproxy(direct.address)
     rules = [followed_rule(FOLLOWED), *unviolated_rules()]
     proxy = lab.start_proxy(direct.address, rules, queries=[{"name": FOLLOWED}]).target()

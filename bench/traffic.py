@@ -176,6 +176,7 @@ def fetch_response(
     return _framed(FetchResponse[version](session_id=session_id, responses=[topic]), 0)
 
 
+@cache
 def record_batch(batch_bytes: int) -> bytes:
     """Build a valid batch of one record, `batch_bytes` long.
 
