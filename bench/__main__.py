@@ -25,6 +25,7 @@ from bench import (
     spark_read,
     spark_tasks,
     stalls,
+    tls_fetch,
     windows,
 )
 from bench.backpressure_jobs import JOBS
@@ -42,6 +43,7 @@ FIGURES: dict[str, Measure] = {
     "progress": progress.measure,
     "small": round_trips.measure,
     "produce": produce.measure,
+    "tls": tls_fetch.measure,
     "spark": spark_read.measure,
     "groups": groups.measure,
     "memory": memory.measure,

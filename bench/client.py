@@ -25,6 +25,7 @@ from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import traffic
 from bench.fetch_session import FIRST_VERSION, SessionRequests
+from bench.tls_records import TlsRecords, tls_context
 
 CORRELATION_OFFSET = 8
 SCRATCH_BYTES = 4 << 20
@@ -60,6 +61,7 @@ class Load:
         partitions: of which it fetches, an equal part of `max_bytes` each.
         in_session: it fetches in a session, one request at a time, and gets a batch of each
             partition: `max_bytes` is the length of so many batches.
+        ca_file: it connects by TLS, to whom this authority knows; only in a session.
 
     """
 
@@ -76,6 +78,7 @@ class Load:
     paces: Sequence[tuple[float, float]] = ((0.0, ALL_IT_CAN),)
     partitions: int = 1
     in_session: bool = False
+    ca_file: str = ""
 
     @property
     def is_answered(self) -> bool:
@@ -111,6 +114,8 @@ class Requests(Protocol):
     """The requests of a connection; `frame` is the next one, without its correlation id."""
 
     frame: bytearray
+    response_bytes: int
+    """Of each response; 0 where it is not known."""
 
     def move_on(self) -> None:
         """Make the frame the next request."""
@@ -121,6 +126,7 @@ class SameRequest:
     """Always the same one."""
 
     frame: bytearray
+    response_bytes: int = 0
 
     def move_on(self) -> None:
         """Do nothing."""
@@ -213,6 +219,7 @@ class Connection:
     head: bytearray = field(default_factory=bytearray)
     left_bytes: int = 0
     wake_bytes: int = 1
+    records: TlsRecords | None = None
 
     def ask(self, now_s: float) -> bool:
         """Send the next request; see `flush`."""
@@ -260,6 +267,8 @@ class Connection:
             ConnectionError: the other side closed, or answered out of order.
 
         """
+        if self.records is not None:
+            return self._receive_records(scratch, self.records)
         if len(self.head) < traffic.CORRELATION_ID_END:
             self.head += _some(self.channel.recv(traffic.CORRELATION_ID_END - len(self.head)))
             if len(self.head) < traffic.CORRELATION_ID_END:
@@ -279,6 +288,20 @@ class Connection:
         frame_bytes = traffic.response_head(self.head).frame_bytes
         self.head.clear()
         return frame_bytes
+
+    def _receive_records(self, scratch: memoryview, records: TlsRecords) -> int:
+        """Take what has arrived by TLS; as all responses of a session are of one length."""
+        # Not that of SSLSocket: it would decrypt.
+        received = _more(socket.socket.recv_into(self.channel, scratch))
+        records.take(scratch[:received])
+        left_bytes = self.requests.response_bytes - records.content_bytes
+        if left_bytes < 0:
+            raise ConnectionError("a response is too long")
+        self._wake_at(max(1, min(left_bytes, WAKE_BYTES)))
+        if left_bytes:
+            return 0
+        records.content_bytes = 0
+        return self.requests.response_bytes
 
     def complete(self, frame_bytes: int, now_s: float) -> None:
         """Take down the response to the oldest request."""
@@ -450,7 +473,10 @@ def _connections(load: Load, served: Served) -> list[Connection]:
     pacer, connections = Pacer(load), []
     for _ in range(load.connections):
         channel = _channel(load)
-        connections.append(Connection(channel, load, pacer, served, load.requests(channel)))
+        connection = Connection(channel, load, pacer, served, load.requests(channel))
+        if load.ca_file:
+            connection.records = TlsRecords()
+        connections.append(connection)
     return connections
 
 
@@ -458,7 +484,7 @@ def _channel(load: Load) -> socket.socket:
     channel = socket.create_connection((load.host, load.port), CONNECT_TIMEOUT_S)
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel.settimeout(None)
-    return channel
+    return tls_context(load.ca_file).wrap_socket(channel) if load.ca_file else channel
 
 
 def _more(count: int) -> int:

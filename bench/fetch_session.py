@@ -36,13 +36,15 @@ _FIRST_FLEXIBLE_VERSION = 12
 class SessionRequests:
     """The requests of one session, in turn.
 
-    `frame` is the next one; its correlation id is still to be set.
+    `frame` is the next one; its correlation id is still to be set. `response_bytes` is the length
+    of each response, known after the first.
     """
 
     def __init__(self, version: int, client_id: str, asked: traffic.Asked, start: int) -> None:
         self.frame = traffic.fetch_request(
             version, client_id, asked.max_bytes, asked.batch_bytes, asked.partitions, OFFSET_MARK
         )
+        self.response_bytes = 0
         self._version = version
         self._asked = asked
         self._session_at = session_place(version, len(client_id.encode()))
@@ -69,6 +71,7 @@ class SessionRequests:
         if answer.error_code or not answer.session_id or not whole:
             raise ValueError(f"not a whole answer: error {answer.error_code}, {sizes}")
         self._session_id = answer.session_id
+        self.response_bytes = len(response)
         self.move_on()
 
     def move_on(self) -> None:

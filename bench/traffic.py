@@ -2,8 +2,10 @@
 
 import socket
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from ssl import SSLContext
 from typing import Any
 
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
@@ -305,8 +307,12 @@ def metadata_response(version: int, correlation_id: int, address: Address, frame
     return _framed(response, correlation_id)
 
 
-def advertised_address(bootstrap: Address, client_id: str) -> Address:
+def advertised_address(
+    bootstrap: Address, client_id: str, context: SSLContext | None = None
+) -> Address:
     """Ask `bootstrap` for the broker's address, as a client does before it fetches.
+
+    With `context`, by TLS.
 
     Raises:
         OSError: no connection, or no answer in time.
@@ -315,7 +321,10 @@ def advertised_address(bootstrap: Address, client_id: str) -> Address:
     """
     request = MetadataRequest[METADATA_VERSION](topics=None)
     request.with_header(correlation_id=0, client_id=client_id)
-    with socket.create_connection(bootstrap, CONNECT_TIMEOUT_S) as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(bootstrap, CONNECT_TIMEOUT_S))
+        if context is not None:
+            connection = stack.enter_context(context.wrap_socket(connection))
         connection.sendall(request.encode(header=True, framed=True))
         frame = receive_frame(connection)
     response = MetadataResponse.decode(frame, version=METADATA_VERSION, header=True, framed=True)
