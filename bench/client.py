@@ -24,7 +24,7 @@ from kafka.protocol.consumer.fetch import FetchRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import traffic
-from bench.fetch_session import FIRST_VERSION, SessionRequests
+from bench.fetch_session import FIRST_VERSION, Positions, SessionRequests
 from bench.tls_records import TlsRecords, tls_context
 
 CORRELATION_OFFSET = 8
@@ -40,8 +40,6 @@ CONNECT_TIMEOUT_S = 10.0
 FIRST_ID = 0
 QUIET = 0.0
 ALL_IT_CAN = math.inf
-# No client gets a response in less.
-NS_PER_OFFSET = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,11 @@ class Load:
         """Whether its requests get responses."""
         return self.acks != traffic.NO_ACKS
 
-    def requests(self, channel: socket.socket) -> "Requests":
-        """Begin on a connection as clients do, and return the requests that come next."""
+    def requests(self, channel: socket.socket, number: int, positions: Positions) -> "Requests":
+        """Begin on a connection as clients do, and return the requests that come next.
+
+        `number` is that of the connection: in sessions each reads partitions of its own.
+        """
         versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
             version = self.version or versions[ProduceRequest.API_KEY]
@@ -95,16 +96,15 @@ class Load:
             )
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
-        if not self.in_session or version < FIRST_VERSION:
+        if not self.in_session:
             return SameRequest(
-                traffic.fetch_request(
-                    version, self.client_id, self.max_bytes, batch_bytes, self.partitions
-                )
+                traffic.fetch_request(version, self.client_id, self.max_bytes, batch_bytes)
             )
-        # Offsets go up from job to job too: to a proxy that follows them nothing is read again.
-        start = time.monotonic_ns() // NS_PER_OFFSET
-        asked = traffic.Asked(batch_bytes, self.max_bytes, self.partitions)
-        session = SessionRequests(version, self.client_id, asked, start)
+        partitions = range(number * self.partitions, (number + 1) * self.partitions)
+        asked = traffic.Asked(batch_bytes, self.max_bytes, partitions)
+        if version < FIRST_VERSION:
+            raise ValueError(f"Fetch version {version} has no sessions")
+        session = SessionRequests(version, self.client_id, asked, positions)
         channel.sendall(session.frame)
         session.opened(traffic.receive_frame(channel))
         return session
@@ -332,14 +332,14 @@ class Connection:
 class Throughput:
     """Keeps the connections of all loads as busy as their paces allow."""
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+    def __init__(self, job: Job, positions: Positions, selector: selectors.BaseSelector) -> None:
         self._duration_s = job.duration_s
         self._selector = selector
         self._served = [Served() for _ in job.loads]
         self._connections = [
             connection
             for load, served in zip(job.loads, self._served, strict=True)
-            for connection in _connections(load, served)
+            for connection in _connections(load, served, positions)
         ]
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._due: list[tuple[float, int, Connection]] = []
@@ -418,17 +418,17 @@ class Throughput:
         self._sent(connection, now_s, is_all=connection.flush())
 
 
-def run_throughput(job: Job) -> Outcome:
+def run_throughput(job: Job, positions: Positions) -> Outcome:
     """Keep every connection busy for the job's duration."""
     with selectors.DefaultSelector() as selector:
-        return Throughput(job, selector).run()
+        return Throughput(job, positions, selector).run()
 
 
-def run_latency(job: Job) -> Outcome:
+def run_latency(job: Job, positions: Positions) -> Outcome:
     """Ask and wait, over and over, on one blocking connection."""
     (load,), served = job.loads, Served()
     channel = _channel(load)
-    requests = load.requests(channel)
+    requests = load.requests(channel, 0, positions)
     scratch = memoryview(bytearray(SCRATCH_BYTES))
     number, used_s = FIRST_ID, time.process_time()
     started_s = now_s = time.monotonic()
@@ -468,12 +468,13 @@ def _receive_next(channel: socket.socket, scratch: memoryview, number: int) -> i
     return found.frame_bytes
 
 
-def _connections(load: Load, served: Served) -> list[Connection]:
+def _connections(load: Load, served: Served, positions: Positions) -> list[Connection]:
     """Open the connections of a load."""
     pacer, connections = Pacer(load), []
-    for _ in range(load.connections):
+    for number in range(load.connections):
         channel = _channel(load)
-        connection = Connection(channel, load, pacer, served, load.requests(channel))
+        requests = load.requests(channel, number, positions)
+        connection = Connection(channel, load, pacer, served, requests)
         if load.ca_file:
             connection.records = TlsRecords()
         connections.append(connection)
@@ -507,11 +508,13 @@ def read_outcome(line: str) -> Outcome:
 
 
 def main() -> None:
-    """Run the jobs on stdin, one a line."""
+    """Run the jobs on stdin, one a line; consumers go on where they have got to."""
+    positions: Positions = {}
     for line in sys.stdin:
         given = json.loads(line)
         job = Job([Load(**load) for load in given["loads"]], given["duration_s"], given["latency"])
-        outcome = run_latency(job) if job.latency else run_throughput(job)
+        run = run_latency if job.latency else run_throughput
+        outcome = run(job, positions)
         print(json.dumps(asdict(outcome)), flush=True)
 
 

@@ -24,6 +24,8 @@ US_PER_S = 1e6
 WARM_UP_S = 0.2
 # Share of the load's cores from which on generator and client count as the limit.
 LOAD_FULL_SHARE = 0.95
+# Share of the time from which on other work on the machine is told of.
+WAITED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Trial:
         cpu_us_each: the same per round trip, in microseconds.
         load_busy: share of the load's cores that generator and client used, 0 to 1; near 1 they
             are the limit.
+        waited_share: share of the time for which other work had the core of the process under test
+            while it could have run.
 
     """
 
@@ -47,6 +51,7 @@ class Trial:
     cpu_s_per_gb: float
     cpu_us_each: float
     load_busy: float
+    waited_share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,8 @@ class Ring:
         load = replace(contest.load, client_id=client_id, host=host, port=port)
         before, generator_before = line.target.usage(), self.direct.usage()
         outcome = self.lab.run_client([load], self.duration_s, latency=contest.latency)
-        cpu_s = line.target.usage().cpu_s - before.cpu_s
+        after = line.target.usage()
+        cpu_s = after.cpu_s - before.cpu_s
         load_s = self.direct.usage().cpu_s - generator_before.cpu_s + outcome.cpu_s
         times, waits, sizes = self._completed(load, outcome)
         if not times or times[-1] < WARM_UP_S:
@@ -190,6 +196,7 @@ class Ring:
             cpu_s / (sum(sizes) / GIGABYTE),
             cpu_s / len(times) * US_PER_S,
             load_s / (self.duration_s * len(self.lab.cores.load)),
+            (after.waited_s - before.waited_s) / self.duration_s,
         )
 
     def _completed(
@@ -234,4 +241,7 @@ class Ring:
             for name in (goal.line, best)
             if statistics.median(trial.load_busy for trial in trials[name]) > LOAD_FULL_SHARE
         )
+        waited = statistics.median(trial.waited_share for trial in trials[goal.line])
+        if waited > WAITED_SHARE:
+            measured += f"; other work had its core for {waited:.0%} of the time"
         return Row(figure, what, goal.text, measured, goal.verdict(ratio), samples)

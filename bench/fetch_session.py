@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from kafka.protocol.consumer.fetch import FetchResponse
 
@@ -32,6 +32,9 @@ _REPLICA_BYTES = 4
 _LAST_VERSION_WITH_REPLICA = 14
 _FIRST_FLEXIBLE_VERSION = 12
 
+Positions: TypeAlias = dict[tuple[str, int, int], int]
+"""The next offset, by client id, length of the topic's batches and first partition."""
+
 
 class SessionRequests:
     """The requests of one session, in turn.
@@ -40,16 +43,23 @@ class SessionRequests:
     of each response, known after the first.
     """
 
-    def __init__(self, version: int, client_id: str, asked: traffic.Asked, start: int) -> None:
+    def __init__(
+        self, version: int, client_id: str, asked: traffic.Asked, positions: Positions
+    ) -> None:
+        """Begin where the client has got to, and keep `positions` up to date."""
         self.frame = traffic.fetch_request(
-            version, client_id, asked.max_bytes, asked.batch_bytes, asked.partitions, OFFSET_MARK
+            *(version, client_id, asked.max_bytes, asked.batch_bytes),
+            *(asked.partitions, OFFSET_MARK),
         )
         self.response_bytes = 0
         self._version = version
         self._asked = asked
         self._session_at = session_place(version, len(client_id.encode()))
         self._offsets_at = tuple(_places(self.frame, MARK))
-        self._session_id, self._epoch, self._start = 0, INITIAL_EPOCH, start
+        self._positions = positions
+        self._key = client_id, asked.batch_bytes, asked.partitions.start
+        self._session_id, self._epoch = 0, INITIAL_EPOCH
+        self._start = positions.setdefault(self._key, 0)
         self._patch()
 
     def opened(self, response: bytes) -> None:
@@ -67,7 +77,7 @@ class SessionRequests:
             if not partition.error_code
         ]
         asked = self._asked
-        whole = len(sizes) == asked.partitions and min(sizes) >= asked.batch_bytes
+        whole = len(sizes) == len(asked.partitions) and min(sizes) >= asked.batch_bytes
         if answer.error_code or not answer.session_id or not whole:
             raise ValueError(f"not a whole answer: error {answer.error_code}, {sizes}")
         self._session_id = answer.session_id
@@ -82,7 +92,8 @@ class SessionRequests:
     def _patch(self) -> None:
         frame = self.frame
         _SESSION.pack_into(frame, self._session_at, self._session_id, self._epoch)
-        offset = _OFFSET.pack(self._start + self._epoch)
+        self._positions[self._key] = position = self._start + self._epoch
+        offset = _OFFSET.pack(position)
         for at in self._offsets_at:
             frame[at : at + 8] = offset
 
@@ -142,7 +153,7 @@ def epoch_of(version: int, client_bytes: int, frame: bytes) -> int | None:
     """Return the epoch of a request; None before there were sessions."""
     if version < FIRST_VERSION:
         return None
-    _, epoch = _SESSION.unpack_from(frame, session_place(version, client_bytes))
+    epoch: int = _SESSION.unpack_from(frame, session_place(version, client_bytes))[1]
     return epoch
 
 

@@ -60,10 +60,18 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far: CPU time in seconds, resident memory in bytes."""
+    """What a process has used so far.
+
+    Attributes:
+        cpu_s: CPU time in seconds.
+        rss_bytes: resident memory now.
+        waited_s: for how long it could have run while other work had its core.
+
+    """
 
     cpu_s: float
     rss_bytes: int
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -123,7 +131,8 @@ class Child:
         """Measure the process now; raises BenchError when it is gone."""
         try:
             rss_bytes = psutil.Process(self.process.pid).memory_info().rss
-            return Usage(_cpu_s(self.process.pid), rss_bytes)
+            ran_s, waited_s = _scheduled_s(self.process.pid)
+            return Usage(ran_s, rss_bytes, waited_s)
         except (psutil.Error, OSError):
             raise BenchError(f"{self.name} is gone{self.log_tail()}") from None
 
@@ -223,10 +232,15 @@ def raise_file_limit() -> int:
     return hard
 
 
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process's threads in seconds; other sources count in ticks of 10 ms."""
+def _scheduled_s(pid: int) -> tuple[float, float]:
+    """For how long a process's threads ran, and could have run, in seconds.
+
+    Other sources count in ticks of 10 ms.
+    """
     threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / NS_PER_S
+    times = [(each / "schedstat").read_text().split() for each in threads]
+    ran_s, waited_s = (sum(int(each[place]) for each in times) / NS_PER_S for place in (0, 1))
+    return ran_s, waited_s
 
 
 def _is_free(port: int) -> bool:

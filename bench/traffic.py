@@ -32,6 +32,7 @@ TOPIC_PREFIX = "batches-"
 PLACEHOLDER = b"<records>"
 CLUSTER_ID = "bench"
 OFFSET = 0
+ONE_PARTITION = range(1)
 EVERYTHING_READ = 1
 RECORD_TIME_MS = 1_700_000_000_000
 SMALL_VALUE_BYTES = 100
@@ -64,15 +65,15 @@ class Asked:
     Attributes:
         batch_bytes: length of its topic's batches.
         max_bytes: its limit.
-        partitions: how many of the topic, from 0 on.
+        partitions: of the topic.
         offset: from which on, in each of them.
 
     """
 
     batch_bytes: int
     max_bytes: int
-    partitions: int = 1
-    offset: int = 0
+    partitions: range = ONE_PARTITION
+    offset: int = OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def fetch_request(
     client_id: str,
     max_bytes: int,
     batch_bytes: int,
-    partitions: int = 1,
+    partitions: range = ONE_PARTITION,
     offset: int = OFFSET,
 ) -> bytearray:
     """Frame of a Fetch for at most `max_bytes` of a topic whose record batches are this long.
@@ -105,9 +106,11 @@ def fetch_request(
         return old_fetch.request(client_id, name, max_bytes)
     wanted = [
         FetchRequest.FetchTopic.FetchPartition(
-            partition=index, fetch_offset=offset, partition_max_bytes=max_bytes // partitions
+            partition=index,
+            fetch_offset=offset,
+            partition_max_bytes=max_bytes // len(partitions),
         )
-        for index in range(partitions)
+        for index in partitions
     ]
     topic = FetchRequest.FetchTopic(
         topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
@@ -129,7 +132,9 @@ def read_fetch(version: int, frame: bytes) -> Asked:
     in_partitions = sum(partition.partition_max_bytes for partition in topic.partitions)
     batch_bytes = _batch_bytes(topic.topic) if topic.topic else topic.topic_id.int
     max_bytes = min(request.max_bytes, in_partitions)
-    return Asked(batch_bytes, max_bytes, len(topic.partitions), topic.partitions[0].fetch_offset)
+    first, last = topic.partitions[0], topic.partitions[-1]
+    partitions = range(first.partition, last.partition + 1)
+    return Asked(batch_bytes, max_bytes, partitions, first.fetch_offset)
 
 
 def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
@@ -172,7 +177,7 @@ def fetch_response(
                 aborted_transactions=None,
                 records=records,
             )
-            for index in range(asked.partitions)
+            for index in asked.partitions
         ],
     )
     return _framed(FetchResponse[version](session_id=session_id, responses=[topic]), 0)
