@@ -297,7 +297,7 @@ class Connection:
         left_bytes = self.requests.response_bytes - records.content_bytes
         if left_bytes < 0:
             raise ConnectionError("a response is too long")
-        self._wake_at(max(1, min(left_bytes, WAKE_BYTES)))
+        self._wake_at(max(1, min(left_bytes - records.begun_bytes, WAKE_BYTES)))
         if left_bytes:
             return 0
         records.content_bytes = 0

@@ -33,6 +33,12 @@ class TlsRecords:
         self._head = bytearray()
         self._left_bytes = 0
 
+    @property
+    def begun_bytes(self) -> int:
+        """How much was taken of the record that is not whole, without its header."""
+        length = int.from_bytes(self._head[LENGTH_AT:], "big")
+        return length - self._left_bytes if self._left_bytes else 0
+
     def take(self, data: memoryview) -> None:
         """Take the next bytes; raises ConnectionError for a record that is no content."""
         at, end = 0, len(data)

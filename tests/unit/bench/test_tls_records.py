@@ -36,6 +36,8 @@ def stream(tmp_path_factory) -> bytes:
 def test_content_is_counted_from_pieces_of_any_size(stream, piece_bytes):
     records, view = TlsRecords(), memoryview(stream)
     for at in range(0, len(stream), piece_bytes):
+        to_come = CONTENT_BYTES - records.content_bytes - records.begun_bytes
+        assert to_come <= len(stream) - at  # a client that waits for so much does not wait in vain
         assert records.content_bytes < CONTENT_BYTES
         records.take(view[at : at + piece_bytes])
     assert records.content_bytes == CONTENT_BYTES
