@@ -92,13 +92,15 @@ class Load:
         if self.acks is not None:
             version = self.version or versions[ProduceRequest.API_KEY]
             return SameRequest(
-                traffic.produce_request(version, self.client_id, self.max_bytes, self.acks)
+                version,
+                traffic.produce_request(version, self.client_id, self.max_bytes, self.acks),
             )
         version = self.version or versions[FetchRequest.API_KEY]
         batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
         if not self.in_session:
             return SameRequest(
-                traffic.fetch_request(version, self.client_id, self.max_bytes, batch_bytes)
+                version,
+                traffic.fetch_request(version, self.client_id, self.max_bytes, batch_bytes),
             )
         partitions = range(number * self.partitions, (number + 1) * self.partitions)
         asked = traffic.Asked(batch_bytes, self.max_bytes, partitions)
@@ -113,6 +115,7 @@ class Load:
 class Requests(Protocol):
     """The requests of a connection; `frame` is the next one, without its correlation id."""
 
+    version: int
     frame: bytearray
     response_bytes: int
     """Of each response; 0 where it is not known."""
@@ -125,6 +128,7 @@ class Requests(Protocol):
 class SameRequest:
     """Always the same one."""
 
+    version: int
     frame: bytearray
     response_bytes: int = 0
 
@@ -174,12 +178,14 @@ class Outcome:
 
     Attributes:
         served: per load.
+        version: of the requests of the last connection that was opened.
         started_s: the start on the machine's monotonic clock.
         cpu_s: CPU time that the client itself used, in seconds.
 
     """
 
     served: list[Served] = field(default_factory=list)
+    version: int = 0
     started_s: float = 0.0
     cpu_s: float = 0.0
 
@@ -367,7 +373,8 @@ class Throughput:
         cpu_s = time.process_time() - used_s
         for connection in self._connections:
             connection.end(now_s)
-        return Outcome(self._served, started_s=self._started_s, cpu_s=cpu_s)
+        version = self._connections[-1].requests.version
+        return Outcome(self._served, version, self._started_s, cpu_s)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._started_s
@@ -450,7 +457,7 @@ def run_latency(job: Job, positions: Positions) -> Outcome:
         served.frame_bytes.append(frame_bytes)
         served.waited_s.append(now_s - asked_s)
     channel.close()
-    return Outcome([served], started_s, time.process_time() - used_s)
+    return Outcome([served], requests.version, started_s, time.process_time() - used_s)
 
 
 def _receive_next(channel: socket.socket, scratch: memoryview, number: int) -> int:

@@ -42,6 +42,7 @@ class Trial:
             are the limit.
         waited_share: share of the time for which other work had the core of the process under test
             while it could have run.
+        version: of the requests.
 
     """
 
@@ -52,6 +53,7 @@ class Trial:
     cpu_us_each: float
     load_busy: float
     waited_share: float
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,7 @@ class Ring:
             cpu_s / len(times) * US_PER_S,
             load_s / (self.duration_s * len(self.lab.cores.load)),
             (after.waited_s - before.waited_s) / self.duration_s,
+            outcome.version,
         )
 
     def _completed(
@@ -241,6 +244,9 @@ class Ring:
             for name in (goal.line, best)
             if statistics.median(trial.load_busy for trial in trials[name]) > LOAD_FULL_SHARE
         )
+        versions = {name: found[-1].version for name, found in trials.items()}
+        if versions[goal.line] != versions[best]:
+            measured += f"; version {versions[goal.line]} against {versions[best]}"
         waited = statistics.median(trial.waited_share for trial in trials[goal.line])
         if waited > WAITED_SHARE:
             measured += f"; other work had its core for {waited:.0%} of the time"

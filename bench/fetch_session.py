@@ -52,7 +52,7 @@ class SessionRequests:
             *(asked.partitions, OFFSET_MARK),
         )
         self.response_bytes = 0
-        self._version = version
+        self.version = version
         self._asked = asked
         self._session_at = session_place(version, len(client_id.encode()))
         self._offsets_at = tuple(_places(self.frame, MARK))
@@ -69,7 +69,7 @@ class SessionRequests:
             ValueError: it is not what was asked for.
 
         """
-        answer = FetchResponse.decode(response, version=self._version, header=True, framed=True)
+        answer = FetchResponse.decode(response, version=self.version, header=True, framed=True)
         sizes = [
             len(partition.records or b"")
             for topic in answer.responses
