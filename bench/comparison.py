@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 from bench.client import Load, Outcome
@@ -18,6 +19,9 @@ from bench.lab import Lab, Target
 from bench.processes import BenchError
 from bench.rates import GIGABYTE, quantile, rate_between
 from bench.report import Row, Verdict
+
+# A load that goes where the line says, under the line's client id.
+anywhere = partial(Load, client_id="", host="", port=0)
 
 US_PER_S = 1e6
 # The first part of a trial, while windows and buffers grow, is left out.
@@ -109,21 +113,26 @@ class Goal:
 
     Attributes:
         line: its name.
-        limit: its ratio to the best of the rivals, at most or, of what grows, at least.
+        limit: its ratio to the best of the rivals, at most or, of what grows, at least; None: it
+            is only shown.
 
     """
 
     line: str
     metric: Metric
-    limit: float
+    limit: float | None = None
 
     @property
     def text(self) -> str:
         """As printed."""
+        if self.limit is None:
+            return ""
         return f"at {'least' if self.metric.grows else 'most'} {self.limit:g}x"
 
     def verdict(self, ratio: float) -> Verdict:
         """Judge a ratio."""
+        if self.limit is None:
+            return Verdict.INFO
         return Verdict.of(ratio >= self.limit if self.metric.grows else ratio <= self.limit)
 
 

@@ -4,8 +4,7 @@ HAProxy runs as installed, once copying and once with `splice-auto`; the faster 
 yardstick.
 """
 
-from bench.client import Load
-from bench.comparison import CPU_PER_GB, THROUGHPUT, Contest, Goal, Line, Ring
+from bench.comparison import CPU_PER_GB, THROUGHPUT, Contest, Goal, Line, Ring, anywhere
 from bench.lab import open_lab, unviolated_rules
 from bench.report import Row
 
@@ -14,7 +13,7 @@ CLIENT_ID = "bench-large"
 PROXY = "proxy"
 RESPONSE_BYTES = 1_000_000
 CONNECTIONS = 2
-LOAD = Load("", "", 0, CONNECTIONS, RESPONSE_BYTES, in_session=True)
+LOAD = anywhere(connections=CONNECTIONS, max_bytes=RESPONSE_BYTES, in_session=True)
 TITLE = f"1 MB, {CONNECTIONS} connections"
 GOALS = (Goal(PROXY, THROUGHPUT, 2.5), Goal(PROXY, CPU_PER_GB, 1.0))
 

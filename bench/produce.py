@@ -6,8 +6,17 @@ With acks=0 there is no response: timed is the way to the broker, with a pause a
 from collections.abc import Iterator
 
 from bench import traffic
-from bench.client import Load
-from bench.comparison import CPU_EACH, CPU_PER_GB, P50, THROUGHPUT, Contest, Goal, Line, Ring
+from bench.comparison import (
+    CPU_EACH,
+    CPU_PER_GB,
+    P50,
+    THROUGHPUT,
+    Contest,
+    Goal,
+    Line,
+    Ring,
+    anywhere,
+)
 from bench.lab import open_lab, unviolated_rules
 from bench.report import Row
 
@@ -44,9 +53,9 @@ def _contests() -> Iterator[Contest]:
     }
     for size, max_bytes in sizes.items():
         for name, acks in ACKS.items():
-            load = Load("", "", 0, 1, max_bytes, acks=acks)
+            load = anywhere(connections=1, max_bytes=max_bytes, acks=acks)
             yield Contest(f"{size}, acks={name}", load, ROUND_TRIP_GOALS, latency=True)
     for name, acks in ACKS.items():
-        load = Load("", "", 0, CONNECTIONS, LARGE_BYTES, depth=DEPTH, acks=acks)
+        load = anywhere(connections=CONNECTIONS, max_bytes=LARGE_BYTES, depth=DEPTH, acks=acks)
         title = f"1 MB, acks={name}, {CONNECTIONS} connections"
         yield Contest(title, load, THROUGHPUT_GOALS)

@@ -5,7 +5,7 @@ A client that is followed has an adaptive rule and a query, as the README tells 
 
 from bench import traffic
 from bench.client import Load
-from bench.comparison import CPU_EACH, P50, P99, Contest, Goal, Line, Ring
+from bench.comparison import CPU_EACH, P50, P99, Contest, Goal, Line, Ring, anywhere
 from bench.lab import Lab, followed_rule, open_lab, unviolated_rules
 from bench.report import Row
 
@@ -18,6 +18,7 @@ PARTITIONS = 50
 GOALS = (
     *(Goal(PROXY, metric, 1.0) for metric in (P50, P99, CPU_EACH)),
     *(Goal(PROXY_FOLLOWING, metric, 1.1) for metric in (P50, P99)),
+    Goal(PROXY_FOLLOWING, CPU_EACH),
 )
 
 
@@ -56,8 +57,7 @@ def _contests() -> list[Contest]:
 
 
 def _load(batch_bytes: int, partitions: int) -> Load:
-    return Load(
-        *("", "", 0),
+    return anywhere(
         connections=1,
         max_bytes=batch_bytes * partitions,
         batch_bytes=batch_bytes,

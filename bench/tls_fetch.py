@@ -16,7 +16,7 @@ from bench.tls_records import tls_context
 FIGURE = "tls"
 CLIENT_ID = "bench-tls"
 PROXY = "proxy"
-GOALS = (Goal(PROXY, THROUGHPUT, 0.7), Goal(PROXY, CPU_PER_GB, 1.0))
+GOALS = (Goal(PROXY, THROUGHPUT, 0.7), Goal(PROXY, CPU_PER_GB))
 CONNECT_TIMEOUT_S = 10.0
 
 
