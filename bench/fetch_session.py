@@ -22,7 +22,6 @@ INITIAL_EPOCH = 0
 OFFSET_MARK = 0x5EA7_0FF5_E75A_77ED
 MARK = OFFSET_MARK.to_bytes(8, "big")
 _SESSION = struct.Struct(">ii")
-_ANSWERED = struct.Struct(">ihi")
 _OFFSET = struct.Struct(">q")
 _LOG_END = struct.Struct(">qq")
 # Of a request, in front of the client id and behind it.
