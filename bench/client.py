@@ -1,9 +1,10 @@
 """The load: connections that keep requests outstanding and drop what they receive.
 
-Reads one `Job` as JSON from stdin, writes one `Outcome` as JSON to stdout. Record data is
+Reads each `Job` as JSON from stdin, writes its `Outcome` as JSON to stdout. Record data is
 discarded in the kernel (`MSG_TRUNC`), so that the client costs next to nothing; only a response's
-first bytes are read, to find its end and to check its order. There is no request timeout: a
-response may be held as long as the proxy likes, and how long each request waited is in the outcome.
+first bytes are read, to find its end and to check its order. Versions are those that the client and
+what it connects to both know. There is no request timeout: a response may be held as long as the
+proxy likes, and how long each request waited is in the outcome.
 """
 
 import heapq
@@ -17,12 +18,23 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import traffic
+from bench.fetch_session import FIRST_VERSION, Positions, SessionRequests
+from bench.tls_records import TlsRecords, tls_context
 
 CORRELATION_OFFSET = 8
 SCRATCH_BYTES = 4 << 20
 WAKE_BYTES = 128 << 10
+# Of a response, read at once where no other one can be behind it.
+FIRST_PIECE_BYTES = 64 << 10
+DROP_ALL = socket.MSG_TRUNC | socket.MSG_WAITALL
+# Between Produce requests that get no answer, when their way to the broker is timed.
+ONE_WAY_PAUSE_S = 0.002
 CONNECT_TIMEOUT_S = 10.0
 # Of the request that opens a connection.
 FIRST_ID = 0
@@ -38,12 +50,16 @@ class Load:
         host, port: where it connects.
         connections: how many; each keeps `depth` requests outstanding.
         max_bytes: limit of every Fetch, or length of the batch in every Produce request.
-        version: Fetch version.
+        version: of its requests; 0: the last one that both it and what it connects to know.
         batch_bytes: length of the record batches that it fetches; 0: as long as the limit.
         fetches_per_connection: after so many each connection is closed and opened again; 0: never.
         acks: of its Produce requests; None: it fetches.
         paces: from which time on, in seconds after the start, it asks for how much, in bytes per
             second; ascending, the first at 0.
+        partitions: of which it fetches, an equal part of `max_bytes` each.
+        in_session: it fetches in a session, one request at a time, and gets a batch of each
+            partition: `max_bytes` is the length of so many batches.
+        ca_file: it connects by TLS, to whom this authority knows; only in a session.
 
     """
 
@@ -52,32 +68,80 @@ class Load:
     port: int
     connections: int
     max_bytes: int
-    version: int = 12
+    version: int = 0
     depth: int = 1
     batch_bytes: int = 0
     fetches_per_connection: int = 0
     acks: int | None = None
     paces: Sequence[tuple[float, float]] = ((0.0, ALL_IT_CAN),)
+    partitions: int = 1
+    in_session: bool = False
+    ca_file: str = ""
 
     @property
     def is_answered(self) -> bool:
         """Whether its requests get responses."""
         return self.acks != traffic.NO_ACKS
 
-    def request(self) -> bytearray:
-        """Frame of every request; the correlation id is still to be set."""
+    def requests(self, channel: socket.socket, number: int, positions: Positions) -> "Requests":
+        """Begin on a connection as clients do, and return the requests that come next.
+
+        `number` is that of the connection: in sessions each reads partitions of its own.
+        """
+        versions = traffic.negotiated_versions(channel, self.client_id)
         if self.acks is not None:
-            return traffic.produce_request(self.client_id, self.max_bytes, self.acks)
-        batch_bytes = self.batch_bytes or self.max_bytes
-        return traffic.fetch_request(self.version, self.client_id, self.max_bytes, batch_bytes)
+            version = self.version or versions[ProduceRequest.API_KEY]
+            return SameRequest(
+                version,
+                traffic.produce_request(version, self.client_id, self.max_bytes, self.acks),
+            )
+        version = self.version or versions[FetchRequest.API_KEY]
+        batch_bytes = self.batch_bytes or self.max_bytes // self.partitions
+        if not self.in_session:
+            return SameRequest(
+                version,
+                traffic.fetch_request(version, self.client_id, self.max_bytes, batch_bytes),
+            )
+        partitions = range(number * self.partitions, (number + 1) * self.partitions)
+        asked = traffic.Asked(batch_bytes, self.max_bytes, partitions)
+        if version < FIRST_VERSION:
+            raise ValueError(f"Fetch version {version} has no sessions")
+        session = SessionRequests(version, self.client_id, asked, positions)
+        channel.sendall(session.frame)
+        session.opened(traffic.receive_frame(channel))
+        return session
+
+
+class Requests(Protocol):
+    """The requests of a connection; `frame` is the next one, without its correlation id."""
+
+    version: int
+    frame: bytearray
+    response_bytes: int
+    """Of each response; 0 where it is not known."""
+
+    def move_on(self) -> None:
+        """Make the frame the next request."""
+
+
+@dataclass(slots=True)
+class SameRequest:
+    """Always the same one."""
+
+    version: int
+    frame: bytearray
+    response_bytes: int = 0
+
+    def move_on(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Loads to be run at the same time for `duration_s`.
 
-    With `latency` there is one load of one connection, served by a blocking loop, whose
-    round-trip times are wanted.
+    With `latency` there is one load of one connection, served by a blocking loop: its round trips
+    are timed with as little around them as can be.
     """
 
     loads: list[Load]
@@ -95,6 +159,8 @@ class Served:
         waited_s: how long after its request.
         opened_s: how long the first requests waited on connections that were opened on the way.
         unanswered_s: how long the requests that were outstanding at the end had waited.
+        sent_s: when requests that get no response were sent, in seconds after the start; only in a
+            latency job.
 
     """
 
@@ -103,6 +169,7 @@ class Served:
     waited_s: list[float] = field(default_factory=list)
     opened_s: list[float] = field(default_factory=list)
     unanswered_s: list[float] = field(default_factory=list)
+    sent_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +178,15 @@ class Outcome:
 
     Attributes:
         served: per load.
+        version: of the requests of the last connection that was opened.
         started_s: the start on the machine's monotonic clock.
-        round_trip_us: round-trip times in microseconds, for a latency job.
         cpu_s: CPU time that the client itself used, in seconds.
 
     """
 
     served: list[Served] = field(default_factory=list)
+    version: int = 0
     started_s: float = 0.0
-    round_trip_us: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
 
 
@@ -151,22 +218,27 @@ class Connection:
     load: Load
     pacer: Pacer
     served: Served
-    request: bytearray
+    requests: Requests
     next_id: int = FIRST_ID
     outbox: bytearray = field(default_factory=bytearray)
     outstanding: deque[tuple[int, float]] = field(default_factory=deque)
     head: bytearray = field(default_factory=bytearray)
     left_bytes: int = 0
     wake_bytes: int = 1
+    records: TlsRecords | None = None
 
     def ask(self, now_s: float) -> bool:
         """Send the next request; see `flush`."""
         self.next_id += 1
-        self.request[CORRELATION_OFFSET : CORRELATION_OFFSET + 4] = self.next_id.to_bytes(4, "big")
+        frame = self.requests.frame
+        frame[CORRELATION_OFFSET : CORRELATION_OFFSET + 4] = self.next_id.to_bytes(4, "big")
         if self.load.is_answered:
             self.outstanding.append((self.next_id, now_s))
-        self.outbox += self.request
-        return self.flush()
+        sent = 0 if self.outbox else self._send(frame)
+        if sent < len(frame):
+            self.outbox += memoryview(frame)[sent:]
+        self.requests.move_on()
+        return not self.outbox
 
     def open_again(self, now_s: float) -> None:
         """Put a new connection in the place of one that is closed, and begin as clients do."""
@@ -183,12 +255,15 @@ class Connection:
 
     def flush(self) -> bool:
         """Send what the socket takes; returns whether that is all there is."""
+        while self.outbox and (sent := self._send(self.outbox)):
+            del self.outbox[:sent]
+        return not self.outbox
+
+    def _send(self, data: bytearray) -> int:
         try:
-            while self.outbox:
-                del self.outbox[: self.channel.send(self.outbox)]
+            return self.channel.send(data)
         except BlockingIOError:
-            return False
-        return True
+            return 0
 
     def receive(self, scratch: memoryview) -> int:
         """Take what has arrived; returns the length of a response that is complete, else 0.
@@ -198,6 +273,8 @@ class Connection:
             ConnectionError: the other side closed, or answered out of order.
 
         """
+        if self.records is not None:
+            return self._receive_records(scratch, self.records)
         if len(self.head) < traffic.CORRELATION_ID_END:
             self.head += _some(self.channel.recv(traffic.CORRELATION_ID_END - len(self.head)))
             if len(self.head) < traffic.CORRELATION_ID_END:
@@ -209,9 +286,7 @@ class Connection:
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
         wanted = min(self.left_bytes, len(scratch))
         received = self.channel.recv_into(scratch, wanted, socket.MSG_TRUNC)
-        if received == 0:
-            raise ConnectionError("the connection was closed in the middle of a response")
-        self.left_bytes -= received
+        self.left_bytes -= _more(received)
         if self.left_bytes:
             self._wake_at(min(self.left_bytes, WAKE_BYTES))
             return 0
@@ -219,6 +294,20 @@ class Connection:
         frame_bytes = traffic.response_head(self.head).frame_bytes
         self.head.clear()
         return frame_bytes
+
+    def _receive_records(self, scratch: memoryview, records: TlsRecords) -> int:
+        """Take what has arrived by TLS; as all responses of a session are of one length."""
+        # Not that of SSLSocket: it would decrypt.
+        received = _more(socket.socket.recv_into(self.channel, scratch))
+        records.take(scratch[:received])
+        left_bytes = self.requests.response_bytes - records.content_bytes
+        if left_bytes < 0:
+            raise ConnectionError("a response is too long")
+        self._wake_at(max(1, min(left_bytes - records.begun_bytes, WAKE_BYTES)))
+        if left_bytes:
+            return 0
+        records.content_bytes = 0
+        return self.requests.response_bytes
 
     def complete(self, frame_bytes: int, now_s: float) -> None:
         """Take down the response to the oldest request."""
@@ -249,14 +338,14 @@ class Connection:
 class Throughput:
     """Keeps the connections of all loads as busy as their paces allow."""
 
-    def __init__(self, job: Job, selector: selectors.BaseSelector) -> None:
+    def __init__(self, job: Job, positions: Positions, selector: selectors.BaseSelector) -> None:
         self._duration_s = job.duration_s
         self._selector = selector
         self._served = [Served() for _ in job.loads]
         self._connections = [
             connection
             for load, served in zip(job.loads, self._served, strict=True)
-            for connection in _connections(load, served)
+            for connection in _connections(load, served, positions)
         ]
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._due: list[tuple[float, int, Connection]] = []
@@ -284,7 +373,8 @@ class Throughput:
         cpu_s = time.process_time() - used_s
         for connection in self._connections:
             connection.end(now_s)
-        return Outcome(self._served, started_s=self._started_s, cpu_s=cpu_s)
+        version = self._connections[-1].requests.version
+        return Outcome(self._served, version, self._started_s, cpu_s)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._started_s
@@ -335,39 +425,66 @@ class Throughput:
         self._sent(connection, now_s, is_all=connection.flush())
 
 
-def run_throughput(job: Job) -> Outcome:
+def run_throughput(job: Job, positions: Positions) -> Outcome:
     """Keep every connection busy for the job's duration."""
     with selectors.DefaultSelector() as selector:
-        return Throughput(job, selector).run()
+        return Throughput(job, positions, selector).run()
 
 
-def run_latency(job: Job) -> Outcome:
+def run_latency(job: Job, positions: Positions) -> Outcome:
     """Ask and wait, over and over, on one blocking connection."""
-    served = Served()
-    (connection,) = _connections(job.loads[0], served)
+    (load,), served = job.loads, Served()
+    channel = _channel(load)
+    requests = load.requests(channel, 0, positions)
     scratch = memoryview(bytearray(SCRATCH_BYTES))
-    round_trip_us: list[float] = []
-    end_s = time.monotonic() + job.duration_s
-    while time.monotonic() < end_s:
-        asked_ns = time.perf_counter_ns()
-        connection.ask(0.0)
-        while not connection.receive(scratch):
-            pass
-        round_trip_us.append((time.perf_counter_ns() - asked_ns) / 1000)
-        connection.outstanding.popleft()
-    connection.channel.close()
-    return Outcome(round_trip_us=round_trip_us)
+    number, used_s = FIRST_ID, time.process_time()
+    started_s = now_s = time.monotonic()
+    while now_s < started_s + job.duration_s:
+        number += 1
+        frame = requests.frame
+        frame[CORRELATION_OFFSET : CORRELATION_OFFSET + 4] = number.to_bytes(4, "big")
+        asked_s = time.monotonic()
+        channel.sendall(frame)
+        requests.move_on()
+        if not load.is_answered:
+            served.sent_s.append(asked_s - started_s)
+            time.sleep(ONE_WAY_PAUSE_S)
+            now_s = time.monotonic()
+            continue
+        frame_bytes = _receive_next(channel, scratch, number)
+        now_s = time.monotonic()
+        served.completed_s.append(now_s - started_s)
+        served.frame_bytes.append(frame_bytes)
+        served.waited_s.append(now_s - asked_s)
+    channel.close()
+    return Outcome([served], requests.version, started_s, time.process_time() - used_s)
 
 
-def _connections(load: Load, served: Served) -> list[Connection]:
-    """Open the connections of a load as clients do: ApiVersions first."""
-    pacer, request = Pacer(load), load.request()
-    connections = []
-    for _ in range(load.connections):
+def _receive_next(channel: socket.socket, scratch: memoryview, number: int) -> int:
+    """Receive the only response that is outstanding; return its length."""
+    received = 0
+    while received < traffic.CORRELATION_ID_END:
+        received += _more(channel.recv_into(scratch[received:], FIRST_PIECE_BYTES))
+    found = traffic.response_head(bytes(scratch[: traffic.CORRELATION_ID_END]))
+    if found.correlation_id != number:
+        raise ConnectionError("a response is out of order")
+    left_bytes = found.frame_bytes - received
+    while left_bytes > 0:
+        wanted = min(left_bytes, len(scratch))
+        left_bytes -= _more(channel.recv_into(scratch, wanted, DROP_ALL))
+    return found.frame_bytes
+
+
+def _connections(load: Load, served: Served, positions: Positions) -> list[Connection]:
+    """Open the connections of a load."""
+    pacer, connections = Pacer(load), []
+    for number in range(load.connections):
         channel = _channel(load)
-        channel.sendall(traffic.api_versions_request(load.client_id))
-        traffic.receive_frame(channel)
-        connections.append(Connection(channel, load, pacer, served, request.copy()))
+        requests = load.requests(channel, number, positions)
+        connection = Connection(channel, load, pacer, served, requests)
+        if load.ca_file:
+            connection.records = TlsRecords()
+        connections.append(connection)
     return connections
 
 
@@ -375,7 +492,13 @@ def _channel(load: Load) -> socket.socket:
     channel = socket.create_connection((load.host, load.port), CONNECT_TIMEOUT_S)
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel.settimeout(None)
-    return channel
+    return tls_context(load.ca_file).wrap_socket(channel) if load.ca_file else channel
+
+
+def _more(count: int) -> int:
+    if not count:
+        raise ConnectionError("the connection was closed in the middle of a response")
+    return count
 
 
 def _some(chunk: bytes) -> bytes:
@@ -392,11 +515,14 @@ def read_outcome(line: str) -> Outcome:
 
 
 def main() -> None:
-    """Run the job on stdin."""
-    given = json.loads(sys.stdin.readline())
-    job = Job([Load(**load) for load in given["loads"]], given["duration_s"], given["latency"])
-    outcome = run_latency(job) if job.latency else run_throughput(job)
-    print(json.dumps(asdict(outcome)), flush=True)
+    """Run the jobs on stdin, one a line; consumers go on where they have got to."""
+    positions: Positions = {}
+    for line in sys.stdin:
+        given = json.loads(line)
+        job = Job([Load(**load) for load in given["loads"]], given["duration_s"], given["latency"])
+        run = run_latency if job.latency else run_throughput
+        outcome = run(job, positions)
+        print(json.dumps(asdict(outcome)), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from bench.rates import GIGABYTE, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "crossover"
-VERSION = 12
 CONNECTIONS = 2
 RESPONSE_BYTES = (16_384, 32_768, 65_536, 131_072, 262_144, 1_048_576)
 SPLICE_ALWAYS = 0
@@ -42,7 +41,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _try(lab: Lab, target: Target, size: int, duration_s: float) -> float:
-    load = Load("bench-crossover", *target.address, CONNECTIONS, size, VERSION)
+    load = Load("bench-crossover", *target.address, CONNECTIONS, size)
     (served,) = lab.run_client([load], duration_s).served
     rate = rate_between(served.completed_s, served.frame_bytes, WARM_UP_S, duration_s)
     return rate.interpolated

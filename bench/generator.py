@@ -4,8 +4,8 @@ Answers ApiVersions, Metadata, Fetch and Produce. The name or the id of a topic 
 record batches are. A Fetch gets as many bytes of them as its limits allow, whatever that does to
 the last batch, and from version 3 on at least one whole batch: so do real brokers. Record data lies
 in a memory file and goes to the socket by `os.sendfile`, as in a real broker, whose log segments go
-from the page cache to the socket the same way. What is produced is dropped; when it came is written
-to a file.
+from the page cache to the socket the same way. In a fetch session it answers as `fetch_session`
+says. What is produced is dropped in the kernel; when it came can be written to a file.
 """
 
 import argparse
@@ -26,8 +26,15 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer.produce import ProduceRequest
 
 from bench import old_fetch, traffic
+from bench.fetch_session import INITIAL_EPOCH, SessionAnswers, epoch_of
 
-RECEIVE_BYTES = 1 << 18
+# Longer than all requests but for what is produced.
+RECEIVE_BYTES = 1 << 14
+SCRATCH_BYTES = 4 << 20
+# What is dropped is waited for in pieces: a wake-up for each segment would cost too much.
+WAKE_BYTES = 128 << 10
+# Of a Produce request: what tells which other ones have the same answer.
+PRODUCE_HEAD_BYTES = 256
 SENDFILE_MIN_BYTES = 16384
 # A shorter range of a file would cost more calls.
 FILE_MIN_BYTES = 4 << 20
@@ -101,12 +108,35 @@ class Reply:
 
 @dataclass(slots=True)
 class Connection:
-    """One client connection: bytes not parsed yet and responses not sent yet."""
+    """One client connection: bytes not parsed yet and responses not sent yet.
+
+    `dropped_bytes` are still to come of the request in `inbox`, of which only the head is there.
+    """
 
     channel: socket.socket
     inbox: bytearray = field(default_factory=bytearray)
     outbox: deque[Reply] = field(default_factory=deque)
     blocked: bool = False
+    session: SessionAnswers | None = None
+    dropped_bytes: int = 0
+    wake_bytes: int = 1
+
+    def drop(self, scratch: memoryview) -> None:
+        """Drop what has come of the bytes to be dropped, and sleep until there are many more."""
+        while self.dropped_bytes:
+            wanted = min(self.dropped_bytes, len(scratch))
+            dropped = self.channel.recv_into(scratch, wanted, socket.MSG_TRUNC)
+            if not dropped:
+                raise ConnectionError("closed by the client")
+            self.dropped_bytes -= dropped
+            self.wake_at(min(self.dropped_bytes, WAKE_BYTES))
+
+    def wake_at(self, arrived_bytes: int) -> None:
+        """Sleep until so much has arrived, at least one byte."""
+        arrived_bytes = max(1, arrived_bytes)
+        if arrived_bytes != self.wake_bytes:
+            self.wake_bytes = arrived_bytes
+            self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, arrived_bytes)
 
 
 @dataclass(slots=True)
@@ -119,6 +149,11 @@ class Generator:
     records: dict[int, Records] = field(default_factory=dict)
     # A client repeats its Fetch with another correlation id only, so the rest is the key.
     known_requests: dict[bytes, Canned] = field(default_factory=dict)
+    # Of Produce requests: all that is answered behind the correlation id.
+    known_produces: dict[bytes, bytes] = field(default_factory=dict)
+    sessions: int = 0
+    logs_answered: bool = False
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(SCRATCH_BYTES)))
 
     def prepare(self, batch_bytes: int) -> Records:
         """Return the data of the topic with such batches, built at first use."""
@@ -157,38 +192,92 @@ class Generator:
         connection.channel.close()
 
     def _receive(self, connection: Connection) -> None:
+        inbox = connection.inbox
         try:
+            if connection.dropped_bytes:
+                connection.drop(self.scratch)
+                self._take(connection, len(inbox))
             chunk = connection.channel.recv(RECEIVE_BYTES)
+            if not chunk:
+                raise ConnectionError("closed by the client")
+            inbox += chunk
+            while len(inbox) >= _REQUEST_HEAD.size:
+                end = traffic.LENGTH_BYTES + int.from_bytes(inbox[: traffic.LENGTH_BYTES], "big")
+                if len(inbox) < end:
+                    if not self._is_known_produce(inbox):
+                        return
+                    connection.dropped_bytes = end - len(inbox)
+                    connection.drop(self.scratch)
+                self._take(connection, end)
         except BlockingIOError:
             return
-        if not chunk:
-            raise ConnectionError("closed by the client")
-        inbox = connection.inbox
-        inbox += chunk
-        while len(inbox) >= _REQUEST_HEAD.size:
-            end = 4 + int.from_bytes(inbox[:4], "big")
-            if len(inbox) < end:
-                return
-            reply = self._answer(bytes(inbox[:end]))
-            if reply is not None:
-                connection.outbox.append(reply)
-            del inbox[:end]
 
-    def _answer(self, frame: bytes) -> Reply | None:
+    def _take(self, connection: Connection, end: int) -> None:
+        """Take a request, or the head of a Produce request whose rest was dropped."""
+        reply = self._answer(connection, bytes(connection.inbox[:end]))
+        if reply is not None:
+            connection.outbox.append(reply)
+        del connection.inbox[:end]
+
+    def _is_known_produce(self, inbox: bytearray) -> bool:
+        """Whether its head alone says what to answer."""
+        return (
+            len(inbox) >= PRODUCE_HEAD_BYTES
+            and int.from_bytes(inbox[4:6], "big") == ProduceRequest.API_KEY
+            and _without_correlation(inbox) in self.known_produces
+        )
+
+    def _answer(self, connection: Connection, frame: bytes) -> Reply | None:
         _, api_key, version, correlation_id, client_bytes = _REQUEST_HEAD.unpack_from(frame)
         if api_key == FetchRequest.API_KEY:
+            epoch = epoch_of(version, client_bytes, frame)
+            if epoch is not None and epoch >= INITIAL_EPOCH:
+                return self._answer_session(connection, frame, version, epoch)
             return self._answer_fetch(frame, version)
         if api_key == ProduceRequest.API_KEY:
-            client = frame[_REQUEST_HEAD.size : _REQUEST_HEAD.size + client_bytes].decode()
-            self.arrivals.write(f"{client} {time.monotonic()} {len(frame)}\n")
-            answer = traffic.produce_answer(version, correlation_id, frame)
-            return Reply(answer) if answer else None
+            return self._answer_produce(frame)
         if api_key == MetadataRequest.API_KEY:
             address = self.listener.getsockname()
-            return Reply(traffic.metadata_response(version, correlation_id, address))
+            return Reply(traffic.metadata_response(version, correlation_id, address, frame))
         if api_key == ApiVersionsRequest.API_KEY:
             return Reply(traffic.api_versions_response(version, correlation_id))
         raise ValueError(f"API {api_key} is not served")
+
+    def _answer_produce(self, frame: bytes) -> Reply | None:
+        """Answer as the last request that began the same."""
+        length, _, version, _, client_bytes = _REQUEST_HEAD.unpack_from(frame)
+        key = _without_correlation(frame)
+        answer = self.known_produces.get(key)
+        if answer is None:
+            if len(self.known_produces) >= KNOWN_REQUESTS:
+                self.known_produces.clear()
+            answer = self.known_produces[key] = traffic.produce_answer(version, frame)
+        if self.logs_answered or not answer:
+            client = frame[_REQUEST_HEAD.size : _REQUEST_HEAD.size + client_bytes].decode()
+            frame_bytes = traffic.LENGTH_BYTES + length
+            self.arrivals.write(f"{client} {time.monotonic()} {frame_bytes}\n")
+        if not answer:
+            return None
+        correlation_id = frame[CORRELATION_OFFSET:CORRELATION_END]
+        length_field, body = answer[: traffic.LENGTH_BYTES], answer[traffic.CORRELATION_ID_END :]
+        return Reply(length_field + correlation_id + body)
+
+    def _answer_session(
+        self, connection: Connection, frame: bytes, version: int, epoch: int
+    ) -> Reply:
+        if epoch == INITIAL_EPOCH:
+            self.sessions += 1
+            asked = traffic.read_fetch(version, frame)
+            connection.session = SessionAnswers.make(version, asked, self.sessions)
+        session = connection.session
+        if session is None:
+            raise ValueError("no session was opened on this connection")
+        session.step(epoch)
+        head = session.length + frame[CORRELATION_OFFSET:CORRELATION_END]
+        body_bytes = len(session.body)
+        if body_bytes < SENDFILE_MIN_BYTES:
+            return Reply(head + session.body[:])
+        return Reply(head, Records(b"", session.file.fileno(), body_bytes), body_bytes)
 
     def _answer_fetch(self, frame: bytes, version: int) -> Reply:
         key = frame[:CORRELATION_OFFSET] + frame[CORRELATION_END:]
@@ -215,6 +304,11 @@ class Generator:
             self.selector.modify(connection.channel, events, connection)
 
 
+def _without_correlation(frame: bytes | bytearray) -> bytes:
+    """Return the start of a frame without its correlation id: what a client repeats."""
+    return bytes(frame[:CORRELATION_OFFSET] + frame[CORRELATION_END:PRODUCE_HEAD_BYTES])
+
+
 def _send_reply(channel: socket.socket, reply: Reply) -> None:
     """Send what is left of a reply; raises BlockingIOError when the socket takes no more."""
     more = socket.MSG_MORE if reply.left_bytes else 0
@@ -239,10 +333,12 @@ def main() -> None:
     parser.add_argument(
         "--arrivals", type=Path, required=True, help="gets lines: client id, monotonic time, bytes"
     )
+    parser.add_argument("--log-answered", action="store_true", help="not only those without acks")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with arguments.arrivals.open("w", buffering=1) as arrivals:
-        generator = Generator(socket.socket(fileno=arguments.fd), arrivals)
+        listener = socket.socket(fileno=arguments.fd)
+        generator = Generator(listener, arrivals, logs_answered=arguments.log_answered)
         for batch_bytes in arguments.prepare:
             generator.prepare(batch_bytes)
         print("ready", flush=True)

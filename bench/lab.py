@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import trustme
 import yaml
 
 from bench import traffic
@@ -27,6 +28,7 @@ from bench.processes import (
     python,
     start,
 )
+from bench.tls_records import tls_context
 
 READY_TIMEOUT_S = 30.0
 ANSWER_MARGIN_S = 60.0
@@ -55,14 +57,24 @@ defaults
     timeout connect 10s
     timeout client 10m
     timeout server 10m
-listen plain
-    bind fd@{plain_fd}
-    server broker {host}:{port}
-listen splice
-    option splice-auto
-    bind fd@{splice_fd}
+"""
+
+# A way that it works: name, configuration, what is behind the address in `bind`.
+HAPROXY_LISTEN = """\
+listen {name}
+    {option}
+    bind fd@{fd} {suffix}
     server broker {host}:{port}
 """
+HAPROXY_WAYS = {"haproxy": ("", ""), "haproxy splice": ("option splice-auto", "")}
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a server shows and how a client trusts it; `server_file` has its key, too."""
+
+    ca_file: str
+    server_file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +104,12 @@ class Proxy:
     child: Child
     bootstrap: traffic.Address
     admin: traffic.Address
+    certificate: Certificate | None = None
 
     def target(self) -> Target:
         """Where the proxy told a client to find the broker."""
-        address = _broker_behind(Target("proxy", self.bootstrap, self.child))
+        bootstrap = Target("proxy", self.bootstrap, self.child)
+        address = _broker_behind(bootstrap, self.certificate)
         return Target("proxy", address, self.child)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -128,11 +142,19 @@ class Lab:
     cores: Cores
     _stack: ExitStack
     _started: dict[str, int] = field(default_factory=dict)
+    _client: Child | None = None
 
-    def start_generator(self, prepare: Iterable[int] = ()) -> Target:
-        """Start the stand-in broker; `prepare` lists lengths of record batches."""
+    def start_generator(
+        self, prepare: Iterable[int] = (), *, logs_answered: bool = False
+    ) -> Target:
+        """Start the stand-in broker; `prepare` lists lengths of record batches.
+
+        It logs the arrivals of Produce requests that get no answer, or of all.
+        """
         arguments = [f"--prepare={batch_bytes}" for batch_bytes in prepare]
         arguments.append(f"--arrivals={self._arrivals_path}")
+        if logs_answered:
+            arguments.append("--log-answered")
         with listening_socket() as listener:
             address = listener.getsockname()
             child = self._start(
@@ -154,15 +176,21 @@ class Lab:
         max_delay: str = "20s",
         pinned: bool = True,
         splice_min_bytes: int | None = None,
+        certificate: Certificate | None = None,
     ) -> Proxy:
         """Start `quota-proxy run` before `upstream` with these quota rules.
 
         The clients of `queries` are followed.
         `splice_min_bytes` sets from which body length on the relay splices instead of copying.
+        With a certificate its clients connect by TLS.
         """
         bind_port = free_ports(2 + BROKER_PORTS)
         admin_port, first_port = bind_port + 1, bind_port + 2
         last_port = first_port + BROKER_PORTS - 1
+        tls = {}
+        if certificate is not None:
+            key_pair = {"cert_file": certificate.server_file, "key_file": certificate.server_file}
+            tls = {"tls": key_pair}
         config = {
             "cluster": {"bootstrap_servers": [f"{upstream[0]}:{upstream[1]}"]},
             "listeners": [
@@ -171,6 +199,7 @@ class Lab:
                     "bind": f"127.0.0.1:{bind_port}",
                     "advertised_host": "127.0.0.1",
                     "broker_ports": f"{first_port}-{last_port}",
+                    **tls,
                 }
             ],
             "quotas": {"rules": list(rules)},
@@ -191,50 +220,72 @@ class Lab:
             self.cores.tested if pinned else None,
         )
         child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
-        return Proxy(child, ("127.0.0.1", bind_port), ("127.0.0.1", admin_port))
+        bind, admin = ("127.0.0.1", bind_port), ("127.0.0.1", admin_port)
+        return Proxy(child, bind, admin, certificate)
 
-    def start_haproxy(self, upstream: traffic.Address) -> list[Target]:
+    def start_haproxy(
+        self, upstream: traffic.Address, certificate: Certificate | None = None
+    ) -> list[Target]:
         """Start HAProxy in TCP mode with one thread: once copying, once with `splice-auto`.
 
-        Returns an empty list when it is not installed.
+        With a certificate its clients connect by TLS, and it can but copy. Returns an empty list
+        when it is not installed.
         """
         program = shutil.which("haproxy", path=_path_with_sbin())
         if program is None:
             return []
-        with listening_socket() as plain, listening_socket() as splice:
-            path = self.work_dir / "haproxy.cfg"
-            path.write_text(
-                HAPROXY_CONFIG.format(
-                    plain_fd=plain.fileno(),
-                    splice_fd=splice.fileno(),
-                    host=upstream[0],
-                    port=upstream[1],
+        ways = HAPROXY_WAYS
+        if certificate is not None:
+            ways = {"haproxy": ("", f"ssl crt {certificate.server_file} ssl-min-ver TLSv1.3")}
+        host, port = upstream
+        with ExitStack() as listening:
+            listeners = {name: listening.enter_context(listening_socket()) for name in ways}
+            sections = (
+                HAPROXY_LISTEN.format(
+                    name=name.replace(" ", "-"),
+                    option=ways[name][0],
+                    fd=listener.fileno(),
+                    suffix=ways[name][1],
+                    host=host,
+                    port=port,
                 )
+                for name, listener in listeners.items()
             )
+            path = self.work_dir / "haproxy.cfg"
+            path.write_text(HAPROXY_CONFIG + "".join(sections))
             child = self._start(
                 "haproxy",
                 [program, "-db", "-f", str(path)],
                 self.cores.tested,
-                pass_fds=[plain.fileno(), splice.fileno()],
+                pass_fds=[listener.fileno() for listener in listeners.values()],
             )
             targets = [
-                Target("haproxy", plain.getsockname(), child),
-                Target("haproxy splice", splice.getsockname(), child),
+                Target(name, listener.getsockname(), child) for name, listener in listeners.items()
             ]
         for target in targets:
-            _broker_behind(target)
+            _broker_behind(target, certificate)
         return targets
+
+    def make_certificate(self) -> Certificate:
+        """Issue a certificate by an authority of its own."""
+        authority = trustme.CA()
+        ca_file, server_file = self.work_dir / "ca.pem", self.work_dir / "server.pem"
+        authority.cert_pem.write_to_path(str(ca_file))
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_and_cert_chain_pem.write_to_path(str(server_file))
+        return Certificate(str(ca_file), str(server_file))
 
     def run_client(
         self, loads: Sequence[Load], duration_s: float, *, latency: bool = False
     ) -> Outcome:
-        """Run one client process to its end and return what it measured."""
+        """Run a job in the client process and return what it measured."""
         job = Job(list(loads), duration_s, latency)
-        with self._child("client", python("bench.client"), self.cores.load) as child:
-            child.send_line(json.dumps(asdict(job)))
-            answer = child.wait_line(
-                lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
-            )
+        if self._client is None:
+            self._client = self._start("client", python("bench.client"), self.cores.load)
+        self._client.send_line(json.dumps(asdict(job)))
+        answer = self._client.wait_line(
+            lambda line: line.startswith("{"), duration_s + ANSWER_MARGIN_S
+        )
         return read_outcome(answer)
 
     def arrivals(self, client_id: str) -> list[tuple[float, int]]:
@@ -299,14 +350,20 @@ def rule(client_id: str, consumer_byte_rate: str) -> Rule:
 
 
 def unviolated_rules() -> list[Rule]:
-    """Rules that keep a sensor for every client and never hold a response."""
-    return [rule("<default>", NEVER_VIOLATED)]
+    """Rules that keep sensors for every client and never hold a response."""
+    return [rule("<default>", NEVER_VIOLATED) | {"producer_byte_rate": NEVER_VIOLATED}]
 
 
-def _broker_behind(target: Target) -> traffic.Address:
+def followed_rule(client_id: str) -> Rule:
+    """Adaptive rule of one client id that is never violated."""
+    return rule(client_id, NEVER_VIOLATED) | {"adaptive": {}}
+
+
+def _broker_behind(target: Target, certificate: Certificate | None = None) -> traffic.Address:
     """Ask for the broker's address through a target, which shows that it serves."""
+    context = tls_context(certificate.ca_file) if certificate is not None else None
     try:
-        return traffic.advertised_address(target.address, "bench-discovery")
+        return traffic.advertised_address(target.address, "bench-discovery", context)
     except (OSError, ValueError) as error:
         log = target.child.log_tail() if target.child else ""
         raise BenchError(f"{target.name}: no broker in its Metadata: {error}{log}") from error

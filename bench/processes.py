@@ -21,6 +21,7 @@ READ_CHUNK_BYTES = 65536
 PORT_SEARCH_TRIES = 50
 LOWEST_RANGE_PORT = 20000
 PORT_RANGE_STRIDE = 199
+NS_PER_S = 1e9
 # Runs in the child before the command itself takes its place: ties it to the life of this process
 # and to its cores. Not a preexec_fn, which is unsafe in a process with threads.
 _TIED_EXEC = """
@@ -59,10 +60,18 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far: CPU time in seconds, resident memory in bytes."""
+    """What a process has used so far.
+
+    Attributes:
+        cpu_s: CPU time in seconds.
+        rss_bytes: resident memory now.
+        waited_s: for how long it could have run while other work had its core.
+
+    """
 
     cpu_s: float
     rss_bytes: int
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -121,10 +130,10 @@ class Child:
     def usage(self) -> Usage:
         """Measure the process now; raises BenchError when it is gone."""
         try:
-            process = psutil.Process(self.process.pid)
-            times = process.cpu_times()
-            return Usage(times.user + times.system, process.memory_info().rss)
-        except psutil.Error:
+            rss_bytes = psutil.Process(self.process.pid).memory_info().rss
+            ran_s, waited_s = _scheduled_s(self.process.pid)
+            return Usage(ran_s, rss_bytes, waited_s)
+        except (psutil.Error, OSError):
             raise BenchError(f"{self.name} is gone{self.log_tail()}") from None
 
     def stop(self) -> None:
@@ -221,6 +230,17 @@ def raise_file_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def _scheduled_s(pid: int) -> tuple[float, float]:
+    """For how long a process's threads ran, and could have run, in seconds.
+
+    Other sources count in ticks of 10 ms.
+    """
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    times = [(each / "schedstat").read_text().split() for each in threads]
+    ran_s, waited_s = (sum(int(each[place]) for each in times) / NS_PER_S for place in (0, 1))
+    return ran_s, waited_s
 
 
 def _is_free(port: int) -> bool:

@@ -2,8 +2,10 @@
 
 import socket
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from ssl import SSLContext
 from typing import Any
 
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
@@ -30,6 +32,7 @@ TOPIC_PREFIX = "batches-"
 PLACEHOLDER = b"<records>"
 CLUSTER_ID = "bench"
 OFFSET = 0
+ONE_PARTITION = range(1)
 EVERYTHING_READ = 1
 RECORD_TIME_MS = 1_700_000_000_000
 SMALL_VALUE_BYTES = 100
@@ -38,10 +41,11 @@ CORRELATION_ID_END = 8
 FIT_ATTEMPTS = 3
 FIRST_FIT_OVERHEAD_BYTES = 200
 METADATA_VERSION = 12
-PRODUCE_VERSION = 9
 PRODUCE_TIMEOUT_MS = 30_000
 NO_ACKS = 0
-API_VERSIONS_VERSION = 3
+API_VERSIONS_VERSION = 4
+# The last ones of Kafka's Java client 3.9 and 4.0.
+CLIENT_VERSIONS = {FetchRequest.API_KEY: 17, ProduceRequest.API_KEY: 12}
 UNSUPPORTED_VERSION = 35
 CONNECT_TIMEOUT_S = 10.0
 
@@ -56,10 +60,20 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a Fetch asks for: the length of its topic's batches, and its limit in bytes."""
+    """What a Fetch asks for.
+
+    Attributes:
+        batch_bytes: length of its topic's batches.
+        max_bytes: its limit.
+        partitions: of the topic.
+        offset: from which on, in each of them.
+
+    """
 
     batch_bytes: int
     max_bytes: int
+    partitions: range = ONE_PARTITION
+    offset: int = OFFSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +84,18 @@ class Envelope:
     after: bytes
 
 
-def fetch_request(version: int, client_id: str, max_bytes: int, batch_bytes: int) -> bytearray:
+def fetch_request(
+    version: int,
+    client_id: str,
+    max_bytes: int,
+    batch_bytes: int,
+    partitions: range = ONE_PARTITION,
+    offset: int = OFFSET,
+) -> bytearray:
     """Frame of a Fetch for at most `max_bytes` of a topic whose record batches are this long.
 
-    The limit stands in the partition too, and in version 2 only there.
+    Each partition has an equal part of the limit; in version 2, which asks for one, it stands only
+    there.
 
     Raises:
         ValueError: kafka-python does not know the version, and it is not 2.
@@ -82,11 +104,16 @@ def fetch_request(version: int, client_id: str, max_bytes: int, batch_bytes: int
     name = topic_name(batch_bytes)
     if version == old_fetch.VERSION:
         return old_fetch.request(client_id, name, max_bytes)
-    partition = FetchRequest.FetchTopic.FetchPartition(
-        partition=0, fetch_offset=OFFSET, partition_max_bytes=max_bytes
-    )
+    wanted = [
+        FetchRequest.FetchTopic.FetchPartition(
+            partition=index,
+            fetch_offset=offset,
+            partition_max_bytes=max_bytes // len(partitions),
+        )
+        for index in partitions
+    ]
     topic = FetchRequest.FetchTopic(
-        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=[partition]
+        topic=name, topic_id=uuid.UUID(int=batch_bytes), partitions=wanted
     )
     request = FetchRequest[version](
         max_wait_ms=500, min_bytes=1, max_bytes=max_bytes, topics=[topic]
@@ -104,7 +131,10 @@ def read_fetch(version: int, frame: bytes) -> Asked:
     topic = request.topics[0]
     in_partitions = sum(partition.partition_max_bytes for partition in topic.partitions)
     batch_bytes = _batch_bytes(topic.topic) if topic.topic else topic.topic_id.int
-    return Asked(batch_bytes, min(request.max_bytes, in_partitions))
+    max_bytes = min(request.max_bytes, in_partitions)
+    first, last = topic.partitions[0], topic.partitions[-1]
+    partitions = range(first.partition, last.partition + 1)
+    return Asked(batch_bytes, max_bytes, partitions, first.fetch_offset)
 
 
 def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelope:
@@ -130,6 +160,30 @@ def fetch_envelope(version: int, batch_bytes: int, records_bytes: int) -> Envelo
     return Envelope(before + _length_field(records_bytes, is_flexible=is_flexible), after)
 
 
+def fetch_response(
+    version: int, asked: Asked, session_id: int, records: bytes, log_end: int
+) -> bytes:
+    """Frame of a response with these records in each partition."""
+    answered = FetchResponse.FetchableTopicResponse
+    topic = answered(
+        topic=topic_name(asked.batch_bytes),
+        topic_id=uuid.UUID(int=asked.batch_bytes),
+        partitions=[
+            answered.PartitionData(
+                partition_index=index,
+                high_watermark=log_end,
+                last_stable_offset=log_end,
+                log_start_offset=OFFSET,
+                aborted_transactions=None,
+                records=records,
+            )
+            for index in asked.partitions
+        ],
+    )
+    return _framed(FetchResponse[version](session_id=session_id, responses=[topic]), 0)
+
+
+@cache
 def record_batch(batch_bytes: int) -> bytes:
     """Build a valid batch of one record, `batch_bytes` long.
 
@@ -156,7 +210,7 @@ def topic_name(batch_bytes: int) -> str:
     return f"{TOPIC_PREFIX}{batch_bytes}"
 
 
-def produce_request(client_id: str, records_bytes: int, acks: int) -> bytearray:
+def produce_request(version: int, client_id: str, records_bytes: int, acks: int) -> bytearray:
     """Frame of a Produce request with one batch that is so long."""
     partition = ProduceRequest.TopicProduceData.PartitionProduceData(
         index=0, records=record_batch(records_bytes)
@@ -164,14 +218,14 @@ def produce_request(client_id: str, records_bytes: int, acks: int) -> bytearray:
     topic = ProduceRequest.TopicProduceData(
         name=topic_name(records_bytes), partition_data=[partition]
     )
-    request = ProduceRequest[PRODUCE_VERSION](
+    request = ProduceRequest[version](
         transactional_id=None, acks=acks, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=[topic]
     )
     request.with_header(correlation_id=0, client_id=client_id)
     return bytearray(request.encode(header=True, framed=True))
 
 
-def produce_answer(version: int, correlation_id: int, frame: bytes) -> bytes:
+def produce_answer(version: int, frame: bytes) -> bytes:
     """Answer a Produce request without error; empty when it asks for no acknowledgement."""
     request = ProduceRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
     if request.acks == NO_ACKS:
@@ -189,7 +243,7 @@ def produce_answer(version: int, correlation_id: int, frame: bytes) -> bytes:
             for topic in request.topic_data
         ]
     )
-    return _framed(response, correlation_id)
+    return _framed(response, 0)
 
 
 def api_versions_request(client_id: str) -> bytes:
@@ -199,6 +253,26 @@ def api_versions_request(client_id: str) -> bytes:
     )
     request.with_header(correlation_id=0, client_id=client_id)
     return bytes(request.encode(header=True, framed=True))
+
+
+def negotiated_versions(connection: socket.socket, client_id: str) -> dict[int, int]:
+    """Ask which versions there are, as a client does first; return which it uses, by API key.
+
+    Raises:
+        OSError: no connection, or no answer.
+        ValueError: an error came back, or an API is missing.
+
+    """
+    connection.sendall(api_versions_request(client_id))
+    answer = ApiVersionsResponse.decode(
+        receive_frame(connection), version=API_VERSIONS_VERSION, header=True, framed=True
+    )
+    if answer.error_code:
+        raise ValueError(f"ApiVersions: error {answer.error_code}")
+    last = {api.api_key: api.max_version for api in answer.api_keys}
+    if not CLIENT_VERSIONS.keys() <= last.keys():
+        raise ValueError(f"ApiVersions: only {sorted(last)}")
+    return {key: min(known, last[key]) for key, known in CLIENT_VERSIONS.items()}
 
 
 def api_versions_response(version: int, correlation_id: int) -> bytes:
@@ -217,24 +291,33 @@ def api_versions_response(version: int, correlation_id: int) -> bytes:
     )
 
 
-def metadata_response(version: int, correlation_id: int, address: Address) -> bytes:
-    """Metadata response: one broker at `address` that leads the only partition."""
+def metadata_response(version: int, correlation_id: int, address: Address, frame: bytes) -> bytes:
+    """Answer a Metadata request: one broker at `address` leads what was asked for."""
     host, port = address
+    request = MetadataRequest.decode(frame[LENGTH_BYTES:], version=version, header=True)
     topics = MetadataResponse.MetadataResponseTopic
     partition = topics.MetadataResponsePartition(
         partition_index=0, leader_id=NODE_ID, replica_nodes=[NODE_ID], isr_nodes=[NODE_ID]
     )
+    asked = [_named(topic.name, topic.topic_id) for topic in request.topics or ()]
     response = MetadataResponse[version](
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
         cluster_id=CLUSTER_ID,
         controller_id=NODE_ID,
-        topics=[topics(name=TOPIC, topic_id=TOPIC_ID, partitions=[partition])],
+        topics=[
+            topics(name=name, topic_id=topic_id, partitions=[partition])
+            for name, topic_id in asked or [(TOPIC, TOPIC_ID)]
+        ],
     )
     return _framed(response, correlation_id)
 
 
-def advertised_address(bootstrap: Address, client_id: str) -> Address:
+def advertised_address(
+    bootstrap: Address, client_id: str, context: SSLContext | None = None
+) -> Address:
     """Ask `bootstrap` for the broker's address, as a client does before it fetches.
+
+    With `context`, by TLS.
 
     Raises:
         OSError: no connection, or no answer in time.
@@ -243,7 +326,10 @@ def advertised_address(bootstrap: Address, client_id: str) -> Address:
     """
     request = MetadataRequest[METADATA_VERSION](topics=None)
     request.with_header(correlation_id=0, client_id=client_id)
-    with socket.create_connection(bootstrap, CONNECT_TIMEOUT_S) as connection:
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(bootstrap, CONNECT_TIMEOUT_S))
+        if context is not None:
+            connection = stack.enter_context(context.wrap_socket(connection))
         connection.sendall(request.encode(header=True, framed=True))
         frame = receive_frame(connection)
     response = MetadataResponse.decode(frame, version=METADATA_VERSION, header=True, framed=True)
@@ -291,6 +377,15 @@ def _batch_of_value(value_bytes: int) -> bytes:
 def _batch_bytes(topic: str) -> int:
     """Read the length of a topic's batches from its name; raises ValueError if it is not there."""
     return int(topic.removeprefix(TOPIC_PREFIX))
+
+
+def _named(name: str | None, topic_id: uuid.UUID) -> tuple[str, uuid.UUID]:
+    """Return both the name and the id of a topic of which one is known."""
+    if name is None:
+        return topic_name(topic_id.int), topic_id
+    if not name.startswith(TOPIC_PREFIX):
+        return name, TOPIC_ID
+    return name, uuid.UUID(int=_batch_bytes(name))
 
 
 def _length_field(records_bytes: int, *, is_flexible: bool) -> bytes:

@@ -113,7 +113,7 @@ def measure(quick: bool) -> list[Row]:
         Cell(*cell) for cell in product(KINDS, CONNECTIONS, (quiet,) if quick else (quiet, steady))
     ]
     with open_lab() as lab:
-        generator = lab.start_generator([FETCH_BATCH_BYTES])
+        generator = lab.start_generator([FETCH_BATCH_BYTES], logs_answered=True)
         proxy = lab.start_proxy(generator.address, [cell.rule() for cell in cells]).target()
         return list(_run(lab, proxy, cells, span))
 
