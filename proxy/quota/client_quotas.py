@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .entities import BUSY_MS_PER_PERCENT, ClientIdentity, QuotaKind
+from .entities import BUSY_MS_PER_PERCENT, CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import InFlightFetch, Waiter
 from .meter import Meter
 from .rules import Match
@@ -93,7 +93,7 @@ class ClientQuotas:
         """
         meter = self._meter(kind, now_ms)
         if meter is not None:
-            is_fetched = kind is QuotaKind.CONSUMER_BYTE_RATE
+            is_fetched = kind is CONSUMER_BYTE_RATE
             ahead_ms = meter.ahead_ms if holds and is_fetched else 0.0
             if not meter.gate.lets(waiter, ahead_ms, now_ms):
                 if waiter.gate is not meter.gate:
@@ -109,7 +109,7 @@ class ClientQuotas:
         self, asked_bytes: int, last_bytes: int | None, now_ms: float
     ) -> tuple[int, InFlightFetch | None]:
         """Return how many bytes a Fetch may ask for, and what then counts until its response."""
-        meter = self._meter(QuotaKind.CONSUMER_BYTE_RATE, now_ms)
+        meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
         gate = meter.gate

@@ -10,7 +10,7 @@ from metrics import Count, Metric, MetricConfig, MetricName, Quota, Rate, Sensor
 from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
-from .entities import ClientIdentity, QuotaKind
+from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from .gate import ROUND_MS, Gate
 from .pacer import AdaptivePacer, Pacer, throttle_time_ms
 from .rules import QuotaSettings, Rule
@@ -215,9 +215,9 @@ class Meter:
     @property
     def _is_adaptive(self) -> bool:
         """Whether the bound may be adapted: a query's by its rule, a producer's by a pipeline."""
-        if self.kind is QuotaKind.CONSUMER_BYTE_RATE:
+        if self.kind is CONSUMER_BYTE_RATE:
             return self.rule.adaptive is not None
-        return self.kind is QuotaKind.PRODUCER_BYTE_RATE and self.adapted is not None
+        return self.kind is PRODUCER_BYTE_RATE and self.adapted is not None
 
     @property
     def bound(self) -> float:
@@ -230,7 +230,7 @@ class Meter:
         """Put the bound in force: a query's adapted one with the brake, all else by schedule."""
         bound, adaptive = self.bound, self.rule.adaptive
         static = self.rule.bounds[self.kind]
-        kept = bound if self.kind is QuotaKind.PRODUCER_BYTE_RATE else static
+        kept = bound if self.kind is PRODUCER_BYTE_RATE else static
         if kept != self.pacer.bound:
             rate = self.metric.measure(now_ms)
             throttle_ms = throttle_time_ms(rate, kept, self._window_ms(now_ms))

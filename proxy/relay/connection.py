@@ -17,7 +17,7 @@ from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.client_quotas import ThrottleTime
 from proxy.quota.delay_queue import Delayed
-from proxy.quota.entities import QuotaKind
+from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
@@ -35,6 +35,8 @@ LINGER_S = 1.0
 
 _GATES = {kind.value: kind for kind in QuotaKind}
 """The quota at whose gate a request waits, by the byte rate of its API."""
+
+_DELAY = ThrottleMode.DELAY
 
 _discarded = memoryview(bytearray(4096))
 
@@ -224,7 +226,7 @@ class Connection:
     def admits(self, exchange: Exchange) -> bool:
         """Return whether quotas let a request be sent on; if not, it is read again later."""
         plan, session = exchange.plan, exchange.session
-        is_used_up = plan.costs_time and session.quotas.is_paced(QuotaKind.REQUEST_PERCENTAGE)
+        is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
             self._leave_gate()  # others need not wait for its answer
             self.pause(Pause.SERIAL)
@@ -233,7 +235,7 @@ class Connection:
         if byte_rate is None:
             return True
         waiter, now_ms = self._waiter, exchange.sent_ms
-        is_delayed = self.services.mode is ThrottleMode.DELAY
+        is_delayed = self.services.mode is _DELAY
         self._gated_api = exchange.api_key
         if not session.quotas.admit(_GATES[byte_rate], waiter, now_ms, holds=is_delayed):
             self.pause(Pause.GATED)
@@ -263,7 +265,7 @@ class Connection:
     def _charge_abandoned(self) -> None:
         """Charge what a client has asked for and does not wait for: the broker sends it anyway."""
         now_ms = clock_ms()
-        kind = QuotaKind.CONSUMER_BYTE_RATE
+        kind = CONSUMER_BYTE_RATE
         for exchange in self.in_flight:
             if exchange.expected is not None and not exchange.measured:
                 exchange.expected.cancel()

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from proxy.relay.channel import BLOCKED, Channel
-from proxy.relay.lifecycle import State
-from proxy.relay.pump import SPLICE_MIN_BYTES, Pump, Wait
+from proxy.relay.lifecycle import DRAINING
+from proxy.relay.pump import CLOSED, END, OWNER, READ, SPLICE_MIN_BYTES, TURN, WRITE, Pump, Wait
 from proxy.wire.frames import MAX_HEADER_BYTES
 from proxy.wire.malformed import MalformedFrame
 
@@ -69,7 +69,7 @@ class FrameFlow(ABC):
         self.paused = False
         """Set by the owner: begin no further frame."""
         self.first_bytes = self.read_bytes = READ_BYTES_HELD
-        self.wait = Wait.OWNER
+        self.wait = OWNER
         self.last_active = self._begun_s = self._loop.time()
 
     @abstractmethod
@@ -86,7 +86,7 @@ class FrameFlow(ABC):
 
     def _wait_paused(self) -> Wait:
         """Return what to wait for during a pause."""
-        return Wait.OWNER
+        return OWNER
 
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
@@ -122,12 +122,12 @@ class FrameFlow(ABC):
         Of a body that is streamed since its last piece, else since the frame's first byte.
         """
         since_s = self.last_active if self._is_sending else self._begun_s
-        return since_s if self.wait is Wait.READ and self.mid_frame else None
+        return since_s if self.wait is READ and self.mid_frame else None
 
     @property
     def sending_blocked(self) -> bool:
         """Whether the receiver takes no more for now."""
-        return self.wait is Wait.WRITE
+        return self.wait is WRITE
 
     def resume(self) -> None:
         """End a pause."""
@@ -142,21 +142,21 @@ class FrameFlow(ABC):
         self._running = True
         try:
             wait = self._advance()
-            if wait is Wait.CLOSED and not self.closed:
+            if wait is CLOSED and not self.closed:
                 self._ended()
         except Exception as error:  # whatever it is, it ends this pair only
-            wait = Wait.CLOSED
+            wait = CLOSED
             self._conn.close_failed(error)
         finally:
             self._running = False
-        if not self.closed and self._conn.life.state is State.DRAINING:
+        if not self.closed and self._conn.life.state is DRAINING:
             self._conn.finish_if_drained()
         if self.closed:
             return
         if wait is not self.wait:
             self.wait = wait
-            self._want(read=wait in (Wait.READ, Wait.END), write=wait is Wait.WRITE)
-        if wait is Wait.TURN and self._turn is None:
+            self._want(read=wait in (READ, END), write=wait is WRITE)
+        if wait is TURN and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
@@ -186,7 +186,7 @@ class FrameFlow(ABC):
         budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
             if self._rest and not self._flush():
-                return Wait.WRITE
+                return WRITE
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
                 wait = self._pump.run(budget)
@@ -194,11 +194,11 @@ class FrameFlow(ABC):
                 if wait is not None:
                     return wait
             if self.closed:
-                return Wait.CLOSED
+                return CLOSED
             wait = self._collect_more() if self._whole is not None else self._read()
             if wait is not None:
                 return wait
-        return Wait.TURN
+        return TURN
 
     def _read(self) -> Wait | None:
         """Read once and handle what came. None: go on."""
@@ -215,7 +215,7 @@ class FrameFlow(ABC):
         if self._starved or not have:
             got = self._source.recv_into(scratch[have : have + self.read_bytes])
             if got <= 0:
-                return Wait.READ if got == BLOCKED else Wait.CLOSED
+                return READ if got == BLOCKED else CLOSED
             drained = got < self.read_bytes and not self._source.buffered_bytes()
             have += got
         return self._handle(have, drained=drained)
@@ -226,7 +226,7 @@ class FrameFlow(ABC):
         size = self.read_bytes
         got = self._source.recv_into(self._scratch[:size])
         if got <= 0:
-            return Wait.READ if got == BLOCKED else Wait.CLOSED
+            return READ if got == BLOCKED else CLOSED
         self._is_idle = False
         self._begun_s = self.last_active
         return self._handle(got, drained=got < size and not self._source.buffered_bytes())
@@ -251,11 +251,11 @@ class FrameFlow(ABC):
             if not busy:
                 self._begun_s = self.last_active
         if self.closed:
-            return Wait.CLOSED
+            return CLOSED
         self.stash = bytes(scratch[pos:have]) if pos < have else b""
         if not busy and drained and (self._starved or not self.stash):
             self._is_idle = not self.stash
-            return Wait.READ
+            return READ
         return None
 
     @property
@@ -317,11 +317,11 @@ class FrameFlow(ABC):
         while missing := self._whole_bytes - len(frame):
             got = self._source.recv_into(self._scratch[:missing])
             if got <= 0:
-                return Wait.READ if got == BLOCKED else Wait.CLOSED
+                return READ if got == BLOCKED else CLOSED
             frame += self._scratch[:got]
         self._whole = None
         self._whole_frame(frame)
-        return Wait.CLOSED if self.closed else None
+        return CLOSED if self.closed else None
 
     def _flush(self) -> bool:
         assert self._sink is not None

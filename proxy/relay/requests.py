@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from metrics import CounterChild
 from metrics.clock import clock_ms
-from proxy.quota.entities import QuotaKind
+from proxy.quota.entities import PRODUCER_BYTE_RATE
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
-from proxy.relay.lifecycle import Pause, State
-from proxy.relay.pump import Wait
+from proxy.relay.lifecycle import OPEN, Pause
+from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.session import ClientSession, Exchange
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -131,7 +131,7 @@ class RequestFlow(FrameFlow):
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if conn.life.state is not State.OPEN:
+            if conn.life.state is not OPEN:
                 conn.dial()
                 return 0
             kind = self._new_kind(head, view)
@@ -145,7 +145,7 @@ class RequestFlow(FrameFlow):
         if session.quotas.is_bounded and not self._is_admitted(kind, view, exchange):
             return 0
         if frame_bytes > READ_BYTES_HELD:
-            self._read_ahead(session.quotas, QuotaKind.PRODUCER_BYTE_RATE)
+            self._read_ahead(session.quotas, PRODUCER_BYTE_RATE)
         interceptor = session.interceptor
         if (
             kind.is_intercepted
@@ -265,7 +265,7 @@ class RequestFlow(FrameFlow):
         kind.count.value += 1
         if kind.acks is not None:
             exchange.charge = session.quotas.charge(
-                QuotaKind.PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
+                PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
                 session.count_bytes(exchange.api_key, exchange.request_bytes)
@@ -279,11 +279,11 @@ class RequestFlow(FrameFlow):
 
         Kafka appends what came before an orderly end: a Produce request waits its turn.
         """
-        if self.wait is not Wait.END:
-            return Wait.END
+        if self.wait is not END:
+            return END
         assert self._source is not None
         is_produce = self.stash[_API_KEY] == _PRODUCE
-        return Wait.OWNER if is_produce or not self._source.has_ended() else Wait.CLOSED
+        return OWNER if is_produce or not self._source.has_ended() else CLOSED
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting

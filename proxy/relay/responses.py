@@ -8,14 +8,14 @@ from metrics.clock import clock_ms
 from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
-from proxy.quota.entities import QuotaKind
+from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.relay.frame_flow import (
     READ_BYTES_HELD,
     READ_BYTES_LARGE,
     FrameFlow,
     new_scratch,
 )
-from proxy.relay.lifecycle import Pause, State
+from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.pump import SPLICE_MIN_BYTES
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
@@ -130,7 +130,7 @@ class ResponseFlow(FrameFlow):
             raise_throttle_time(view, throttle, exchange.throttle_ms)
             exchange.throttle_ms = 0
         if frame_bytes > READ_BYTES_HELD:
-            self._read_ahead(exchange.session.quotas, QuotaKind.CONSUMER_BYTE_RATE)
+            self._read_ahead(exchange.session.quotas, CONSUMER_BYTE_RATE)
         is_plain = exchange.seen is None and not exchange.throttle_ms
         if is_plain and (plan.passes or self._names_no_broker(exchange, view, frame_bytes)):
             taken = self._forward(view, frame_bytes)
@@ -138,7 +138,7 @@ class ResponseFlow(FrameFlow):
             taken = self._begin(exchange, view, frame_bytes)
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
-        if self._conn.life.pauses is not Pause.NONE:
+        if self._conn.life.pauses is not NO_PAUSE:
             self._conn.answered()
         return taken
 
@@ -258,18 +258,18 @@ class ResponseFlow(FrameFlow):
             if exchange.expected is not None:
                 exchange.expected.answered(frame_bytes)
                 session.last_fetch_bytes = frame_bytes
-            charge = quotas.charge(QuotaKind.CONSUMER_BYTE_RATE, frame_bytes, now_ms)
-        if exchange.plan.costs_time and quotas.has(QuotaKind.REQUEST_PERCENTAGE):
+            charge = quotas.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = longest((charge, quotas.charge(QuotaKind.REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            charge = longest((charge, quotas.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
 
     def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""
         services, api_key = self._conn.services, exchange.api_key
         hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS or self._conn.life.state is State.DRAINING:
+        if hold_ms < MIN_HOLD_MS or self._conn.life.state is DRAINING:
             return False
         exchange.charge = charge
         services.count_throttled(charge, hold_ms)
@@ -296,7 +296,7 @@ class ResponseFlow(FrameFlow):
         assert exchange.seen is not None
         now_ms = clock_ms()
         wait_ms = exchange.seen.wait_ms(now_ms)
-        if wait_ms <= 0 or self._conn.life.state is State.DRAINING:
+        if wait_ms <= 0 or self._conn.life.state is DRAINING:
             return False
         self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
         return True
