@@ -83,7 +83,8 @@ class InFlightFetch:
 
     def answered(self, size: int) -> None:
         """Count it no longer: the response is there, with so many bytes, and is to be charged."""
-        self.gate.largest = max(size, int((self.gate.largest or 0) * LARGEST_DECAY))
+        decayed = int((self.gate.largest or 0) * LARGEST_DECAY)
+        self.gate.largest = size if size > decayed else decayed
         self.cancel()
 
     def cancel(self) -> None:

@@ -71,7 +71,8 @@ class Pacer:
         if self.due_ms < earliest_ms:
             self.due_ms = earliest_ms
             self.is_pacing &= throttle_ms > 0
-        self.due_ms = min(self.due_ms + size_ms, now_ms + self.carry_ms)
+        self.due_ms += size_ms
+        self.due_ms = min(self.due_ms, now_ms + self.carry_ms)
         if self.is_pacing:
             if self.due_ms - now_ms > LARGE_DEBT_MS:
                 slowly_ms = max(self.next_ms, now_ms) + size_ms / REPAYING_SHARE

@@ -2,7 +2,6 @@
 
 from functools import cache
 from struct import Struct
-from typing import NamedTuple
 
 from proxy.wire.apis import FETCH, JOIN_GROUP, PRODUCE
 from proxy.wire.frames import RequestHead
@@ -47,19 +46,14 @@ def session_timeout_ms(head: RequestHead, frame: Buffer) -> int | None:
     return _read_int(JOIN_GROUP, head, frame, "session_timeout_ms")
 
 
-class FetchLimits(NamedTuple):
-    """How much a Fetch request wants and how long it waits for it."""
-
-    max_wait_ms: int
-    """How long the broker may wait for data before it answers."""
-    max_bytes: int
-    """Of the whole response. Before version 3, which has no such limit, MAX_BYTES."""
-
-
-def fetch_limits(version: int, frame: Buffer, start: int, frame_bytes: int) -> FetchLimits | None:
+def fetch_limits(
+    version: int, frame: Buffer, start: int, frame_bytes: int
+) -> tuple[int, int] | None:
     """Return the limits of a Fetch request whose body is at `start`.
 
-    None means that more bytes are needed. Raises as `produce_acks` does.
+    The first is for how many milliseconds the broker may wait for data, the second how many bytes
+    the whole response may have: before version 3, which has no such limit, MAX_BYTES. None means
+    that more bytes are needed. Raises as `produce_acks` does.
     """
     limits, bytes_at = _limits(version)
     end = start + limits.size
@@ -68,7 +62,8 @@ def fetch_limits(version: int, frame: Buffer, start: int, frame_bytes: int) -> F
     if len(frame) < end:
         return None
     found = limits.unpack_from(frame, start)
-    return FetchLimits(found[0], MAX_BYTES) if bytes_at is None else FetchLimits._make(found)
+    wait_ms, max_bytes = (*found, MAX_BYTES) if bytes_at is None else found
+    return wait_ms, max_bytes
 
 
 def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
