@@ -1,16 +1,18 @@
 """Figure: a client's rate stays within 2 % of its bound, whatever its connections and sizes.
 
-The proxy runs as configured by default. A cell is one client id with its own rule and connections
-that always want more. Cells run side by side through one proxy: those of up to 10 MB/s together,
-those of 100 MB/s two at a time.
+The proxy runs as configured by default, but for the throttle mode of some cells. A cell is one
+client id with its own rule and connections that always want more. Cells run side by side through
+one proxy for each mode: those of up to 10 MB/s together, those of 100 MB/s two at a time, those of
+200 MB/s one after another.
 
 A request that waits for 30 s is given up by real clients (`request.timeout.ms`), so none may wait
 for so long. Nothing can keep that where one record batch for each connection is more than 30 s of
 the bound; no cell is like that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from bench.client import Load
 from bench.lab import Lab, Target, open_lab, rule
@@ -18,6 +20,7 @@ from bench.rates import MeasuredRate, per_second, quantile, rate_between
 from bench.report import Row, Verdict
 
 FIGURE = "bound"
+DELAY, MUTE = "delay", "mute"
 TOLERANCE = 0.02
 REQUEST_TIMEOUT_S = 30.0
 SHOWN_SHARE = 0.9
@@ -37,6 +40,7 @@ class Cell:
     batch_bytes: int = 16 * KIB
     version: int = 17
     fetches_per_connection: int = 0
+    mode: str = DELAY
 
     @property
     def client_id(self) -> str:
@@ -44,6 +48,7 @@ class Cell:
         return (
             f"bound{self.bound}-conn{self.connections}-fetch{self.max_bytes}"
             f"-batch{self.batch_bytes}-v{self.version}-each{self.fetches_per_connection}"
+            f"-{self.mode}"
         )
 
     @property
@@ -51,7 +56,7 @@ class Cell:
         """As printed in the table."""
         title = (
             f"{size_text(self.bound)}/s, {self.connections} x {size_text(self.max_bytes)}, "
-            f"batches {size_text(self.batch_bytes)}, v{self.version}"
+            f"batches {size_text(self.batch_bytes)}, v{self.version}, {self.mode}"
         )
         each = self.fetches_per_connection
         return f"{title}, connects again after {each}" if each else title
@@ -138,24 +143,66 @@ _FAST = (
         Cell(100 * MEGABYTE, 1, 50 * MEGABYTE),
     ),
 )
-_QUICK = (*(Cell(10 * MEGABYTE, connections, 50 * KILOBYTE) for connections in (1, 4)), _NAMED[0])
+# Every bound with every number of connections and both modes, each asking for Kafka's default.
+_CONNECTIONS = (1, 8, 64)
+_GRID_SLOW = (256 * KILOBYTE, 2500 * KILOBYTE, 10 * MEGABYTE)
+_GRID_FAST = 200 * MEGABYTE
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Cells of one mode that run side by side."""
+
+    cells: Sequence[Cell]
+    window: Window
+
+    @property
+    def mode(self) -> str:
+        """Throttle mode of the proxy."""
+        return self.cells[0].mode
+
+
+_LONG, _SHORT, _QUICK = Window(25.0, 90.0), Window(15.0, 45.0), Window(14.0, 20.0)
+_GRID = {
+    mode: [Cell(*of, MIB, mode=mode) for of in product(_GRID_SLOW, _CONNECTIONS)]
+    for mode in (DELAY, MUTE)
+}
+_FULL_ROUNDS = (
+    Together((*_NAMED, *_SPECIAL, *_SLOW, *_GRID[DELAY]), _LONG),
+    Together(_GRID[MUTE], _LONG),
+    *(Together(cells, _LONG) for cells in _FAST),
+    *(
+        Together((Cell(_GRID_FAST, connections, MIB, mode=mode),), _SHORT)
+        for mode, connections in product((DELAY, MUTE), _CONNECTIONS)
+    ),
+)
+_QUICK_ROUNDS = (
+    Together((*(Cell(10 * MEGABYTE, count, 50 * KILOBYTE) for count in (1, 4)), _NAMED[0]), _QUICK),
+    Together((Cell(10 * MEGABYTE, 4, MIB, mode=MUTE),), _QUICK),
+)
 
 
 def measure(quick: bool) -> list[Row]:
     """Run every cell (a few when quick) and give a row for each."""
-    rounds = (_QUICK,) if quick else ((*_NAMED, *_SPECIAL, *_SLOW), *_FAST)
-    window = Window(14.0, 20.0) if quick else Window(25.0, 90.0)
-    cells = [cell for together in rounds for cell in together]
+    rounds = _QUICK_ROUNDS if quick else _FULL_ROUNDS
+    cells = [cell for together in rounds for cell in together.cells]
     with open_lab() as lab:
         generator = lab.start_generator({cell.batch_bytes for cell in cells})
         rules = [rule(cell.client_id, str(cell.bound)) for cell in cells]
-        proxy = lab.start_proxy(generator.address, rules).target()
-        return [_row(found) for together in rounds for found in _run(lab, proxy, together, window)]
+        proxies = {
+            mode: lab.start_proxy(generator.address, rules, mode=mode).target()
+            for mode in (DELAY, MUTE)
+        }
+        return [
+            _row(found)
+            for together in rounds
+            for found in _run(lab, proxies[together.mode], together.cells, together.window)
+        ]
 
 
 def size_text(size: int) -> str:
     """Write a size in the largest unit that it is a whole number of."""
-    units = {"MiB": MIB, "MB": MEGABYTE, "KiB": KIB, "kB": KILOBYTE}
+    units = {"MiB": MIB, "MB": MEGABYTE, "kB": KILOBYTE, "KiB": KIB}
     for unit, length in units.items():
         if size % length == 0:
             return f"{size // length} {unit}"
@@ -210,6 +257,8 @@ def _row(found: Measured) -> Row:
         Verdict.of(found.is_met),
         {
             "bound_bytes_per_s": found.cell.bound,
+            "connections": found.cell.connections,
+            "mode": found.cell.mode,
             "interpolated_bytes_per_s": found.rate.interpolated,
             "plain_bytes_per_s": found.rate.plain,
             "responses_in_window": found.rate.responses,

@@ -1,10 +1,13 @@
-"""Figure: memory of the proxy while 1,000 connections of one client wait for 1 MB each.
+"""Figure: memory of the proxy for 10,000 idle connections, and while 1,000 wait for 1 MB each.
 
-Its bound lets a few of them have their response, which is held; the requests of the others wait.
-The criterion is the growth of resident memory from the moment before the requests, when the same
-connections are open and idle, to its peak while all wait. The growth from before connecting is
-reported beside it: it contains what the connections themselves cost. Kernel socket buffers, where
-the waiting responses are, belong to neither.
+An idle connection has been used once, so that its upstream side is open too. There are fewer than
+10,000 where the system allows the proxy fewer open files than two for each.
+
+Those that wait are of one client. Its bound lets a few of them have their response, which is held;
+the requests of the others wait. The criterion is the growth of resident memory from the moment
+before the requests, when the same connections are open and idle, to its peak while all wait. The
+growth from before connecting is reported beside it: it contains what the connections themselves
+cost. Kernel socket buffers, where the waiting responses are, belong to neither.
 """
 
 import selectors
@@ -16,11 +19,15 @@ from dataclasses import asdict, dataclass
 
 from bench import traffic
 from bench.lab import Proxy, open_lab, rule
-from bench.processes import BenchError
+from bench.processes import BenchError, raise_file_limit
 from bench.report import Row, Verdict
 
 FIGURE = "memory"
-MEBIBYTE = 1 << 20
+KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
+IDLE_TARGET_BYTES = 20 * KIBIBYTE
+FULL_IDLE, QUICK_IDLE = 10_000, 500
+# Two for each connection, and these for all else.
+OTHER_FILES = 200
 TARGET_BYTES = 20 * MEBIBYTE
 CLIENT_ID = "bench-memory"
 VERSION = 12
@@ -53,7 +60,39 @@ class Observed:
 
 
 def measure(quick: bool) -> list[Row]:
-    """Open the connections, ask on all of them, watch the proxy's memory."""
+    """Open the connections and watch the proxy's memory; then again, asking on all of them."""
+    return [*_measure_idle(quick), *_measure_held(quick)]
+
+
+def _measure_idle(quick: bool) -> list[Row]:
+    count = min(QUICK_IDLE if quick else FULL_IDLE, (raise_file_limit() - OTHER_FILES) // 2)
+    with open_lab() as lab:
+        generator = lab.start_generator()
+        proxy = lab.start_proxy(generator.address, [rule(CLIENT_ID, BOUND)])
+        address = proxy.target().address
+        time.sleep(SETTLE_S)
+        before = proxy.child.usage().rss_bytes
+        clients = lab.enter(ExitStack())
+        for _ in range(count):
+            clients.enter_context(_connect(address))
+        time.sleep(SETTLE_S)
+        open_connections = int(proxy.metric("connections"))
+        growth = proxy.child.usage().rss_bytes - before
+        clients.close()
+    each = growth / count
+    return [
+        Row(
+            FIGURE,
+            f"{count:,} idle connections, for each of them",
+            f"at most {IDLE_TARGET_BYTES / KIBIBYTE:.0f} KiB",
+            f"{each / KIBIBYTE:.1f} KiB ({open_connections:,} open)",
+            Verdict.of(each <= IDLE_TARGET_BYTES and open_connections >= count),
+            {"connections": count, "before_bytes": before, "growth_bytes": growth},
+        )
+    ]
+
+
+def _measure_held(quick: bool) -> list[Row]:
     count, watch_s = (100, 1.0) if quick else (1000, 10.0)
     with open_lab() as lab:
         generator = lab.start_generator([RESPONSE_BYTES])

@@ -3,17 +3,19 @@
 The parts of one proxy stand in this process, without clients' connections; a child asks the admin
 server. A task that does nothing but let the loop go round sees how long each round takes. Time that
 the machine gives to other processes counts, so the computing time of the round is shown beside it.
+
+A whole proxy, with as many rules and partitions, is measured in `app_stalls`.
 """
 
 import asyncio
-import statistics
 import sys
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 
+from bench import app_stalls
+from bench.loop_rounds import FIGURE, Stall, only_the_proxys_garbage, stall_row, watch
 from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
@@ -32,8 +34,6 @@ from proxy.relay.services import ThrottleMode
 from proxy.state import MemoryStore
 from proxy.wire.apis import FETCH
 
-FIGURE = "stalls"
-TARGET_MS = 10.0
 TARGET_CHURN_MS = 0.5
 CLIENTS = 10_000
 BOUND = 1e5
@@ -52,20 +52,6 @@ for line in sys.stdin:
     connection.close()
     print(answer.status, flush=True)
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """The longest round of the event loop, in milliseconds.
-
-    Attributes:
-        wall_ms: how long it took.
-        cpu_ms: the longest computing time of a round.
-
-    """
-
-    wall_ms: float
-    cpu_ms: float
 
 
 class _NoQueries:
@@ -136,8 +122,10 @@ class _Proxy:
 
 
 def measure(quick: bool) -> list[Row]:
-    """Let the clients come, look at them in every way, and let them go."""
-    return asyncio.run(_measure(1 if quick else 5))
+    """Let the clients come, look at them in every way, let them go; then measure a whole proxy."""
+    with only_the_proxys_garbage():
+        of_parts = asyncio.run(_measure(1 if quick else 5))
+    return [*of_parts, *app_stalls.measure(quick)]
 
 
 async def _measure(rounds: int) -> list[Row]:
@@ -153,9 +141,9 @@ async def _measure(rounds: int) -> list[Row]:
     try:
         for _ in range(rounds):
             for path in PATHS:
-                found.setdefault(f"GET {path}", []).append(await _watch(_ask(child, path)))
-            sampling = proxy.admin.slices.collect(proxy.history.sample(clock_ms))
-            found.setdefault("a sample for the charts", []).append(await _watch(sampling))
+                found.setdefault(f"GET {path}", []).append(await watch(_ask(child, path)))
+            sampling = proxy.slices.collect(proxy.history.sample(clock_ms))
+            found.setdefault("a sample for the charts", []).append(await watch(sampling))
     finally:
         child.kill()
         await child.wait()
@@ -167,12 +155,12 @@ async def _measure(rounds: int) -> list[Row]:
         proxy.leave(proxy.use(number))
     churn_ms = (time.perf_counter() - started_s) * MS_PER_SECOND / CLIENTS
     later_ms = clock_ms() + 2 * HOUR_MS
-    forgetting = proxy.admin.slices.collect(proxy.clients.forgetting(later_ms))
-    found["forget all clients"] = [await _watch(forgetting)]
-    expiring = proxy.admin.slices.collect(proxy.quotas.expiring(later_ms))
-    found["expire all sensors"] = [await _watch(expiring)]
+    forgetting = proxy.slices.collect(proxy.clients.forgetting(later_ms))
+    found["forget all clients"] = [await watch(forgetting)]
+    expiring = proxy.slices.collect(proxy.quotas.expiring(later_ms))
+    found["expire all sensors"] = [await watch(expiring)]
     return [
-        *(_row(what, stalls) for what, stalls in found.items()),
+        *(stall_row(f"{CLIENTS} clients, {what}", stalls) for what, stalls in found.items()),
         Row(
             FIGURE,
             f"a client comes and leaves after {CLIENTS} others: mean",
@@ -183,28 +171,6 @@ async def _measure(rounds: int) -> list[Row]:
     ]
 
 
-async def _watch(work: Awaitable[object]) -> Stall:
-    """Return the longest round of the loop while the work is done."""
-    longest_s = longest_cpu_s = 0.0
-
-    async def go_round() -> None:
-        nonlocal longest_s, longest_cpu_s
-        before_s, before_cpu_s = time.perf_counter(), time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            now_s, now_cpu_s = time.perf_counter(), time.thread_time()
-            longest_s = max(longest_s, now_s - before_s)
-            longest_cpu_s = max(longest_cpu_s, now_cpu_s - before_cpu_s)
-            before_s, before_cpu_s = now_s, now_cpu_s
-
-    task = asyncio.create_task(go_round())
-    await asyncio.sleep(0)
-    await work
-    await asyncio.sleep(0)
-    task.cancel()
-    return Stall(longest_s * MS_PER_SECOND, longest_cpu_s * MS_PER_SECOND)
-
-
 async def _ask(child: asyncio.subprocess.Process, path: str) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
@@ -212,16 +178,3 @@ async def _ask(child: asyncio.subprocess.Process, path: str) -> None:
     status = await child.stdout.readline()
     if status.strip() != b"200":
         raise BenchError(f"GET {path}: {status.decode().strip() or 'no answer'}")
-
-
-def _row(what: str, stalls: Sequence[Stall]) -> Row:
-    wall_ms = statistics.median(stall.wall_ms for stall in stalls)
-    cpu_ms = statistics.median(stall.cpu_ms for stall in stalls)
-    return Row(
-        FIGURE,
-        f"{CLIENTS} clients, {what}: longest round of the event loop",
-        f"at most {TARGET_MS:.0f} ms",
-        f"{wall_ms:.1f} ms, computing {cpu_ms:.1f} ms",
-        Verdict.of(wall_ms <= TARGET_MS),
-        {"wall_ms": [stall.wall_ms for stall in stalls], "cpu_ms": [s.cpu_ms for s in stalls]},
-    )

@@ -11,6 +11,10 @@ from metrics.clock import MS_PER_SECOND
 COMPACT_AT_ENTRIES = 64
 """A heap shorter than this is never compacted: its dead entries cost nothing worth the work."""
 
+SHORTEST_PAUSE_MS = 1.0
+"""Between two releases by one reaper. What comes due within it goes out together: with thousands
+of responses held, a timer for each would cost more than releasing it."""
+
 Release = Callable[[], None]
 
 
@@ -122,7 +126,10 @@ class Reaper:
     is as for `DelayQueue.release_due`.
     """
 
-    __slots__ = ("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_on_late", "_timer", "queue")
+    __slots__ = (
+        *("_armed_for_ms", "_call_at", "_clock_ms", "_closed", "_on_late", "_released_ms"),
+        *("_timer", "queue"),
+    )
 
     def __init__(
         self,
@@ -137,6 +144,7 @@ class Reaper:
         self._on_late = on_late
         self._timer: TimerHandle | None = None
         self._armed_for_ms = math.inf
+        self._released_ms = -math.inf
         self._closed = False
 
     def add(self, due_ms: float, release: Release) -> Delayed:
@@ -163,8 +171,12 @@ class Reaper:
     def _wake(self) -> None:
         self._timer = None
         self._armed_for_ms = math.inf
+        now_ms = self._clock_ms()
+        next_due_ms = self.queue.next_due_ms
+        if next_due_ms is not None and next_due_ms <= now_ms:
+            self._released_ms = now_ms
         try:
-            self.queue.release_due(self._clock_ms(), self._on_late)
+            self.queue.release_due(now_ms, self._on_late)
         finally:
             self._arm()
 
@@ -175,6 +187,9 @@ class Reaper:
         self._disarm()
         if next_due_ms is not None and not self._closed:
             self._armed_for_ms = next_due_ms
+            # What was due already, when it was added by a release, does not wait.
+            if next_due_ms > self._released_ms:
+                next_due_ms = max(next_due_ms, self._released_ms + SHORTEST_PAUSE_MS)
             self._timer = self._call_at(next_due_ms, self._wake)
 
     def _disarm(self) -> None:

@@ -244,10 +244,42 @@ class CandidateRule:
     """For people; a part of a sentence."""
 
 
-class RuleTable:
-    """All rules in order of precedence."""
+_Place = tuple[str | None, str | None, str | None]
+"""What rules of one rank tell clients apart by: user, client id or prefix, and listener."""
 
-    __slots__ = ("_by_kind", "_last_open", "rules")
+
+def _place(rule: Rule) -> _Place:
+    """Return where a client must stand that the rule is for, among the rules of its rank."""
+    user = None if rule.user == DEFAULT else rule.user
+    client_id = None if rule.client_id == DEFAULT else rule.client_id
+    return (
+        user,
+        client_id if rule.client_id_prefix is None else rule.client_id_prefix,
+        rule.listener,
+    )
+
+
+def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
+    """Return where a client stands among the rules of a rank; None if none of them is for it."""
+    user, client, minus_length, listener = rank
+    if user != UNNAMED and identity.user is None:
+        return None
+    client_id = identity.client_id or ""
+    named = {EXACT: client_id, PREFIX: client_id[:-minus_length]}.get(client)
+    return (
+        identity.user if user == EXACT else None,
+        named,
+        identity.listener if listener == EXACT else None,
+    )
+
+
+class RuleTable:
+    """All rules in order of precedence.
+
+    There may be ten thousand, but of few ranks, and in each a client can stand in one place only.
+    """
+
+    __slots__ = ("_by_kind", "_last_open", "_ranks", "rules")
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
@@ -257,11 +289,18 @@ class RuleTable:
         self._last_open = {
             kind: rule for kind, rules in self._by_kind.items() for rule in rules if rule.is_open
         }
+        self._ranks: dict[QuotaKind, dict[Rank, dict[_Place, Rule]]] = {}
+        for kind, of_kind in self._by_kind.items():
+            ranks = self._ranks[kind] = {}
+            for rule in of_kind:
+                ranks.setdefault(rule.rank, {}).setdefault(_place(rule), rule)
 
     def match(self, kind: QuotaKind, identity: ClientIdentity) -> Match | None:
         """Return the first rule for this client that bounds this kind, or None."""
-        for rule in self._by_kind[kind]:
-            if rule.mismatch(identity) is None:
+        for rank, places in self._ranks[kind].items():
+            place = _place_of(identity, rank)
+            rule = places.get(place) if place is not None else None
+            if rule is not None:
                 return Match(rule, rule.entity(identity))
         return None
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from proxy.quota.delay_queue import Delayed, DelayQueue, Reaper
+from proxy.quota.delay_queue import SHORTEST_PAUSE_MS, Delayed, DelayQueue, Reaper
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -231,6 +231,19 @@ def test_what_a_callback_adds_gets_its_own_timer():
     timers.advance_to(10.0)
     assert order == [10.0]
     assert timers.armed == []
+
+
+def test_what_comes_due_right_after_a_release_goes_out_together():
+    timers = Timers()
+    reaper = make_reaper(timers)
+    order: list[float] = []
+    for due_ms in (10.0, 10.2, 10.4, 11.5):
+        reaper.add(due_ms, lambda: order.append(timers.now_ms))
+    timers.advance_to(10.0)
+    assert timers.times == [10.0 + SHORTEST_PAUSE_MS]
+    timers.advance_to(11.0)
+    assert order == [10.0, 11.0, 11.0]
+    assert timers.times == [12.0]
 
 
 def test_a_failing_callback_does_not_stop_the_reaper():

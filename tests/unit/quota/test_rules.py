@@ -78,6 +78,14 @@ def test_of_two_rules_with_the_same_keys_the_earlier_one_applies():
     assert table.match(CONSUMER, ALICE).rule.number == 1
 
 
+def test_among_thousands_of_rules_each_client_finds_its_own():
+    # Looking at one rule after another would take many seconds.
+    table = RuleTable(rule(number, client_id=f"client-{number}") for number in range(5000))
+    clients = (ClientIdentity("l", None, f"client-{number}") for number in range(5000))
+    matches = [table.match(CONSUMER, client) for client in clients]
+    assert [match and match.rule.number for match in matches] == list(range(5000))
+
+
 def test_each_kind_of_quota_finds_its_rule_by_itself():
     table = RuleTable(
         [
