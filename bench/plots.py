@@ -207,7 +207,7 @@ def _draw_bound(axes: Any, rows: Sequence[Sample]) -> None:
     for edge in (-TOLERANCE, TOLERANCE):
         axes.axhline(100 * edge, **BOUND_LINE)
     axes.set_xscale("log")
-    axes.set_xlabel("bound, bytes per second; each dot a number of connections", fontsize=TINY)
+    axes.set_xlabel("bound, bytes per second", fontsize=TINY)
     axes.set_ylabel("off the bound, %", fontsize=TINY)
     axes.legend(fontsize=TINY, frameon=False)
 
