@@ -107,6 +107,9 @@ class RequestFlow(FrameFlow):
                 self._collecting = head, exchange
                 return self._collect(view, frame_bytes)
             exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
+            if exchange.seen.answer is not None:
+                conn.responses.run()
+                return frame_bytes
             return self._forward(view, frame_bytes)
         if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
@@ -180,6 +183,9 @@ class RequestFlow(FrameFlow):
             interceptor = exchange.session.interceptor
             assert interceptor is not None
             exchange.seen = interceptor.request(head, memoryview(frame), exchange.sent_ms)
+            if exchange.seen.answer is not None:
+                self._conn.responses.run()
+                return
         elif self._conn.client.login_request(head, bytes(frame)):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)

@@ -11,6 +11,8 @@ from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import QuotaKind
 from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_LARGE, FrameFlow, new_scratch
 from proxy.relay.lifecycle import Pause, State
+from proxy.relay.own_answers import is_own_answer_next, send_own_answer
+from proxy.relay.pump import Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE, Handling
@@ -87,9 +89,20 @@ class ResponseFlow(FrameFlow):
     def _ended(self) -> None:
         self._conn.close_upstream_ended()
 
+    def _read(self) -> Wait | None:
+        """See FrameFlow. Between two frames an interceptor's own answers go out."""
+        if self._walker is None and send_own_answer(self._conn, self._send):
+            return None
+        wait = super()._read()
+        # What was just answered may have let requests be read: they are not waited for.
+        is_due = wait is Wait.READ and self._walker is None and is_own_answer_next(self._conn)
+        return None if is_due else wait
+
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk(self._walker, view)
+        if send_own_answer(self._conn, self._send):
+            return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
             return self._need_more(view)
