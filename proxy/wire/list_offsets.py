@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -31,6 +32,7 @@ _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
 _RESPONSE_HEADER = Struct(">ii")  # length, correlation id
 _EMPTY_TAGS = write_tags([])
+_CACHED_PARTITIONS = 1024  # look-ups of executors name one partition, again and again
 _Fields: TypeAlias = Mapping[str, Any]
 _NO_MORE: _Fields = MappingProxyType({"error_code": 0, "timestamp": -1, "leader_epoch": -1})
 """What else an answer says: no error, no timestamp, and a leader epoch that is not known."""
@@ -111,15 +113,35 @@ def list_offsets_response(
     """
     if not _is_read(version):
         raise ValueError(f"no way to answer ListOffsets version {version}")
+    if len(offsets) == 1:
+        ((key, offset),) = offsets.items()
+        before, behind = _around_offset(version, *key)
+        body = b"".join((before, _INT64.pack(offset), behind))
+    else:
+        body = _answer_body(version, offsets)
+    header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
+    length = _RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
+    return b"".join((_RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
+
+
+@lru_cache(_CACHED_PARTITIONS)
+def _around_offset(version: int, topic: str, index: int) -> tuple[bytes, bytes]:
+    """Return what comes before and behind the offset in the body of an answer for one partition."""
+    body = _answer_body(version, {(topic, index): 0})
+    partitions = response_partitions(LIST_OFFSETS, version, *_ANSWER)
+    ((_, pos, _),) = partitions.read(body, 0)
+    start = pos + partitions.partition.seek("offset", b"", 0)
+    return body[:start], body[start + _INT64.size :]
+
+
+def _answer_body(version: int, offsets: Mapping[TopicPartition, int]) -> bytes:
     topics: dict[str, list[_Fields]] = {}
     for (topic, index), offset in offsets.items():
         row = {"partition_index": index, "offset": offset, **_NO_MORE}
         topics.setdefault(topic, []).append(row)
     rows = [{"name": topic, "partitions": each} for topic, each in topics.items()]
-    body = _written(response_layout(LIST_OFFSETS, version), {"throttle_time_ms": 0, "topics": rows})
-    header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
-    length = _RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
-    return b"".join((_RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
+    values = {"throttle_time_ms": 0, "topics": rows}
+    return _written(response_layout(LIST_OFFSETS, version), values)
 
 
 def _written(record: RecordLayout, values: _Fields) -> bytes:
