@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, create_model, field_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, create_model, field_validator
 from pydantic import ValidationInfo as Info
 
 from metrics.clock import MS_PER_SECOND
@@ -239,6 +239,15 @@ class AdminSection(fields.Section):
         return token_file
 
 
+class ProgressSection(fields.Section):
+    """How queries are followed.
+
+    With `answer_lookups` the look-ups of their executors are answered from what was just fetched.
+    """
+
+    answer_lookups: StrictBool = True
+
+
 class Config(fields.Section):
     """A whole configuration; made by `load_config`, which also does the checks across sections."""
 
@@ -252,6 +261,7 @@ class Config(fields.Section):
     quotas: QuotasSection = QuotasSection()
     queries: tuple[QuerySection, ...] = ()
     pipelines: tuple[PipelineSection, ...] = ()
+    progress: ProgressSection = ProgressSection()
     throttle: ThrottleSection = ThrottleSection()
     limits: LimitsSection = LimitsSection()
     state: StateSection = Field(default_factory=StateSection)
@@ -287,7 +297,11 @@ class Config(fields.Section):
     def progress_settings(self) -> ProgressSettings:
         """The queries, and how many there may be."""
         queries = tuple(query.settings for query in self.queries)
-        return ProgressSettings(queries=queries, max_queries=self.limits.max_client_entities)
+        return ProgressSettings(
+            queries=queries,
+            max_queries=self.limits.max_client_entities,
+            answers_lookups=self.progress.answer_lookups,
+        )
 
     @property
     def pipeline_settings(self) -> tuple[PipelineSettings, ...]:  # noqa: D102

@@ -57,6 +57,8 @@ class ProgressSettings:
     queries: tuple[QuerySettings, ...] = ()
     max_queries: int = MAX_QUERIES
     """With those that only reports or rules name, 1 or more; configured ones are all followed."""
+    answers_lookups: bool = True
+    """Whether look-ups of executors are answered from what was fetched just before."""
 
 
 class RunState(StrEnum):

@@ -51,6 +51,7 @@ class QueryClients:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
         groups_before = {query: query.commit_group for query in self.queries}
         self._max_queries = settings.max_queries
+        self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
         configured = {each.client_id: each for each in settings.queries}
         for query in self.queries:

@@ -8,18 +8,29 @@ from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.offset_lookups import OffsetLookups
 from proxy.backpressure.query_backpressure import QueryBackpressure
 from proxy.pipeline.running import RunningPipelines
+from proxy.progress.fetched_logs import FetchedLogs
 from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import FetchTracker
+from proxy.progress.tracker import FetchInFlight, FetchTracker
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
-from proxy.wire.fetch import NO_OFFSET, FetchRequestPartitions, read_fetch_request
+from proxy.wire.fetch import (
+    NO_OFFSET,
+    FetchedPartition,
+    FetchRequestPartitions,
+    read_fetch_request,
+)
 from proxy.wire.fetch_response import FetchObserver
 from proxy.wire.frames import RequestHead
-from proxy.wire.list_offsets import LATEST, OffsetLookup, read_list_offsets_request
+from proxy.wire.list_offsets import (
+    LATEST,
+    OffsetLookup,
+    list_offsets_response,
+    read_list_offsets_request,
+)
 from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
 
@@ -43,8 +54,9 @@ class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
     __slots__ = (
-        *("_all", "_client_id", "_generation", "_identity", "_node_id", "_query", "_writes"),
-        *("lookups", "pressure", "tracker"),
+        *("_all", "_client_id", "_generation", "_identity", "_looked_up_first", "_node_id"),
+        *("_query", "_writes"),
+        *("fetched_logs", "lookups", "pressure", "tracker"),
     )
 
     def __init__(self, following: Following, identity: ClientIdentity, node_id: int | None) -> None:
@@ -59,6 +71,10 @@ class FollowedClient:
         self.tracker: FetchTracker | None = None
         self.lookups: OffsetLookups | None = None
         """Like `tracker`, None as long as the client reads for no query."""
+        self.fetched_logs = FetchedLogs()
+        self._looked_up_first = False
+        """Whether it looked up offsets before it fetched, or maybe did. Streaming executors never
+        do: their batches are planned. A batch query's do, to find out what to read."""
         self.pressure: QueryBackpressure | None = None
         """On its query; None when no adaptive rule bounds the client."""
 
@@ -70,27 +86,54 @@ class FollowedClient:
         if generation != self._generation:
             self._generation = generation
             self._follow(now_ms)
-        return self._writes if api_key == PRODUCE else self._query is not None
+        if api_key == PRODUCE:
+            return self._writes
+        if self._query is None:
+            self._looked_up_first |= api_key == LIST_OFFSETS
+            return False
+        return True
 
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
         """See ClientInterceptor."""
         version, body, lookups = head.api_version, frame[head.header_end :], self.lookups
         if head.api_key == PRODUCE:
             appended = read_produce_request(version, body)
-            records = sum(each.offsets for each in appended)
+            records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self._client_id, len(frame), records)
             return _SeenProduce(appended, self._client_id, self._all)
         assert self.tracker is not None
         assert lookups is not None
         if head.api_key == LIST_OFFSETS:
             lookup = read_list_offsets_request(version, body, head.correlation_id)
+            self._looked_up_first |= not lookups.is_executor
+            if self.answers_lookups(now_ms):
+                offsets = self.fetched_logs.offsets(lookup, now_ms)
+                if offsets is not None:
+                    answer = list_offsets_response(version, head.correlation_id, offsets)
+                    return _AnsweredLookup(answer)
             plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
             return _SeenLookup(lookup, lookups, plans)
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
             lookups.fetched()
         self.tracker.asked(fetch, now_ms)
-        return _SeenFetch(fetch, self.tracker, self)
+        return _SeenFetch(fetch, now_ms, self.tracker, self)
+
+    def answers_lookups(self, now_ms: float) -> bool:
+        """Return whether look-ups are answered here: of executors of a streaming query that lives.
+
+        A batch query may read with the client id of a query that is followed, and takes what it
+        looks up for the end of what it reads. Only streaming queries have a listener's reports.
+        """
+        query, lookups = self._query, self.lookups
+        return (
+            self._all.registry.answers_lookups
+            and lookups is not None
+            and lookups.is_executor
+            and not self._looked_up_first
+            and query is not None
+            and query.reports_are_fresh(now_ms)
+        )
 
     def gated(self, start_ms: float, now_ms: float) -> None:
         """See ClientInterceptor."""
@@ -118,6 +161,7 @@ class FollowedClient:
             return
         self.close()
         self._query, self.tracker, self.lookups = query, None, None
+        self.fetched_logs = FetchedLogs()
         if query is not None:
             self.tracker = FetchTracker(every.names, query.reader(self._node_id))
             self.lookups = OffsetLookups(query, self.pressure, now_ms)
@@ -126,6 +170,7 @@ class FollowedClient:
 @dataclass(slots=True, eq=False)
 class _SeenFetch(SeenRequest):
     ask: FetchRequestPartitions
+    sent_ms: float
     tracker: FetchTracker
     client: FollowedClient
 
@@ -140,7 +185,36 @@ class _SeenFetch(SeenRequest):
             self.client.pressure.record_hold(start_ms, due_ms)
 
     def observer(self, now_ms: float) -> FetchObserver:
-        return self.tracker.observer(self.ask, now_ms)
+        tracked = self.tracker.observer(self.ask, now_ms)
+        logs = self.client.fetched_logs
+        logs.begin_response(self.sent_ms)
+        if not self.client.answers_lookups(now_ms):
+            return tracked
+        return _FetchedLogsObserver(tracked, logs, self.tracker.names)
+
+
+@dataclass(slots=True, eq=False)
+class _FetchedLogsObserver:
+    """A FetchObserver that also records what look-ups are answered from."""
+
+    tracked: FetchInFlight
+    logs: FetchedLogs
+    names: TopicNames
+
+    def session(self, error_code: int, session_id: int) -> None:
+        self.tracked.session(error_code, session_id)
+
+    def partition(self, fetched: FetchedPartition) -> None:
+        self.tracked.partition(fetched)
+        topic = fetched.topic
+        name = topic if isinstance(topic, str) else self.names.known.get(topic)
+        if name is not None:
+            self.logs.record(name, fetched)
+
+
+@dataclass(slots=True, eq=False)
+class _AnsweredLookup(SeenRequest):
+    answer: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -154,9 +228,10 @@ class _SeenLookup(SeenRequest):
         return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
-        keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
-        if self.plans is not None and keys and not self.lookups.is_executor:
-            self.plans(keys, now_ms)
+        if self.plans is not None and not self.lookups.is_executor:
+            keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
+            if keys:
+                self.plans(keys, now_ms)
         return self.lookups.answered(self.ask, version, frame, now_ms)
 
 

@@ -67,6 +67,8 @@ class Connection:
         self.client = Identification(services, origin, user)
         self.in_flight: deque[Exchange] = deque()
         """Requests without a response yet, the oldest first."""
+        self.own_answers = 0
+        """How many of them an interceptor has answered, so that the broker has not got them."""
         self.advertise = advertise
         self._about = origin.about
         self.channel = channel

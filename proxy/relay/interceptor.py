@@ -2,7 +2,7 @@
 
 The relay does not know what for. It shows the requests that the interceptor wants to see, and the
 response to each: either taken whole, which may be replaced and may have to wait, or, to a Fetch,
-all but the record data as it passes.
+all but the record data as it passes. Or the interceptor answers, and the broker never sees it.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,10 @@ class SeenRequest:
 
     takes_whole = True
     """Its response is taken into memory; if not, it answers a Fetch and is walked."""
+
+    answer: bytes | None = None
+    """The interceptor's own response, a whole frame: the request is not sent on, and the client
+    gets this in its turn. None: the broker answers."""
 
     def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
         """Return for how long a whole response should still wait; 0: not at all."""
@@ -51,7 +55,7 @@ class ClientInterceptor(Protocol):
         """Return whether a request of this API, one of INTERCEPTED_APIS, is to be shown."""
 
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
-        """Read a request that is about to be sent on. Raises MalformedFrame."""
+        """Read a request that is about to be sent on, or answer it. Raises MalformedFrame."""
 
     def gated(self, start_ms: float, now_ms: float) -> None:
         """Record that a Fetch request has waited at a quota's gate since `start_ms`."""

@@ -138,7 +138,8 @@ class RequestFlow(FrameFlow):
             if kind is None:
                 return self._need_more(view)
         length, _, correlation_id = _START.unpack_from(view)
-        frame_bytes, session, plan = LENGTH_BYTES + length, kind.session, kind.plan
+        frame_bytes: int = LENGTH_BYTES + length
+        session, plan = kind.session, kind.plan
         exchange = Exchange(
             session, plan, kind.api_key, kind.version, correlation_id, frame_bytes, clock_ms()
         )
@@ -160,6 +161,10 @@ class RequestFlow(FrameFlow):
                 self._collecting = head, exchange
                 return self._collect(view, frame_bytes)
             exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
+            if exchange.seen.answer is not None:
+                conn.own_answers += 1
+                conn.responses.run()
+                return frame_bytes
             return self._forward(view, frame_bytes)
         if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
@@ -291,6 +296,10 @@ class RequestFlow(FrameFlow):
             interceptor = exchange.session.interceptor
             assert interceptor is not None
             exchange.seen = interceptor.request(head, memoryview(frame), exchange.sent_ms)
+            if exchange.seen.answer is not None:
+                self._conn.own_answers += 1
+                self._conn.responses.run()
+                return
         elif self._conn.client.login_request(head, bytes(frame)):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)

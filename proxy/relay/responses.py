@@ -16,7 +16,8 @@ from proxy.relay.frame_flow import (
     new_scratch,
 )
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
-from proxy.relay.pump import SPLICE_MIN_BYTES
+from proxy.relay.own_answers import is_own_answer_next, send_own_answer
+from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
 from proxy.wire.apis import FETCH, PRODUCE, Handling
@@ -96,9 +97,27 @@ class ResponseFlow(FrameFlow):
     def _ended(self) -> None:
         self._conn.close_upstream_ended()
 
+    def _read(self) -> Wait | None:
+        """See FrameFlow. Between two frames an interceptor's own answers go out."""
+        if self._walker is None and send_own_answer(self._conn, self._send):
+            return None
+        wait = super()._read()
+        # What was just answered may have let requests be read: they are not waited for.
+        is_due = wait is READ and self._walker is None and is_own_answer_next(self._conn)
+        return None if is_due else wait
+
+    def _read_idle(self) -> Wait | None:
+        """See FrameFlow."""
+        if self._conn.own_answers:
+            return None  # as `_read` does it
+        wait = super()._read_idle()
+        return None if wait is READ and self._conn.own_answers else wait
+
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
             return self._walk(self._walker, view)
+        if self._conn.own_answers and send_own_answer(self._conn, self._send):
+            return 0  # this frame comes after it
         head = parse_response_head(view)
         if head is None:
             return self._need_more(view)

@@ -1,13 +1,13 @@
-"""ListOffsets: what a client asks for, what it is answered, and other offsets in the answer."""
+"""ListOffsets: what a client asks for and is answered, other offsets in an answer, a new answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from struct import Struct
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from proxy.wire.apis import APIS, LIST_OFFSETS
+from proxy.wire.apis import APIS, LENGTH_BYTES, LIST_OFFSETS, plan_of
 from proxy.wire.frames import read_partitions
 from proxy.wire.layout import (
     MAX_KNOWN,
@@ -15,9 +15,12 @@ from proxy.wire.layout import (
     UNREADABLE,
     Buffer,
     PartitionFields,
+    RecordLayout,
     request_layout,
     request_partitions,
+    response_layout,
     response_partitions,
+    write_tags,
 )
 from proxy.wire.malformed import MalformedFrame
 from proxy.wire.topic_partition import TopicPartition
@@ -31,6 +34,11 @@ _FIRST_VERSION = 1  # version 0, gone since Kafka 4.0, answers with lists; it is
 _is_read = range(_FIRST_VERSION, APIS[LIST_OFFSETS].max_version + 1).__contains__
 _ANSWER = ("partition_index", "error_code", "offset")
 _INT64 = Struct(">q")
+_RESPONSE_HEADER = Struct(">ii")  # length, correlation id
+_EMPTY_TAGS = write_tags([])
+_Fields: TypeAlias = Mapping[str, Any]
+_NO_MORE: _Fields = MappingProxyType({"error_code": 0, "timestamp": -1, "leader_epoch": -1})
+"""What else an answer says: no error, no timestamp, and a leader epoch that is not known."""
 
 
 @dataclass(slots=True)
@@ -117,3 +125,59 @@ def change_offsets(version: int, frame: bytes, offsets: Mapping[TopicPartition, 
         if (topic, index) in offsets:
             _INT64.pack_into(changed, pos + place, offsets[topic, index])
     return frame if changed == frame else bytes(changed)
+
+
+def list_offsets_response(
+    version: int, correlation_id: int, offsets: Mapping[TopicPartition, int]
+) -> bytes:
+    """Return a whole frame that answers with these offsets, and no leader epochs.
+
+    So brokers answer a look-up of LATEST or EARLIEST, but that most of them know the epoch.
+    Raises ValueError for version 0 and for versions that no schema here knows.
+    """
+    if not _is_read(version):
+        raise ValueError(f"no way to answer ListOffsets version {version}")
+    if len(offsets) == 1:
+        ((key, offset),) = offsets.items()
+        before, behind = _around_offset(version, *key)
+        body = b"".join((before, _INT64.pack(offset), behind))
+    else:
+        body = _answer_body(version, offsets)
+    header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
+    length = _RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
+    return b"".join((_RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))
+
+
+@lru_cache(MAX_KNOWN)
+def _around_offset(version: int, topic: str, index: int) -> tuple[bytes, bytes]:
+    """Return what comes before and behind the offset in the body of an answer for one partition."""
+    body = _answer_body(version, {(topic, index): 0})
+    partitions = response_partitions(LIST_OFFSETS, version, *_ANSWER)
+    ((_, pos, _),) = partitions.read(body, 0)
+    start = pos + partitions.partition.seek("offset", b"", 0)
+    return body[:start], body[start + _INT64.size :]
+
+
+def _answer_body(version: int, offsets: Mapping[TopicPartition, int]) -> bytes:
+    topics: dict[str, list[_Fields]] = {}
+    for (topic, index), offset in offsets.items():
+        row = {"partition_index": index, "offset": offset, **_NO_MORE}
+        topics.setdefault(topic, []).append(row)
+    rows = [{"name": topic, "partitions": each} for topic, each in topics.items()]
+    values = {"throttle_time_ms": 0, "topics": rows}
+    return _written(response_layout(LIST_OFFSETS, version), values)
+
+
+def _written(record: RecordLayout, values: _Fields) -> bytes:
+    """Return a record with these values of its fields; those that it does not have are left out."""
+    parts: list[bytes] = []
+    for field, layout in record.fields.items():
+        value = values[field]
+        if isinstance(value, list):
+            parts.append(layout.length.write(len(value)))
+            parts += [_written(layout.element, each) for each in value]
+        else:
+            parts.append(layout.write(value))
+    if record.tags is not None:
+        parts.append(_EMPTY_TAGS)
+    return b"".join(parts)

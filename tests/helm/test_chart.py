@@ -136,6 +136,7 @@ def test_the_grace_period_covers_the_drain(
     [
         ("config.quotas.rules", '[{"user": "anna", "consumer_byte_rate": "1MiB"}]', False),
         ("config.throttle", '{"mode": "mute"}', False),
+        ("config.progress", '{"answer_lookups": false}', False),
         (
             "config.listeners",
             '[{"name": "default", "bind": "0.0.0.0:19092", "broker_ports": "19100-19101"}]',

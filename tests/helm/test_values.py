@@ -75,6 +75,7 @@ def _at(*path: str) -> dict[str, Any]:
         (pipeline_models.PendingLimit, ("pipelines", "*", "max_pending")),
         (pipeline_models.PipelineSource, ("pipelines", "*", "sources", "*")),
         (pipeline_models.PipelineStage, ("pipelines", "*", "stages", "*")),
+        (models.ProgressSection, ("progress",)),
         (models.ThrottleSection, ("throttle",)),
         (models.LimitsSection, ("limits",)),
         (models.StateSection, ("state",)),

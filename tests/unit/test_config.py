@@ -207,6 +207,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     }
     assert config.queries == ()
     assert config.pipelines == ()
+    assert config.progress.model_dump() == {"answer_lookups": True}
     assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0}
     assert config.limits.model_dump() == {
         "max_connections": 10_000,
@@ -348,6 +349,12 @@ def test_queries(load: Callable[[str | bytes], Config]) -> None:
     assert (returns.name, returns.client_id) == ("returns", "returns")
     assert (returns.commit_group, returns.stuck_after) == (None, 300.0)
     assert config.place("queries[1]").endswith("config.yaml:6")
+
+
+def test_answering_of_lookups_is_switched_off(load: Callable[[str | bytes], Config]) -> None:
+    assert load(MINIMAL).progress_settings.answers_lookups
+    config = load(MINIMAL + "progress: {answer_lookups: false}\n")
+    assert not config.progress_settings.answers_lookups
 
 
 PIPELINE = """\

@@ -15,6 +15,7 @@ from proxy.wire.list_offsets import (
     READ_UNCOMMITTED,
     OffsetLookup,
     change_offsets,
+    list_offsets_response,
     read_list_offsets_request,
     read_list_offsets_response,
 )
@@ -59,7 +60,7 @@ def request_body(version, partitions, isolation):
     return bytes(message.encode(version=version))
 
 
-def response_frame(version, partitions):
+def response_frame(version, partitions, correlation_id=42, throttle_ms=3, leader_epoch=7):
     topic_of = API.response.ListOffsetsTopicResponse
     partition_of = topic_of.ListOffsetsPartitionResponse
     topics = [
@@ -71,15 +72,17 @@ def response_frame(version, partitions):
                     error_code=error,
                     timestamp=timestamp,
                     offset=offset,
-                    leader_epoch=7,
+                    leader_epoch=leader_epoch,
                 )
                 for index, (error, timestamp, offset) in values
             ],
         )
         for topic, values in by_topic(partitions).items()
     ]
-    body = bytes(API.response(throttle_time_ms=3, topics=topics).encode(version=version))
-    header = pack(">i", 42) + (b"\0" if API.response.flexible_version_q(version) else b"")
+    body = bytes(API.response(throttle_time_ms=throttle_ms, topics=topics).encode(version=version))
+    header = pack(">i", correlation_id) + (
+        b"\0" if API.response.flexible_version_q(version) else b""
+    )
     return pack(">i", len(header + body)) + header + body
 
 
@@ -141,6 +144,24 @@ def test_unknown_tags_and_null_arrays_stay_as_they_came(filler, version):
         restored = change_offsets(version, changed, back)
         # A partition named twice gets its last offset in both places.
         assert restored == change_offsets(version, frame, back)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    offsets=st.dictionaries(st.tuples(NAMES, st.integers(0, 2**31 - 1)), INT64, max_size=12),
+    correlation_id=st.integers(-(2**31), 2**31 - 1),
+)
+def test_an_answer_of_our_own_is_what_the_codec_writes(version, offsets, correlation_id):
+    partitions = {key: (0, -1, offset) for key, offset in offsets.items()}
+    expected = response_frame(version, partitions, correlation_id, throttle_ms=0, leader_epoch=-1)
+    assert list_offsets_response(version, correlation_id, offsets) == expected
+
+
+@pytest.mark.parametrize("version", [0, API.max_version + 1])
+def test_no_answer_where_there_is_no_layout(version):
+    with pytest.raises(ValueError, match="no way to answer"):
+        list_offsets_response(version, 1, {("t", 0): 5})
 
 
 def test_version_0_is_left_alone(filler):

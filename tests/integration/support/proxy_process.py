@@ -213,6 +213,7 @@ def config(
     cluster_tls: dict[str, Any] | None = None,
     unknown_apis: str | None = None,
     queries: Iterable[dict[str, Any]] = (),
+    progress: dict[str, Any] | None = None,
     state: dict[str, Any] | None = None,
     admin_port: int = 0,
 ) -> dict[str, Any]:
@@ -235,6 +236,7 @@ def config(
         "throttle": throttle or {},
         "limits": limits or {},
         "queries": list(queries),
+        "progress": progress or {},
         "state": state or {"kind": "memory"},
         "admin": {"bind": f"{HOST}:{admin_port}"},
     }

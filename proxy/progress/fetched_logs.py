@@ -1,0 +1,80 @@
+"""What the latest Fetch response on one connection says of logs, for look-ups that ask the same.
+
+Spark's executors look up the earliest and the latest offset after each poll, only to tell lost
+records from invisible ones. The response that the poll got has said both a moment before.
+"""
+
+from typing import NamedTuple
+
+from proxy.wire.fetch import FetchedPartition
+from proxy.wire.list_offsets import (
+    EARLIEST,
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    OffsetLookup,
+)
+from proxy.wire.topic_partition import TopicPartition
+
+MAX_AGE_MS = 200.0
+"""What a broker said longer ago is not said again. The age counts from when the Fetch was sent: a
+response may have waited for a quota, or for a client that reads slowly."""
+
+
+class FetchedLog(NamedTuple):
+    """Where a log begins and ends; -1 where the response does not say."""
+
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+
+    def offset(self, timestamp: int, isolation_level: int) -> int | None:
+        """Return what a broker answers to a look-up; None where that is not known here."""
+        offset = -1
+        if timestamp == EARLIEST:
+            offset = self.log_start_offset
+        elif timestamp == LATEST and isolation_level == READ_UNCOMMITTED:
+            offset = self.high_watermark
+        elif timestamp == LATEST and isolation_level == READ_COMMITTED:
+            offset = self.last_stable_offset
+        return offset if offset >= 0 else None
+
+
+class FetchedLogs:
+    """The logs of the partitions that the latest Fetch response gave records of.
+
+    Those without records do not count: their client has come to the end, where it matters what was
+    written a moment ago. Nor do those that a fetch session leaves out, for they have none, nor any
+    with an error. Times are monotonic.
+    """
+
+    __slots__ = ("_asked_ms", "_logs")
+
+    def __init__(self) -> None:
+        self._logs: dict[TopicPartition, FetchedLog] = {}
+        self._asked_ms = 0.0
+
+    def begin_response(self, asked_ms: float) -> None:
+        """Forget the response before; `asked_ms` is when the request of this one was sent."""
+        self._logs.clear()
+        self._asked_ms = asked_ms
+
+    def record(self, topic: str, fetched: FetchedPartition) -> None:
+        """Record what the response says of a partition, whose topic has this name."""
+        if not fetched.error_code and fetched.records_bytes > 0:
+            self._logs[topic, fetched.partition] = FetchedLog(
+                fetched.log_start_offset, fetched.high_watermark, fetched.last_stable_offset
+            )
+
+    def offsets(self, lookup: OffsetLookup, now_ms: float) -> dict[TopicPartition, int] | None:
+        """Return the answer for each partition of a look-up; None if not all of it is known."""
+        if now_ms - self._asked_ms > MAX_AGE_MS or not lookup.timestamps:
+            return None
+        found: dict[TopicPartition, int] = {}
+        for key, timestamp in lookup.timestamps.items():
+            log = self._logs.get(key)
+            offset = log.offset(timestamp, lookup.isolation_level) if log is not None else None
+            if offset is None:
+                return None
+            found[key] = offset
+        return found
