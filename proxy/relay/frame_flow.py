@@ -233,9 +233,10 @@ class FrameFlow(ABC):
 
     def _handle(self, have: int, *, drained: bool) -> Wait | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
-        scratch, pos, busy = self._scratch, 0, False
+        scratch, pos, frames, busy = self._scratch, 0, 0, False
         self._starved = False
-        while pos < have and not busy:
+        while pos < have and not busy and frames < FAIR_FRAMES:
+            frames += 1
             taken = self._take(scratch[pos:have])
             if not taken:
                 busy = self.paused
@@ -256,7 +257,7 @@ class FrameFlow(ABC):
         if not busy and drained and (self._starved or not self.stash):
             self._is_idle = not self.stash
             return READ
-        return None
+        return TURN if frames == FAIR_FRAMES and not busy else None
 
     @property
     def _is_sending(self) -> bool:

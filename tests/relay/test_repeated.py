@@ -1,10 +1,15 @@
 """What repeats on a connection is recognised, and what only looks like it is not."""
 
+import asyncio
+
 import pytest
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 from relaylab import frames
-from relaylab.lab import open_lab
+from relaylab.lab import fast_client, open_lab
 
+from proxy.relay.frame_flow import FAIR_FRAMES, READ_BYTES
+from proxy.relay.lifecycle import Pause
+from proxy.relay.pump import Wait
 from proxy.wire.apis import FETCH, LIST_OFFSETS, METADATA
 
 VERSION = 12
@@ -129,3 +134,27 @@ async def test_a_known_request_may_be_no_longer_than_others(api_key):
         await client.send((limit + 1).to_bytes(4, "big") + known[4:])
         await client.ended()
         assert lab.rejected("too_long") == 1
+
+
+async def test_many_small_frames_in_one_read_let_others_run_in_between():
+    """One long frame makes reads long: hundreds of short ones come in one then."""
+    async with open_lab(rules=(fast_client(),)) as lab:
+        client, broker = await lab.pair(frames.produce_request(0, acks=0))
+        (connection,) = lab.relay.connections
+        flow = connection.requests
+        for number in (1, 2):  # only after the first one is it known how far below its bound it is
+            long = frames.produce_request(number, acks=0, record_bytes=20_000)
+            await client.send(long)
+            assert await broker.frame() == long
+        assert flow.first_bytes == READ_BYTES
+        short = [frames.produce_request(number, acks=0) for number in range(3, 403)]
+        connection.pause(Pause.MUTED)
+        await client.send(*short)
+        await asyncio.sleep(0.1)  # all of it is in the kernel now
+        waits = []
+        connection.unpause(Pause.MUTED)
+        while flow.stash or flow.wait is Wait.TURN:
+            waits.append(flow.wait)
+            await asyncio.sleep(0)
+        assert waits.count(Wait.TURN) >= len(short) // FAIR_FRAMES - 1
+        assert [await broker.frame() for _ in short] == short
