@@ -293,6 +293,8 @@ def test_available_now_after_a_driver_was_killed(
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+    # Its Java takes a moment to go; a driver that connects meanwhile counts as the same one.
+    until(lambda: running.metrics().value("connections") == 0, "its connections are gone")
     again = driver.writer(spark, running.bootstrap, "killed", name, tmp_path)
     query = again.trigger(availableNow=True).start()
     assert query.awaitTermination(END_S)
