@@ -185,6 +185,7 @@ class FrameFlow(ABC):
                 return wait
         budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
+            self._is_idle = False  # until `_handle` finds nothing begun and nothing left
             if self._rest and not self._flush():
                 return WRITE
             if self._pump is not None and self._pump.active:

@@ -21,6 +21,9 @@ MANY = 200
 """Answers: more than a flow handles in one turn."""
 
 FOR_BROKER = b"for the broker"
+FOR_LONG_ANSWER = b"for a long answer"
+LONG_BYTES = 16 << 20
+"""More than sockets take."""
 
 
 class WalkedFetch(SeenRequest):
@@ -54,6 +57,8 @@ class AnsweringInterceptor:
             return WalkedFetch()
         if frame[head.header_end :] == FOR_BROKER:
             return SeenRequest()
+        if frame[head.header_end :] == FOR_LONG_ANSWER:
+            return AnsweredRequest(long(head.correlation_id))
         return AnsweredRequest(own(head.correlation_id))
 
     def gated(self, start_ms, now_ms):
@@ -88,6 +93,10 @@ def own(correlation_id):
     return frames.response(LIST_OFFSETS, VERSION, correlation_id, b"by the interceptor" * 50)
 
 
+def long(correlation_id):
+    return frames.response(LIST_OFFSETS, VERSION, correlation_id, bytes(LONG_BYTES))
+
+
 def by_broker(correlation_id):
     return frames.response(LIST_OFFSETS, VERSION, correlation_id, b"by the broker")
 
@@ -115,6 +124,20 @@ async def test_as_the_first_request_of_a_connection():
         client = await lab.client()
         await client.send(lookup(1))
         assert await client.frame() == own(1)
+
+
+async def test_more_than_the_client_takes_at_once():
+    async with answering_lab() as lab:
+        client, broker = await lab.pair(fetch(1))
+        await broker.send(fetched(1, 10))
+        await client.frame()
+        await client.send(lookup(2, FOR_LONG_ANSWER))
+        assert await client.frame() == long(2)
+        await client.send(fetch(3), lookup(4, FOR_LONG_ANSWER))
+        await broker.frame()
+        await broker.send(fetched(3, 10))
+        assert await client.frame() == fetched(3, 10)
+        assert await client.frame() == long(4)
 
 
 async def test_it_counts_like_any_other():
