@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.relay.lifecycle import Pause
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,6 +36,5 @@ def send_own_answer(conn: Connection, send: Callable[[bytes], None]) -> bool:
     assert answer is not None
     send(answer)
     exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + len(answer))
-    if conn.life.pauses is not Pause.NONE:
-        conn.answered()
+    conn.answered()
     return True

@@ -9,12 +9,7 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from proxy.relay.frame_flow import (
-    READ_BYTES_HELD,
-    READ_BYTES_LARGE,
-    FrameFlow,
-    new_scratch,
-)
+from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.own_answers import is_own_answer_next, send_own_answer
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
@@ -62,8 +57,7 @@ class ResponseFlow(FrameFlow):
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
         self._busy_time = BusyTime()
-        self._shapes: dict[int, ProduceResponseShapes] = {}
-        """By version."""
+        self._shapes = ProduceResponseShapes()
 
     @property
     def held(self) -> bool:
@@ -165,8 +159,7 @@ class ResponseFlow(FrameFlow):
         """Return whether a response to Produce is like an earlier one that was read."""
         if exchange.api_key != PRODUCE or len(view) < frame_bytes:
             return False
-        shapes = self._shapes.get(exchange.version)
-        return shapes is not None and shapes.knows(view[:frame_bytes])
+        return self._shapes.knows(exchange.version, view[:frame_bytes])
 
     def _begin(self, exchange: Exchange, view: memoryview, frame_bytes: int) -> int:
         """Send on, or collect, the frame that starts `view`."""
@@ -211,25 +204,19 @@ class ResponseFlow(FrameFlow):
             if start:  # the whole frame came in one read
                 self.read_bytes = self.first_bytes
             return end + left
+        body_bytes = 0
         if walker.is_done and left:
             body_bytes, left = left, 0
-        elif walker.opaque_bytes < SPLICE_MIN_BYTES:
-            # Cheaper read with what follows it than by itself.
-            self._send(view[:end], more=bool(left))
-            self.read_bytes = self.first_bytes
-            if not left:
-                self._walker = None
-            return end
-        else:
+        elif walker.opaque_bytes >= SPLICE_MIN_BYTES:  # less is read with what follows it
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)
             left = walker.remaining_bytes
         self._send(view[:end], more=bool(body_bytes or left))
         if body_bytes:
             self._send_body(body_bytes)
-        if left:
-            self.read_bytes = READ_BYTES_LARGE
         else:
+            self.read_bytes = self.first_bytes
+        if not left:
             self._walker = None
         return end
 
@@ -259,8 +246,7 @@ class ResponseFlow(FrameFlow):
                 api_key, version, response, self._conn.advertise, passes_unknown=passes
             )
             if api_key == PRODUCE and response is before:
-                shapes = self._shapes.setdefault(version, ProduceResponseShapes(version))
-                shapes.learn(response)
+                self._shapes.learn(version, response)
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send(response)

@@ -10,7 +10,7 @@ from proxy.wire.layout import RecordLayout, response_layout
 from proxy.wire.rewrite import unreadable_is_malformed
 
 MAX_SHAPES = 16
-"""Lengths of which a response is remembered."""
+"""Versions and lengths of which a response is remembered."""
 
 MAX_SHAPE_BYTES = 4096
 """Longer responses are read each time."""
@@ -21,38 +21,37 @@ _NUMBERS = frozenset({"base_offset", "log_append_time_ms", "log_start_offset"})
 
 
 class ProduceResponseShapes:
-    """The responses of one version on one connection that named no broker."""
+    """The responses on one connection that named no broker."""
 
-    __slots__ = ("_known", "_version")
+    __slots__ = ("_known",)
 
-    def __init__(self, version: int) -> None:
-        self._version = version
-        self._known: dict[int, tuple[int, int]] = {}
-        """By their length: a mask without the numbers, and what is left under it."""
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        """By version and length: a mask without the numbers, and what is left under it."""
 
-    def knows(self, frame: memoryview) -> bool:
+    def knows(self, version: int, frame: memoryview) -> bool:
         """Return whether a whole response is like one that named no broker."""
-        known = self._known.get(len(frame))
+        known = self._known.get((version, len(frame)))
         if known is None:
             return False
         mask, content = known
         return int.from_bytes(frame, "big") & mask == content
 
-    def learn(self, frame: bytes) -> None:
+    def learn(self, version: int, frame: bytes) -> None:
         """Remember a whole response if it names no broker. Raises MalformedResponse."""
         if len(frame) > MAX_SHAPE_BYTES or len(self._known) >= MAX_SHAPES:
             return
         mask = bytearray(b"\xff" * len(frame))
         mask[:RESPONSE_HEADER_BYTES] = bytes(RESPONSE_HEADER_BYTES)
         with unreadable_is_malformed():
-            layout = response_layout(PRODUCE, self._version)
-            pos = response_body(PRODUCE, self._version, frame)
+            layout = response_layout(PRODUCE, version)
+            pos = response_body(PRODUCE, version, frame)
             if frame[layout.seek(None, frame, pos) :] != NO_TAGS:
                 return
             for start, end in _number_spans(layout, frame, pos):
                 mask[start:end] = bytes(end - start)
         number = int.from_bytes(mask, "big")
-        self._known[len(frame)] = number, int.from_bytes(frame, "big") & number
+        self._known[version, len(frame)] = number, int.from_bytes(frame, "big") & number
 
 
 def _number_spans(layout: RecordLayout, frame: bytes, pos: int) -> list[tuple[int, int]]:

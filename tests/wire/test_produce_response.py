@@ -56,13 +56,13 @@ def test_other_numbers_are_the_same_shape(version):
     @settings(max_examples=EXAMPLES)
     @given(data=st.data(), partitions=st.integers(0, 5))
     def check(data, partitions):
-        shapes = ProduceResponseShapes(version)
+        shapes = ProduceResponseShapes()
         first = framed(answer(version, partitions, *data.draw(changes(partitions))))
         second = framed(answer(version, partitions, *data.draw(changes(partitions))), 2)
-        assert not shapes.knows(memoryview(first))
-        shapes.learn(first)
-        assert shapes.knows(memoryview(first))
-        assert shapes.knows(memoryview(second))
+        assert not shapes.knows(version, memoryview(first))
+        shapes.learn(version, first)
+        assert shapes.knows(version, memoryview(first))
+        assert shapes.knows(version, memoryview(second))
 
     check()
 
@@ -70,18 +70,18 @@ def test_other_numbers_are_the_same_shape(version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_any_other_byte_is_another_shape(version):
     """So is whatever adds a broker to it: that takes other lengths, counts or tags."""
-    shapes = ProduceResponseShapes(version)
+    shapes = ProduceResponseShapes()
     frame = framed(answer(version, 2, [(1, 2, 3), (4, 5, 6)], 7))
     numbers = [(-1, -1, -1), (-1, -1, -1)]
     other = framed(answer(version, 2, numbers, -1), -1)
-    shapes.learn(frame)
+    shapes.learn(version, frame)
     same = 0
     for place in range(4, len(frame)):
         for bit in range(8):
             changed = bytearray(frame)
             changed[place] ^= 1 << bit
             is_number = frame[place] != other[place]
-            assert shapes.knows(memoryview(changed)) is is_number
+            assert shapes.knows(version, memoryview(changed)) is is_number
             same += not is_number
     assert same > 100
 
@@ -92,14 +92,14 @@ def test_a_response_that_names_a_broker_is_not_learnt(version):
     node = ProduceResponse.NodeEndpoint(node_id=1, host="kafka", port=9092, rack=None)
     response.node_endpoints = [node]
     frame = framed(response)
-    shapes = ProduceResponseShapes(version)
-    shapes.learn(frame)
-    assert not shapes.knows(memoryview(frame))
+    shapes = ProduceResponseShapes()
+    shapes.learn(version, frame)
+    assert not shapes.knows(version, memoryview(frame))
 
 
 def test_so_many_are_remembered():
-    shapes = ProduceResponseShapes(12)
+    shapes = ProduceResponseShapes()
     frames = [framed(answer(12, 1, [(1, 2, 3)], 0, topic="t" * size)) for size in range(1, 40)]
     for frame in frames:
-        shapes.learn(frame)
-    assert sum(shapes.knows(memoryview(frame)) for frame in frames) == MAX_SHAPES
+        shapes.learn(12, frame)
+    assert sum(shapes.knows(12, memoryview(frame)) for frame in frames) == MAX_SHAPES
