@@ -67,6 +67,8 @@ class LookupConnection:
     """Monotonic; so are all times here."""
     is_executor: bool = False
     """Whether it fetches."""
+    first_id: int | None = None
+    """The correlation id of its first look-up of log ends; None before that."""
     waits_since_ms: float | None = None
     """Since when an answer has waited for a report; None: none waits."""
     wait_failed: bool = False
@@ -85,7 +87,7 @@ class DriverConnections:
 
     - it was open when the run gave a sign of life, a report or a heartbeat; or
     - it was opened while such a one was open; or
-    - its requests go on where those of such a one ended, see ClientInstances; or
+    - its requests began where those of such a one had ended, see ClientInstances; or
     - the run was resumed from an earlier process and has given a sign of life since, as long as no
       connection is proved to be the driver's otherwise.
 
@@ -153,7 +155,10 @@ class DriverConnections:
 
     def record_lookup(self, connection: LookupConnection, correlation_id: int) -> None:
         """Record a look-up of log ends on a connection that does not fetch, before its answer."""
-        if not self.is_driver(connection) and self.instances.has(correlation_id):
+        if connection.first_id is None:
+            connection.first_id = correlation_id
+        # By its first: those of a client that has just begun come near any other's after a while.
+        if not self.is_driver(connection) and self.instances.has(connection.first_id):
             self._connections[connection] = True
             self.is_resumed |= self.awaits_run  # the driver of the run that was resumed is back
         if self.is_driver(connection):

@@ -175,7 +175,8 @@ class RecordRatio:
     """How much of something goes with a record, with DECAY from batch to batch.
 
     Batches with nothing of it count together with the one before: they had it then, as when a
-    consumer has read ahead. Until that is used up the figure is too high, never too low.
+    consumer has read ahead. Until that is used up the figure is too high; then a little too low for
+    a while, as what was read counts by earlier batches.
     """
 
     state: RatioState = (0.0, 0.0, 0.0)

@@ -8,6 +8,7 @@ from proxy.backpressure.driver_connections import (
     MIN_KNOWN,
     ClientInstances,
     DriverConnections,
+    LookupConnection,
 )
 
 KNOWN = 500
@@ -48,3 +49,24 @@ def test_only_the_latest_are_kept():
     assert again.instances.has(far[-1] + 1)
     again.begin_run()
     assert not again.instances.has(far[-1] + 1)
+
+
+def lookup_ids(begin):
+    """Of an admin client that looks up again and again."""
+    return range(begin, begin + 100, 4)
+
+
+@pytest.mark.parametrize(("begin", "is_driver"), [(6, False), (30, True)])
+def test_a_new_driver_never_catches_up_with_one_that_was_killed(begin, is_driver):
+    connections = DriverConnections()
+    killed = LookupConnection(opened_ms=0.0)
+    connections.add(killed)
+    connections.record_alive(1.0, 1.0)
+    for number in lookup_ids(6)[:6]:
+        connections.record_lookup(killed, number)
+    connections.remove(killed)
+    new = LookupConnection(opened_ms=10.0)
+    connections.add(new)
+    for number in lookup_ids(begin):
+        connections.record_lookup(new, number)
+        assert connections.is_driver(new) is is_driver
