@@ -106,14 +106,23 @@ class ClientQuotas:
         return True
 
     def grant(
-        self, asked_bytes: int, last_bytes: int | None, now_ms: float
+        self, asked_bytes: int, last_bytes: int | None, now_ms: float, *, holds: bool
     ) -> tuple[int, InFlightFetch | None]:
-        """Return how many bytes a Fetch may ask for, and what then counts until its response."""
+        """Return how many bytes a Fetch may ask for, and what then counts until its response.
+
+        `last_bytes` is the size of its connection's last response to one, None before the first.
+        `holds`: its response is held.
+        """
         meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
         if meter is None:
             return asked_bytes, None
         gate = meter.gate
-        return gate.grant(asked_bytes, now_ms), gate.expect(last_bytes, now_ms)
+        granted_bytes = gate.grant(asked_bytes, now_ms)
+        if holds:
+            return granted_bytes, gate.expect(last_bytes, now_ms)
+        if not meter.is_far_below:
+            granted_bytes = gate.limit(granted_bytes, last_bytes, now_ms)
+        return granted_bytes, gate.expect(last_bytes, now_ms, granted_bytes)
 
     def owed_ms(self, kind: QuotaKind, now_ms: float) -> float:
         """Return for how long a response is held that comes now; 0 or more."""

@@ -45,6 +45,10 @@ EXPECTED_MS = 250.0
 UNKNOWN_RESPONSE_BYTES = 64 * 1024
 """Expected of a sensor's first Fetch: a large record batch of a producer with Kafka's defaults."""
 
+GROWTH = 4
+"""Near the bound a response that is not held may be so many times as large as its connection's last
+one: those that wait in the broker for data take little of what may pass from those that get it."""
+
 LARGEST_DECAY = 0.9
 """By how much the largest response counts less with each one that comes."""
 
@@ -77,6 +81,8 @@ class InFlightFetch:
     gate: "Gate"
     size: int
     """Expected, in bytes."""
+    granted: int
+    """What it may ask for, in bytes; 0 if its response is held."""
     until_ms: float
     """Until when it counts at the latest."""
     counted: bool = True
@@ -92,6 +98,7 @@ class InFlightFetch:
         if self.counted:
             self.counted = False
             self.gate.expected_size -= self.size
+            self.gate.granted_size -= self.granted
             self.gate.under_way -= 1
 
 
@@ -103,7 +110,7 @@ class Gate:
 
     __slots__ = (
         *("_allowance_ms", "_expected", "_pacer", "_waiting"),
-        *("expected_size", "largest", "under_way"),
+        *("expected_size", "granted_size", "largest", "under_way"),
     )
 
     def __init__(self, pacer: Pacer, allowance_ms: Callable[[float], float]) -> None:
@@ -113,6 +120,8 @@ class Gate:
         """With how far each may go ahead of the schedule."""
         self._expected: deque[InFlightFetch] = deque()
         self.expected_size = 0
+        self.granted_size = 0
+        """What those whose responses are not held may bring, but for a record batch of each."""
         self.under_way = 0
         self.largest: int | None = None
         """Of the last responses, the sizes of earlier ones less and less; None before the first."""
@@ -185,13 +194,33 @@ class Gate:
             return asked_bytes
         return min(asked_bytes, int(max(most, LEAST_GRANT_BYTES)))
 
-    def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch:
+    def limit(self, granted_bytes: int, last_bytes: int | None, now_ms: float) -> int:
+        """Return `granted_bytes`, or less near the bound, for a Fetch whose response is not held.
+
+        What is granted and not answered is no more than may still pass, on whichever connections.
+        A new one begins with a record batch, since nothing shows how much it will get.
+        """
+        pacer = self._pacer
+        free_ms = UNDER_WAY_MS
+        if not pacer.is_pacing:
+            free_ms = max(free_ms, self._allowance_ms(now_ms))
+        bytes_per_ms = pacer.bound / MS_PER_SECOND
+        free = free_ms * bytes_per_ms - self.granted_size
+        if free >= ROUND_MS * bytes_per_ms:
+            return granted_bytes
+        most = min(free, GROWTH * last_bytes if last_bytes is not None else 0)
+        return min(granted_bytes, max(int(most), LEAST_GRANT_BYTES))
+
+    def expect(
+        self, last_bytes: int | None, now_ms: float, granted_bytes: int = 0
+    ) -> InFlightFetch:
         """Count a Fetch until its response, by the size of its connection's last one, if any."""
         if last_bytes is None:
             last_bytes = UNKNOWN_RESPONSE_BYTES if self.largest is None else self.largest
-        expected = InFlightFetch(self, last_bytes, now_ms + EXPECTED_MS)
+        expected = InFlightFetch(self, last_bytes, granted_bytes, now_ms + EXPECTED_MS)
         self._expected.append(expected)
         self.expected_size += last_bytes
+        self.granted_size += granted_bytes
         self.under_way += 1
         return expected
 

@@ -170,7 +170,7 @@ class Meter:
     def is_far_below(self) -> bool:
         """Whether the bound is kept by as much as may be under way at once."""
         pacer = self.pacer
-        under_way = pacer.bound * ROUND_MS / MS_PER_SECOND
+        under_way = pacer.bound * ROUND_MS / MS_PER_SECOND + self.gate.granted_size
         return not pacer.is_pacing and self.brake is None and self.sensor.free >= under_way
 
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:

@@ -13,6 +13,7 @@ from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import OPEN, Pause
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
+from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
 from proxy.wire.apis import (
     API_VERSIONS,
@@ -62,6 +63,7 @@ some ten, and cannot have much remembered."""
 _START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
+_DELAY = ThrottleMode.DELAY
 
 
 class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
@@ -255,7 +257,10 @@ class RequestFlow(FrameFlow):
         if asked is not None:
             max_wait_ms, max_bytes = asked
             granted_bytes, exchange.expected = session.quotas.grant(
-                max_bytes, session.last_fetch_bytes, exchange.sent_ms
+                max_bytes,
+                session.last_fetch_bytes,
+                exchange.sent_ms,
+                holds=self._conn.services.mode is _DELAY,
             )
             if granted_bytes < max_bytes:
                 head = kind.head(exchange.request_bytes, exchange.correlation_id)

@@ -111,7 +111,9 @@ class Consumer:
         if client.admit(CONSUMER, self._waiter, world.now_ms, holds=not self.mutes):
             self._waits = False
             self._waiter.since_ms = None
-            granted, expected = client.grant(self.asked_bytes, self.last_bytes, world.now_ms)
+            granted, expected = client.grant(
+                self.asked_bytes, self.last_bytes, world.now_ms, holds=not self.mutes
+            )
             # Whole batches within the limit, and at least one.
             batches = max(granted // self.batch_bytes, 1)
             world.at(

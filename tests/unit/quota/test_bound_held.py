@@ -17,7 +17,7 @@ from closed_loop import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.quota.gate import GRANT_MS, ROUND_MS, UNDER_WAY_MS
+from proxy.quota.gate import UNDER_WAY_MS
 from proxy.quota.rules import QuotaSettings, Rule
 
 END_MS = 60_000.0
@@ -30,6 +30,8 @@ LONGEST_HOLD_MS = 2500.0
 
 SMALL_BATCH = 1000
 SMALL_ANSWER = 20_000
+SMALLEST_ANSWER = 60
+"""Without data."""
 
 
 def world_of(bound: float = MB, **more) -> ClosedLoop:
@@ -199,10 +201,11 @@ def test_a_raised_bound_helps_those_who_wait_at_once():
     )
 
 
-def run_waves(waves, mutes, batch_bytes) -> tuple[float, float]:
+def check_waves(waves, mutes, batch_bytes) -> None:
     """Run waves of new connections: when they begin, how many, for how long, what they ask for.
 
-    Return the most in any window, and what may pass but for what is under way.
+    What is under way when the client is found above its bound comes on top, a record batch for
+    each connection, and one answer that the end of the window cuts.
     """
     world = world_of()
     numbers = itertools.count()
@@ -217,8 +220,8 @@ def run_waves(waves, mutes, batch_bytes) -> tuple[float, float]:
             world.at(start_ms, consumer.ask)
     world.run(END_MS)
     together = len(waves) * most * batch_bytes
-    allowed = LONGEST_WINDOW * MB * WINDOW_MS / 1000
-    return world.most_in(), allowed + together + SMALL_ANSWER
+    allowed = LONGEST_WINDOW * MB * WINDOW_MS / 1000 + MB * UNDER_WAY_MS / 1000
+    assert world.most_in() <= allowed + together + SMALL_ANSWER
 
 
 @pytest.mark.parametrize(
@@ -226,12 +229,25 @@ def run_waves(waves, mutes, batch_bytes) -> tuple[float, float]:
     [
         ([(0.0, 49, 100.0, 20_000), (0.0, 7, 378.0, MB), (18_303.0, 16, 100.0, MB)], True),
         ([(0.0, 1, 1325.0, MB), (8000.0, 9, 100.0, MB), (17_599.0, 1, 1701.0, 20_000)], False),
+        # The answers of new connections are far larger than those before let expect.
+        ([(0.0, 13, 100.0, MB), (6769.0, 15, 100.0, MB)], True),
+        (
+            [
+                (1006.0, 11, 100.0, 50 * MB),
+                (5322.0, 1, 4025.0, 50 * MB),
+                (10_179.0, 40, 1683.0, MB),
+                (16_606.0, 13, 12_960.0, 20_000),
+            ],
+            True,
+        ),
+        (
+            [(695.0, 24, 3809.0, 20_000), (1527.0, 29, 100.0, 20_000), (10_103.0, 40, 100.0, MB)],
+            True,
+        ),
     ],
 )
-def test_waves_of_connections_whose_answers_are_as_large_as_expected(waves, mutes):
-    """What is under way when the client is found above its bound comes on top."""
-    most, allowed = run_waves(waves, mutes, SMALL_BATCH)
-    assert most <= allowed + MB * UNDER_WAY_MS / 1000
+def test_waves_of_connections(waves, mutes):
+    check_waves(waves, mutes, SMALL_BATCH)
 
 
 @pytest.mark.slow
@@ -253,8 +269,51 @@ def test_waves_of_connections_whose_answers_are_as_large_as_expected(waves, mute
 # 13 connections get small answers at last; those of 15 new ones are far larger than these.
 @example([(0.0, 13, 100.0, MB), (6769.0, 15, 100.0, MB)], True, 1000)
 def test_no_pattern_of_connections_gets_more_in_any_11_seconds(waves, mutes, batch_bytes):
-    """But for what is granted to all before the first of their answers, larger than expected."""
-    most, allowed = run_waves(waves, mutes, batch_bytes)
-    connections = sum(count for _, count, _, _ in waves)
-    granted_ms = sum(min(GRANT_MS, ROUND_MS / number) for number in range(1, connections + 1))
-    assert most <= allowed + MB * granted_ms / 1000
+    check_waves(waves, mutes, batch_bytes)
+
+
+@pytest.mark.parametrize("broker_ms", [2.0, 200.0])
+@pytest.mark.parametrize("new", [0, 60])
+def test_connections_that_got_little_and_then_all_get_much(new, broker_ms):
+    """From a fast broker or a slow one, in mute: there what is asked for is not held back."""
+    bound, count, large_at_ms = 10 * MB, 50, 9000.0
+    world = world_of(bound)
+    for number in range(count):
+        consumer = Consumer(
+            world, number, 1, SMALL_BATCH, think_ms=400.0, broker_ms=broker_ms, mutes=True
+        )
+        world.at(number * 1.0, consumer.ask)
+
+        def want_more(consumer: Consumer = consumer) -> None:
+            consumer.asked_bytes, consumer.think_ms = 50 * MB, 0.2
+
+        world.at(large_at_ms, want_more)
+    for number in range(count, count + new):
+        consumer = Consumer(world, number, 50 * MB, SMALL_BATCH, mutes=True)
+        world.at(large_at_ms, consumer.ask)
+    before = Consumer(world, -1, MB, SMALL_BATCH, think_ms=90.0, mutes=True, ends_ms=large_at_ms)
+    world.at(0.0, before.ask)
+    world.run(END_MS)
+    most = (LONGEST_WINDOW * WINDOW_MS + UNDER_WAY_MS) * bound / 1000
+    assert world.most_in() <= most + (count + new) * SMALL_BATCH
+    assert world.rate(SETTLED_MS, END_MS) == pytest.approx(bound, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("broker_ms", [500.0, 10_000.0])
+def test_connections_that_wait_for_data_leave_others_the_bound_in_mute(broker_ms):
+    """Others get all of it: those that bring nothing take no part of what may be under way."""
+    bound = 100 * MB
+    world = world_of(bound)
+    for number in range(50):
+        idle = Consumer(world, number, 50 * MB, broker_ms=broker_ms, mutes=True)
+
+        def answered(_size, expected, answered=idle.answered) -> None:
+            answered(SMALLEST_ANSWER, expected)
+
+        idle.answered = answered  # type: ignore[method-assign]
+        world.at(number * 3.0, idle.ask)
+    for number in (50, 51):
+        busy = Consumer(world, number, 50 * MB, 16_384, broker_ms=5.0, mutes=True)
+        world.at(0.0, busy.ask)
+    world.run(END_MS)
+    assert world.rate(SETTLED_MS, END_MS) == pytest.approx(bound, rel=TOLERANCE)

@@ -7,8 +7,10 @@ import pytest
 from proxy.quota.gate import (
     EXPECTED_MS,
     GRANT_MS,
+    GROWTH,
     LEAST_GRANT_BYTES,
     ROUND_MS,
+    UNDER_WAY_MS,
     USEFUL_GRANT_BYTES,
     Gate,
     Waiter,
@@ -144,3 +146,52 @@ def test_what_a_fetch_is_granted(bound, under_way, owed_ms, granted):
         world.gate.expect(1, 0.0)
     assert world.gate.grant(ASKED, 0.0) == granted
     assert world.gate.grant(100, 0.0) == 100
+
+
+UNDER_WAY = int(UNDER_WAY_MS * BYTES_PER_MS)
+NEAR_MS = ROUND_MS - 1
+SMALL = 5000
+
+
+@pytest.mark.parametrize(
+    ("allowance_ms", "in_flight", "last_bytes", "granted"),
+    [
+        pytest.param(ROUND_MS, 0, None, ASKED, id="far below: no less than before"),
+        pytest.param(ROUND_MS, 1, ASKED, NEAR_MS * BYTES_PER_MS, id="what may still pass"),
+        pytest.param(NEAR_MS, 0, None, LEAST_GRANT_BYTES, id="a new connection"),
+        pytest.param(NEAR_MS, 0, SMALL, GROWTH * SMALL, id="one that got little"),
+        pytest.param(0, 0, ASKED, UNDER_WAY, id="one response may always be under way"),
+        pytest.param(0, UNDER_WAY, ASKED, LEAST_GRANT_BYTES, id="and of each more a record batch"),
+    ],
+)
+def test_a_response_that_is_not_held_is_limited_near_the_bound(
+    allowance_ms, in_flight, last_bytes, granted
+):
+    world = GateWorld(allowance_ms=allowance_ms)
+    world.gate.expect(None, 0.0, in_flight)
+    assert world.gate.limit(ASKED, last_bytes, 0.0) == pytest.approx(granted, abs=BYTES_PER_MS)
+    assert world.gate.limit(100, last_bytes, 0.0) == 100
+
+
+def test_while_the_schedule_decides_what_the_formula_lets_pass_does_not_count():
+    world = GateWorld(owed_ms=1.0, allowance_ms=2 * ROUND_MS)
+    assert world.gate.limit(ASKED, ASKED, 0.0) == UNDER_WAY
+
+
+@pytest.mark.parametrize("end", ["answered", "cancelled", "takes long"])
+def test_a_grant_counts_until_its_response_and_not_for_long(end):
+    world = GateWorld(owed_ms=1.0)
+    fetch = world.gate.expect(None, 0.0, UNDER_WAY)
+    now_ms = EXPECTED_MS - 1
+    world.gate.grant(ASKED, now_ms)
+    assert world.gate.limit(ASKED, ASKED, now_ms) == LEAST_GRANT_BYTES
+    if end == "answered":
+        fetch.answered(0)
+    elif end == "cancelled":
+        fetch.cancel()
+        fetch.cancel()
+    else:
+        now_ms += 1
+    world.gate.grant(ASKED, now_ms)
+    assert world.gate.limit(ASKED, ASKED, now_ms) == UNDER_WAY
+    assert world.gate.granted_size == 0
