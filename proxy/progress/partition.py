@@ -102,6 +102,8 @@ class PartitionProgress:
             at = delivered.ends[0]
         else:
             return self.fetched_from
+        if not skipped.starts:
+            return at
         while (end := skipped.end_at(at)) is not None:
             at = delivered.end_at(end) or end
         return at
@@ -145,6 +147,10 @@ class PartitionProgress:
         if start >= end:
             return
         delivered, failed, done = self.delivered, self.failed, self.committed_to
+        if (done is None or start >= done) and not failed.starts and delivered.extend(start, end):
+            if done is None:
+                self._record_move(now_ms)
+            return
         was_exact = not (delivered.filled_gaps or failed.filled_gaps)
         low = start if done is None or start >= done else min(done, end)
         again = (end - start) - delivered.add(low, end)
@@ -161,7 +167,7 @@ class PartitionProgress:
     def record_high_watermark(self, end: int, now_ms: float) -> None:
         """Record a high watermark; a lower one than is known is left out."""
         log = self.log
-        if log.record_end(end, now_ms):
+        if log.record_end(end, now_ms) and (log.cut_at is not None or self.stuck_since_ms is None):
             if log.cut_at is not None and (self.committed_to is None or end >= self.committed_to):
                 log.cut_at = None
             if self.stuck_since_ms is None and self.lag_records():

@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from proxy.wire.fetch import (
     NO_OFFSET,
     FetchedPartition,
     FetchRequestPartitions,
+    TopicKey,
     read_fetch_request,
 )
 from proxy.wire.fetch_response import FetchObserver
@@ -204,12 +205,14 @@ class _FetchedLogsObserver:
     def session(self, error_code: int, session_id: int) -> None:
         self.tracked.session(error_code, session_id)
 
-    def partition(self, fetched: FetchedPartition) -> None:
-        self.tracked.partition(fetched)
-        topic = fetched.topic
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        self.tracked.partitions(topic, fetched)
         name = topic if isinstance(topic, str) else self.names.known.get(topic)
         if name is not None:
             self.logs.record(name, fetched)
+
+    def ended(self) -> None:
+        self.tracked.ended()
 
 
 @dataclass(slots=True, eq=False)

@@ -6,13 +6,13 @@ version 16 on it may carry broker addresses (KIP-951). An observer also gets wha
 of each partition.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import Protocol, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
+from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
@@ -49,8 +49,14 @@ class FetchObserver(Protocol):
     def session(self, error_code: int, session_id: int) -> None:
         """Take what is said of the whole response, before any partition; from version 7 on."""
 
-    def partition(self, fetched: FetchedPartition) -> None:
-        """Take a partition as soon as the length of its records is known; once for each."""
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """Take partitions of a topic, in the order of the response, once each.
+
+        Those whose records begin in one piece of the body come at the piece's end.
+        """
+
+    def ended(self) -> None:
+        """Record that all partitions were shown."""
 
 
 class FetchWalker:
@@ -60,7 +66,7 @@ class FetchWalker:
     """
 
     __slots__ = (
-        *("_all_shown", "_is_ended", "_is_tagged", "_walk"),
+        *("_is_ended", "_is_tagged", "_passes_end", "_shown", "_walk"),
         *("held", "opaque_bytes", "remaining_bytes"),
     )
 
@@ -80,8 +86,9 @@ class FetchWalker:
         """The start of a field whose rest has not come."""
         self._is_ended = False
         self._is_tagged = form.is_tagged
-        self._all_shown = None if observer is None or form.has_endpoints else _Mark()
-        self._walk = _walk(form, observer, self._all_shown)
+        self._passes_end = not form.has_endpoints
+        self._shown = None if observer is None else _Shown(observer)
+        self._walk = _walk(form, self._shown)
         next(self._walk)
 
     @property
@@ -98,7 +105,7 @@ class FetchWalker:
 
         May be False to the end, as after a last topic without partitions.
         """
-        return self._all_shown is not None and self._all_shown.is_set
+        return self._passes_end and self._shown is not None and self._shown.has_all
 
     def skip(self, count: int) -> None:
         """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""
@@ -112,7 +119,7 @@ class FetchWalker:
 
         Returns how many were taken: all of them, or those before the tail. Opaque bytes may be
         among them. The walk refers to the piece until the next one. Raises MalformedResponse,
-        after which the walker is of no more use.
+        after which the walker is of no more use, and what was in this piece is not shown.
         """
         held = self.held
         if held:
@@ -126,6 +133,8 @@ class FetchWalker:
             self.opaque_bytes = opaque - taken
         else:
             taken = self._run(data, end, limit)
+            if self._shown is not None:
+                self._shown.show(is_end=self._is_ended)
         self.remaining_bytes = limit - taken
         return taken - len(held)
 
@@ -150,11 +159,30 @@ class FetchWalker:
         return end
 
 
-@dataclass(slots=True)
-class _Mark:
-    """Set by a walk when it has shown the last partition."""
+class _Shown:
+    """What a walk finds for its observer."""
 
-    is_set: bool = False
+    __slots__ = ("_is_told", "has_all", "observer", "topics")
+
+    def __init__(self, observer: FetchObserver) -> None:
+        self.observer = observer
+        self.topics: list[tuple[TopicKey, list[FetchedPartition]]] = []
+        """What is not yet shown. The last is the topic that the walk is at."""
+        self.has_all = False
+        """Set by the walk when it has found the last partition."""
+        self._is_told = False
+
+    def show(self, *, is_end: bool) -> None:
+        """Show what was found since the last time."""
+        topics = self.topics
+        for topic, fetched in topics:
+            if fetched:
+                self.observer.partitions(topic, fetched[:])
+                fetched.clear()
+        del topics[:-1]
+        if (self.has_all or is_end) and not self._is_told:
+            self._is_told = True
+            self.observer.ended()
 
 
 _Piece: TypeAlias = tuple[Buffer, int, int, int]
@@ -167,21 +195,22 @@ all there. Raises MalformedResponse, also when the body has no room for so much.
 
 
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it
-    form: "_Form", observer: FetchObserver | None, all_shown: _Mark | None
+    form: "_Form", shown: _Shown | None
 ) -> Generator[int, _Piece, int]:
     """Follow a body from field to field; return where its own tag section begins.
 
     Yields the position from which on it needs bytes that have not come, and is sent the next piece.
     """
     count, head_bytes = form.count, form.head.size
-    topic: TopicKey = ""
+    read_rows = form.read_rows if shown is not None else None
+    fetched: list[FetchedPartition] = []
     head: tuple[int, ...] = ()
     data, pos, end, limit = yield 0
     # throttle_time_ms, error_code, session_id
-    if observer is not None and form.has_session:
+    if shown is not None and form.has_session:
         while pos + form.session.size > end:
             data, pos, end, limit = yield pos
-        observer.session(*form.session.unpack_from(data, pos))
+        shown.observer.session(*form.session.unpack_from(data, pos))
     pos += form.session.size
     # responses
     while (found := count(data, pos, end, limit)) is None:
@@ -194,49 +223,57 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
             while (found := form.name_size(data, pos, end, limit)) is None:
                 data, pos, end, limit = yield pos
             topic_bytes, pos = max(found[0], 0), found[1]
-        if observer is not None:
+        if shown is not None:
             if topic_bytes > MAX_NAME_BYTES:
                 raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
             while pos + topic_bytes > end:
                 data, pos, end, limit = yield pos
             key = bytes(data[pos : pos + topic_bytes])
-            topic = key if form.name_size is None else _decoded(key)
+            fetched = []
+            shown.topics.append((key if form.name_size is None else _decoded(key), fetched))
         pos += topic_bytes
         # partitions
         while (found := count(data, pos, end, limit)) is None:
             data, pos, end, limit = yield pos
         partitions, pos = found
-        for partitions_left in range(partitions, 0, -1):
-            # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
-            if observer is not None:
-                while pos + head_bytes > end:
+        while partitions > 0:
+            rows = 0
+            if read_rows is not None:
+                rows, pos = read_rows(data, pos, end, limit, partitions, fetched)
+            if rows:  # up to the tag section of the last of them
+                partitions -= rows
+            else:
+                partitions -= 1
+                # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
+                if shown is not None:
+                    while pos + head_bytes > end:
+                        data, pos, end, limit = yield pos
+                    head = form.head.unpack_from(data, pos)
+                pos += head_bytes
+                # aborted_transactions
+                if form.aborted_bytes:
+                    while (found := count(data, pos, end, limit)) is None:
+                        data, pos, end, limit = yield pos
+                    aborted, pos = found
+                    for _ in range(aborted):
+                        pos += form.aborted_bytes
+                        if form.is_tagged:
+                            data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+                # preferred_read_replica
+                pos += form.replica_bytes
+                # records
+                while (found := form.records_size(data, pos, end, limit)) is None:
                     data, pos, end, limit = yield pos
-                head = form.head.unpack_from(data, pos)
-            pos += head_bytes
-            # aborted_transactions
-            if form.aborted_bytes:
-                while (found := count(data, pos, end, limit)) is None:
-                    data, pos, end, limit = yield pos
-                aborted, pos = found
-                for _ in range(aborted):
-                    pos += form.aborted_bytes
-                    if form.is_tagged:
-                        data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
-            # preferred_read_replica
-            pos += form.replica_bytes
-            # records
-            while (found := form.records_size(data, pos, end, limit)) is None:
-                data, pos, end, limit = yield pos
-            records_bytes, pos = max(found[0], 0), found[1]
-            after = pos + records_bytes
-            if observer is not None:
-                is_whole = records_bytes and after <= end
-                end_offset = end_of_batches(data, pos, after) if is_whole else None
-                shown = (topic, *head, *form.absent, records_bytes, end_offset)
-                observer.partition(FetchedPartition._make(shown))
-                if all_shown is not None and topics_left == partitions_left == 1:
-                    all_shown.is_set = True
-            pos = after
+                records_bytes, pos = max(found[0], 0), found[1]
+                after = pos + records_bytes
+                if shown is not None:
+                    index, error_code, high, stable, start = *head, *form.absent
+                    is_whole = records_bytes and after <= end
+                    last = end_of_batches(data, pos, after) if is_whole else None
+                    fetched.append((index, error_code, high, stable, start, records_bytes, last))
+                pos = after
+            if shown is not None and not partitions and topics_left == 1:
+                shown.has_all = True
             if form.is_tagged:
                 while pos >= end:
                     data, pos, end, limit = yield pos
@@ -332,6 +369,10 @@ class _Form:
         replica = partition.fields.get("preferred_read_replica")
         self.replica_bytes = replica.form.size if replica is not None else 0
         self.records_size = _number(partition.fields["records"].length.read)
+        self.read_rows: ReadRows | None = None
+        """Reads the usual partitions; None where they are not written as it expects."""
+        if self.is_tagged and not self.absent:
+            self.read_rows = usual_rows(self.head, self.replica_bytes)
 
 
 _form = cache(_Form)
