@@ -16,6 +16,7 @@ from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
+    UNREADABLE,
     Buffer,
     read_tags,
     read_uvarint,
@@ -66,7 +67,7 @@ class FetchWalker:
     """
 
     __slots__ = (
-        *("_is_ended", "_is_tagged", "_passes_end", "_shown", "_walk"),
+        *("_form", "_is_ended", "_is_tagged", "_passes_end", "_shown", "_walk"),
         *("held", "opaque_bytes", "remaining_bytes"),
     )
 
@@ -77,7 +78,7 @@ class FetchWalker:
 
         Raises ValueError for a version that the schemas do not know.
         """
-        form = _form(version)
+        self._form = form = _form(version)
         self.remaining_bytes = body_bytes
         """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
         self.opaque_bytes = 0
@@ -88,8 +89,8 @@ class FetchWalker:
         self._is_tagged = form.is_tagged
         self._passes_end = not form.has_endpoints
         self._shown = None if observer is None else _Shown(observer)
-        self._walk = _walk(form, self._shown)
-        next(self._walk)
+        self._walk: Generator[int, _Piece, int] | None = None
+        """None until the first piece."""
 
     @property
     def at_tail(self) -> bool:
@@ -140,6 +141,14 @@ class FetchWalker:
 
     def _run(self, data: Buffer, end: int, limit: int) -> int:
         """Walk on through `data[:end]` and return how many bytes were used or held."""
+        if self._walk is None:
+            if self._shown is not None and end == limit:
+                tail = _read_at_once(self._form, self._shown, data, limit)
+                if tail is not None:
+                    self._is_ended = True
+                    return tail
+            self._walk = _walk(self._form, self._shown)
+            next(self._walk)
         try:
             pos = self._walk.send((data, self.opaque_bytes, end, limit))
         except StopIteration as stop:
@@ -192,6 +201,43 @@ end; the end of the body."""
 _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | None]
 """Called with a piece. Returns a length or count, and the position behind it; None when it is not
 all there. Raises MalformedResponse, also when the body has no room for so much."""
+
+
+def _read_at_once(form: "_Form", shown: _Shown, data: Buffer, limit: int) -> int | None:
+    """Read a body that is there as a whole, `data[:limit]`; return where its tag section begins.
+
+    None when not all in it is as in most: then nothing is shown.
+    """
+    read_rows, key_bytes, pos = form.read_rows, form.topic_bytes, form.session.size
+    if read_rows is None or not key_bytes or limit <= pos:
+        return None
+    session = form.session.unpack_from(data, 0)
+    found: list[tuple[TopicKey, list[FetchedPartition]]] = []
+    left = 0
+    try:
+        topics, pos = form.read_count(data, pos)
+        for _ in range(topics):
+            topic = bytes(data[pos : pos + key_bytes])
+            left, pos = form.read_count(data, pos + key_bytes)
+            fetched: list[FetchedPartition] = []
+            found.append((topic, fetched))
+            while left > 0:
+                rows, pos = read_rows(data, pos, limit, limit, left, fetched)
+                if not rows or data[pos] != 0:
+                    return None
+                left -= rows
+                pos += 1
+            if data[pos] != 0:
+                return None
+            pos += 1
+    except UNREADABLE:
+        return None
+    if pos >= limit:
+        return None
+    shown.observer.session(*session)
+    shown.topics += found
+    shown.has_all = bool(found and found[-1][1])
+    return pos
 
 
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it
@@ -354,6 +400,7 @@ class _Form:
         self.has_session = "session_id" in response.fields
         self.session = response.head("error_code", "session_id")
         """All in front of the topics."""
+        self.read_count = topics.length.read
         self.count = _number(topics.length.read)
         """Reads how many topics, partitions, or aborted transactions there are."""
         self.topic_bytes = topic.head().size
