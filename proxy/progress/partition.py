@@ -123,7 +123,9 @@ class PartitionProgress:
         end, at = self.log.high_watermark, self.committed_to
         if at is None:
             at = self.position
-        return None if end is None or at is None else max(end - at, 0)
+        if end is None or at is None:
+            return None
+        return end - at if end > at else 0
 
     def lag_ms(self, now_ms: float) -> float | None:
         """Return how long `lag_from`'s record was seen in the log; 0: no lag, None: not known."""
@@ -148,6 +150,7 @@ class PartitionProgress:
             return
         delivered, failed, done = self.delivered, self.failed, self.committed_to
         if (done is None or start >= done) and not failed.starts and delivered.extend(start, end):
+            # The usual case: reading on.
             if done is None:
                 self._record_move(now_ms)
             return

@@ -147,8 +147,7 @@ class Reader:
         """Return the cursor of a partition that this connection did not read before."""
         progress = self._open(topic, partition, now_ms)
         if progress is None:
-            if self._cursors.get(topic, {}).pop(partition, None) is not None:
-                self.size -= 1
+            self._forget(topic, partition)
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
@@ -161,6 +160,14 @@ class Reader:
         self.size += partition not in cursors
         cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
+
+    def _forget(self, topic: str, partition: int) -> None:
+        cursors = self._cursors.get(topic)
+        if cursors is None or cursors.pop(partition, None) is None:
+            return
+        self.size -= 1
+        if not cursors:
+            del self._cursors[topic]
 
     def _forget_dropped(self) -> None:
         """Forget the partitions that the query let go of."""

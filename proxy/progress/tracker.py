@@ -54,7 +54,9 @@ class FetchSession:
 
     def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
         """Set the offsets of some partitions of a topic, those that there is room for."""
-        known = self.positions.setdefault(topic, {})
+        known = self.positions.get(topic)
+        if known is None:
+            known = {}
         before = len(known)
         if self.size + len(offsets) <= MAX_SESSION_PARTITIONS:
             known.update(offsets)
@@ -63,12 +65,19 @@ class FetchSession:
             for index, offset in offsets:
                 if index in known or len(known) < room:
                     known[index] = offset
-        self.size += len(known) - before
+        added = len(known) - before
+        if added:
+            self.positions[topic] = known
+            self.size += added
 
     def forget(self, topic: TopicKey, index: int) -> None:
         """Forget a partition, if it is there."""
-        if self.positions.get(topic, {}).pop(index, None) is not None:
-            self.size -= 1
+        known = self.positions.get(topic)
+        if known is None or known.pop(index, None) is None:
+            return
+        self.size -= 1
+        if not known:
+            del self.positions[topic]
 
 
 class FetchInFlight:

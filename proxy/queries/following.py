@@ -117,7 +117,6 @@ class FollowedClient:
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
             lookups.fetched()
-        self.tracker.asked(fetch, now_ms)
         return _SeenFetch(fetch, now_ms, self.tracker, self)
 
     def answers_lookups(self, now_ms: float) -> bool:
@@ -176,6 +175,9 @@ class _SeenFetch(SeenRequest):
     client: FollowedClient
 
     takes_whole = False
+
+    def sent(self) -> None:
+        self.tracker.asked(self.ask, self.sent_ms)
 
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:

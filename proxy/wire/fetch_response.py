@@ -34,6 +34,9 @@ second three: where one cannot make up a length in shortest form, the other can.
 MAX_NAME_BYTES = 2**15 - 1
 """Of a topic's name, which is held back for an observer; Kafka's limit for all strings."""
 
+MAX_UNSHOWN = 1000
+"""So many partitions are shown although nobody said that now is the time."""
+
 _NODE_ENDPOINTS_TAG = 0
 
 _HEAD_FIELDS = (
@@ -51,10 +54,7 @@ class FetchObserver(Protocol):
         """Take what is said of the whole response, before any partition; from version 7 on."""
 
     def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
-        """Take partitions of a topic, in the order of the response, once each.
-
-        Those whose records begin in one piece of the body come at the piece's end.
-        """
+        """Take partitions of a topic, in the order of the response, once each."""
 
     def ended(self) -> None:
         """Record that all partitions were shown."""
@@ -63,7 +63,8 @@ class FetchObserver(Protocol):
 class FetchWalker:
     """Reads a Fetch response's body piece by piece, holding no more than the start of a field.
 
-    With an observer it also holds one topic's name, and copies of the fields that are shown.
+    With an observer it also holds one topic's name, and copies of the fields until they are shown.
+    That is when `show` is called, so that what was fed can be sent on first.
     """
 
     __slots__ = (
@@ -120,7 +121,7 @@ class FetchWalker:
 
         Returns how many were taken: all of them, or those before the tail. Opaque bytes may be
         among them. The walk refers to the piece until the next one. Raises MalformedResponse,
-        after which the walker is of no more use, and what was in this piece is not shown.
+        after which the walker is of no more use.
         """
         held = self.held
         if held:
@@ -134,10 +135,15 @@ class FetchWalker:
             self.opaque_bytes = opaque - taken
         else:
             taken = self._run(data, end, limit)
-            if self._shown is not None:
-                self._shown.show(is_end=self._is_ended)
+            if self._shown is not None and self._shown.size >= MAX_UNSHOWN:
+                self.show()
         self.remaining_bytes = limit - taken
         return taken - len(held)
+
+    def show(self) -> None:
+        """Show the observer what was fed since the last time."""
+        if self._shown is not None:
+            self._shown.show(is_end=self._is_ended)
 
     def _run(self, data: Buffer, end: int, limit: int) -> int:
         """Walk on through `data[:end]` and return how many bytes were used or held."""
@@ -180,6 +186,11 @@ class _Shown:
         self.has_all = False
         """Set by the walk when it has found the last partition."""
         self._is_told = False
+
+    @property
+    def size(self) -> int:
+        """How many partitions are not yet shown, at least; a topic without any counts, too."""
+        return sum([len(fetched) or 1 for _, fetched in self.topics])
 
     def show(self, *, is_end: bool) -> None:
         """Show what was found since the last time."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.fetch_response import MAX_NAME_BYTES, FetchWalker
+from proxy.wire.fetch_response import MAX_NAME_BYTES, MAX_UNSHOWN, FetchWalker
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce import end_of_batches
 
@@ -252,6 +252,11 @@ def expected(version, body):
     ]
 
 
+def feed_all(walker, data):
+    walker.feed(data)
+    walker.show()
+
+
 def end_offset(records):
     return end_of_batches(records, 0, len(records)) if records else None
 
@@ -272,6 +277,7 @@ def check_pieces(version, body, random, *, use_skip):
             (each, advance(each, body, taken, cut, random, use_skip=use_skip))
             for each, taken in walkers
         ]
+        walker.show()
         assert walkers[0][1] == walkers[1][1]
         assert walker.remaining_bytes == plain.remaining_bytes
         assert walker.at_tail is plain.at_tail
@@ -310,7 +316,7 @@ def advance(walker, body, taken, cut, random, *, use_skip):
 def test_it_is_told_what_the_decoder_reads(version, topics, session, nodes, random, use_skip):
     body = response_body(version, topics, session, nodes)
     whole = Seen()
-    FetchWalker(version, len(body), whole).feed(body + b"the next response")
+    feed_all(FetchWalker(version, len(body), whole), body + b"the next response")
     assert (whole.sessions, whole.told) == expected(version, body)
     check_pieces(version, body, random, use_skip=use_skip)
 
@@ -332,13 +338,28 @@ def test_many_partitions(version):
     ]
     body = response_body(version, [("orders", UUID(int=5), partitions)] * 2)
     seen = Seen()
-    FetchWalker(version, len(body), seen).feed(body)
+    feed_all(FetchWalker(version, len(body), seen), body)
     assert seen.told == expected(version, body)[1]
     assert [fetched.end_offset for fetched in seen.told[:300]] == [
         n + n % 4 + 1 for n in range(300)
     ]
     for seed in range(5):
         check_pieces(version, body, Random(seed), use_skip=True)
+
+
+def test_what_waits_to_be_shown_is_bounded():
+    values = {"error_code": 0, "high_watermark": 9, "last_stable_offset": 4, "log_start_offset": 1}
+    partitions = [{**values, "partition_index": n, "records": b""} for n in range(MAX_UNSHOWN + 9)]
+    body = response_body(12, [("orders", None, partitions)])
+    seen = Seen()
+    walker = FetchWalker(12, len(body), seen)
+    for pos in range(0, len(body), 100):
+        walker.feed(body[pos : pos + 100])
+    assert MAX_UNSHOWN <= len(seen.told) < len(partitions)
+    walker.show()
+    walker.show()
+    assert [fetched.partition for fetched in seen.told] == list(range(len(partitions)))
+    assert seen.has_ended
 
 
 ONE = {
@@ -359,10 +380,12 @@ def test_the_end_is_told_only_when_all_records_are_in_the_same_bytes(version):
         seen = Seen()
         walker = FetchWalker(version, len(body), seen)
         taken = walker.feed(body[:cut])
+        assert not seen.told, "not before it is time"
+        walker.show()
         told = 1 if cut >= start else 0
         assert len(seen.told) == told, "told as soon as the length of the records is known"
         if not walker.at_tail:
-            walker.feed(body[taken:])
+            feed_all(walker, body[taken:])
         (fetched,) = seen.told
         in_one = cut < start or cut >= start + len(RECORDS)
         assert fetched.end_offset == (18 if in_one else None)
@@ -399,7 +422,7 @@ def test_it_is_done_when_the_last_partition_is_told(version, records):
         assert walker.is_done is (version < FIRST_ENDPOINTS and len(seen.told) == 4)
         if walker.at_tail:
             break
-        walker.feed(body[pos : pos + 1])
+        feed_all(walker, body[pos : pos + 1])
     assert len(seen.told) == 4
 
 
@@ -497,5 +520,5 @@ def test_a_longest_name_in_pieces():
     seen = Seen()
     walker = FetchWalker(12, len(body), seen)
     for pos in range(0, len(body), 4096):
-        walker.feed(body[pos : pos + 4096])
+        feed_all(walker, body[pos : pos + 4096])
     assert [fetched.topic for fetched in seen.told] == [name]

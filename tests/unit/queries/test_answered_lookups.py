@@ -51,7 +51,9 @@ class AnsweringWorld(QueryWorld):
         )
         body = bytes(message.encode(version=version))
         head = RequestHead(len(body), FETCH, version, 1, "orders", 0)
-        return client.request(head, memoryview(body), self.now_ms)
+        seen = client.request(head, memoryview(body), self.now_ms)
+        seen.sent()
+        return seen
 
     def answer(self, seen, topic="t", **more):
         values = {
