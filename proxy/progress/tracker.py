@@ -129,9 +129,16 @@ class FetchInFlight:
         elif (name := names.known.get(topic)) is not None:
             reader.fetch_answered(name, topic, offsets, fetched, self.now_ms)
         else:
-            offsets = {each[0]: offsets.get(each[0]) for each in fetched}
-            args = (topic, offsets, fetched, self.now_ms)
-            names.when_known(topic, lambda known: reader.fetch_answered(known, *args))
+            for each in fetched:  # one by one: TopicNames bounds how many wait
+                asked = {each[0]: offsets.get(each[0])}
+                again = partial(
+                    reader.fetch_answered,
+                    topic_id=topic,
+                    asked=asked,
+                    answers=(each,),
+                    now_ms=self.now_ms,
+                )
+                names.when_known(topic, again)
 
     def ended(self) -> None:
         """See FetchObserver."""
@@ -180,8 +187,9 @@ class FetchTracker:
             elif (name := names.known.get(topic)) is not None:
                 asked(name, topic, offsets, now_ms)
             else:
-                again = partial(asked, topic_id=topic, positions=offsets, now_ms=now_ms)
-                names.when_known(topic, again)
+                for each in offsets:  # one by one: TopicNames bounds how many wait
+                    again = partial(asked, topic_id=topic, positions=(each,), now_ms=now_ms)
+                    names.when_known(topic, again)
 
     def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
