@@ -151,8 +151,14 @@ class PartitionProgress:
         delivered, failed, done = self.delivered, self.failed, self.committed_to
         if (done is None or start >= done) and not failed.starts and delivered.extend(start, end):
             # The usual case: reading on.
-            if done is None:
+            if done is None and (
+                self.stuck or self.skipped.known.starts or len(delivered.starts) > 1
+            ):
                 self._record_move(now_ms)
+            elif done is None:  # `end` is the position
+                log_end = self.log.high_watermark
+                behind = log_end is not None and log_end > end
+                self.stuck_since_ms = now_ms if behind else None
             return
         was_exact = not (delivered.filled_gaps or failed.filled_gaps)
         low = start if done is None or start >= done else min(done, end)

@@ -135,7 +135,8 @@ class FetchWalker:
             self.opaque_bytes = opaque - taken
         else:
             taken = self._run(data, end, limit)
-            if self._shown is not None and self._shown.size >= MAX_UNSHOWN:
+            shown = self._shown
+            if shown is not None and not self._is_ended and shown.size >= MAX_UNSHOWN:
                 self.show()
         self.remaining_bytes = limit - taken
         return taken - len(held)

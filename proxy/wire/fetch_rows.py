@@ -25,6 +25,7 @@ the first that is not like most, or whose fields are not all in the piece."""
 _NONE = 1
 """The greatest length of an array or of bytes that has nothing in it, as a varint; 0: null."""
 _MORE, _PAYLOAD, _PAYLOAD_BITS = 0x80, 0x7F, 7
+_TWO_PAYLOADS_BITS = 2 * _PAYLOAD_BITS
 _LENGTH_BYTES_BEHIND = 2
 """The lengths of records that are read here have one byte, one more, or two more."""
 
@@ -42,6 +43,7 @@ def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
     """
     form = Struct(f"{head.format}B{replica_bytes}xB{_LENGTH_BYTES_BEHIND}B")
     unpack, form_bytes = form.unpack_from, form.size
+    least_bytes = form_bytes - _LENGTH_BYTES_BEHIND
     unpack_batch = _BATCH_HEADER.unpack_from
 
     def read_rows(
@@ -52,7 +54,7 @@ def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
             if at > last:
                 return found, pos
             index, error, high, stable, start, aborted, size, second, third = unpack(data, at)
-            at += form_bytes - _LENGTH_BYTES_BEHIND
+            at += least_bytes
             if aborted > _NONE:
                 return found, pos
             if size >= _MORE:
@@ -61,7 +63,7 @@ def usual_rows(head: Struct, replica_bytes: int) -> ReadRows:
                 if second >= _MORE:
                     if third >= _MORE:
                         return found, pos
-                    size |= third << 2 * _PAYLOAD_BITS
+                    size |= third << _TWO_PAYLOADS_BITS
                     at += 1
             if size:
                 size -= 1
