@@ -4,6 +4,7 @@ Spark's executors look up the earliest and the latest offset after each poll, on
 records from invisible ones. The response that the poll got has said both a moment before.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from proxy.wire.fetch import FetchedPartition
@@ -48,28 +49,29 @@ class FetchedLogs:
     with an error. Times are monotonic.
     """
 
-    __slots__ = ("_asked_ms", "_logs")
+    __slots__ = ("_asked_ms", "_fetched", "_logs")
 
     def __init__(self) -> None:
+        self._fetched: list[tuple[str, Sequence[FetchedPartition]]] = []
+        """What is not yet among the logs: most responses are followed by no look-up."""
         self._logs: dict[TopicPartition, FetchedLog] = {}
         self._asked_ms = 0.0
 
     def begin_response(self, asked_ms: float) -> None:
         """Forget the response before; `asked_ms` is when the request of this one was sent."""
+        self._fetched.clear()
         self._logs.clear()
         self._asked_ms = asked_ms
 
-    def record(self, topic: str, fetched: FetchedPartition) -> None:
-        """Record what the response says of a partition, whose topic has this name."""
-        if not fetched.error_code and fetched.records_bytes > 0:
-            self._logs[topic, fetched.partition] = FetchedLog(
-                fetched.log_start_offset, fetched.high_watermark, fetched.last_stable_offset
-            )
+    def record(self, topic: str, fetched: Sequence[FetchedPartition]) -> None:
+        """Record what the response says of partitions whose topic has this name."""
+        self._fetched.append((topic, fetched))
 
     def offsets(self, lookup: OffsetLookup, now_ms: float) -> dict[TopicPartition, int] | None:
         """Return the answer for each partition of a look-up; None if not all of it is known."""
         if now_ms - self._asked_ms > MAX_AGE_MS or not lookup.timestamps:
             return None
+        self._read_fetched()
         found: dict[TopicPartition, int] = {}
         for key, timestamp in lookup.timestamps.items():
             log = self._logs.get(key)
@@ -78,3 +80,10 @@ class FetchedLogs:
                 return None
             found[key] = offset
         return found
+
+    def _read_fetched(self) -> None:
+        for topic, fetched in self._fetched:
+            for partition, error_code, high, stable, start, records_bytes, _ in fetched:
+                if not error_code and records_bytes > 0:
+                    self._logs[topic, partition] = FetchedLog(start, high, stable)
+        self._fetched.clear()

@@ -46,9 +46,10 @@ class EndHistory:
         """Record the log end; a lower one than before, or an earlier time, is left out."""
         times, ends = self._times_ms, self._ends
         if ends:
-            if end < ends[-1] or now_ms < times[-1]:
+            last = ends[-1]
+            if end < last or now_ms < times[-1]:
                 return
-            if end == ends[-1] and len(ends) > 1 and ends[-2] == end:
+            if end == last and len(ends) > 1 and ends[-2] == end:
                 times[-1] = now_ms
                 return
         times.append(now_ms)

@@ -77,6 +77,14 @@ class RangeSet(Generic[Point]):
         self._keep_bound()
         return new
 
+    def extend(self, start: Point, end: Point) -> bool:
+        """Add what is from `start` to `end`, if the last range ends at `start`; return whether."""
+        ends = self.ends
+        if not ends or ends[-1] != start or start >= end:
+            return False
+        ends[-1] = end
+        return True
+
     def remove(self, start: Point, end: Point) -> None:
         """Remove `start` to before `end`; at the bound such a hole may close: `filled_gaps`."""
         starts, ends = self.starts, self.ends

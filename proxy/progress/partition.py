@@ -102,6 +102,8 @@ class PartitionProgress:
             at = delivered.ends[0]
         else:
             return self.fetched_from
+        if not skipped.starts:
+            return at
         while (end := skipped.end_at(at)) is not None:
             at = delivered.end_at(end) or end
         return at
@@ -121,7 +123,9 @@ class PartitionProgress:
         end, at = self.log.high_watermark, self.committed_to
         if at is None:
             at = self.position
-        return None if end is None or at is None else max(end - at, 0)
+        if end is None or at is None:
+            return None
+        return end - at if end > at else 0
 
     def lag_ms(self, now_ms: float) -> float | None:
         """Return how long `lag_from`'s record was seen in the log; 0: no lag, None: not known."""
@@ -145,6 +149,17 @@ class PartitionProgress:
         if start >= end:
             return
         delivered, failed, done = self.delivered, self.failed, self.committed_to
+        if (done is None or start >= done) and not failed.starts and delivered.extend(start, end):
+            # The usual case: reading on.
+            if done is None and (
+                self.stuck or self.skipped.known.starts or len(delivered.starts) > 1
+            ):
+                self._record_move(now_ms)
+            elif done is None:  # `end` is the position
+                log_end = self.log.high_watermark
+                behind = log_end is not None and log_end > end
+                self.stuck_since_ms = now_ms if behind else None
+            return
         was_exact = not (delivered.filled_gaps or failed.filled_gaps)
         low = start if done is None or start >= done else min(done, end)
         again = (end - start) - delivered.add(low, end)
@@ -161,7 +176,7 @@ class PartitionProgress:
     def record_high_watermark(self, end: int, now_ms: float) -> None:
         """Record a high watermark; a lower one than is known is left out."""
         log = self.log
-        if log.record_end(end, now_ms):
+        if log.record_end(end, now_ms) and (log.cut_at is not None or self.stuck_since_ms is None):
             if log.cut_at is not None and (self.committed_to is None or end >= self.committed_to):
                 log.cut_at = None
             if self.stuck_since_ms is None and self.lag_records():

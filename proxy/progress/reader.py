@@ -1,13 +1,14 @@
 """Turns what one connection asks for and is answered into what the query was given.
 
-On the path of each Fetch: a dictionary look-up and a few comparisons while a reader reads on.
+On the path of each Fetch: for each partition a dictionary look-up and a few comparisons while a
+reader reads on. All partitions of a topic come at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from proxy.wire.fetch import FetchedPartition
-from proxy.wire.topic_partition import TopicPartition
 
 from .partition import PartitionProgress
 from .skipped_ranges import SkipReason
@@ -19,6 +20,9 @@ MAX_CURSORS = 20_000
 
 OpenPartition = Callable[[str, int, float], PartitionProgress | None]
 """Returns what is kept of a topic's partition, at this time; None when there are too many."""
+
+
+_NO_CURSORS: Mapping[int, "ReadCursor"] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -44,109 +48,150 @@ class Reader:
     all between. One that got none has only moved. `node_id` is the broker's; None when not known.
     """
 
-    __slots__ = ("_node_id", "_open", "cursors")
+    __slots__ = ("_cursors", "_node_id", "_open", "size")
 
     def __init__(self, open_partition: OpenPartition, node_id: int | None = None) -> None:
         self._open = open_partition
         self._node_id = node_id
-        self.cursors: dict[TopicPartition, ReadCursor] = {}
+        self._cursors: dict[str, dict[int, ReadCursor]] = {}
+        self.size = 0
+        """How many partitions are known."""
 
     def fetch_asked(
-        self, topic: str, partition: int, topic_id: bytes | None, offset: int, now_ms: float
+        self,
+        topic: str,
+        topic_id: bytes | None,
+        positions: Iterable[tuple[int, int]],
+        now_ms: float,
     ) -> None:
-        """Record a position in a Fetch request; `topic_id` is None before version 13."""
-        cursor = self.cursors.get((topic, partition))
-        if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
-            self._begin(topic, partition, topic_id, offset, now_ms)
-            return
-        progress = cursor.progress
-        progress.read_ms = now_ms
-        if offset != cursor.delivered_to:
-            if offset < 0:
-                return
-            if cursor.out_of_range:
-                progress.skip(cursor.fetch_offset, offset, SkipReason.OUT_OF_RANGE, now_ms)
-                cursor.out_of_range = False
-                progress.out_of_range_at = None
-            elif cursor.has_records and topic_id in (None, progress.log.topic_id):
-                progress.deliver(cursor.delivered_to, offset, now_ms)
-            progress.record_fetch_offset(offset, now_ms)
-        cursor.fetch_offset = cursor.delivered_to = offset
-        cursor.has_records = False
+        """Record partitions of a topic in a Fetch request, with the offsets that it asks for.
+
+        `topic_id` is None before version 13.
+        """
+        cursors = self._cursors.get(topic, _NO_CURSORS)
+        for partition, offset in positions:
+            cursor = cursors.get(partition)
+            if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
+                self._begin(topic, partition, topic_id, offset, now_ms)
+                cursors = self._cursors.get(topic, _NO_CURSORS)
+                continue
+            progress = cursor.progress
+            progress.read_ms = now_ms
+            if offset != cursor.delivered_to:
+                if offset < 0:
+                    continue
+                if cursor.out_of_range:
+                    progress.skip(cursor.fetch_offset, offset, SkipReason.OUT_OF_RANGE, now_ms)
+                    cursor.out_of_range = False
+                    progress.out_of_range_at = None
+                elif cursor.has_records and topic_id in (None, progress.log.topic_id):
+                    progress.deliver(cursor.delivered_to, offset, now_ms)
+                progress.record_fetch_offset(offset, now_ms)
+            cursor.fetch_offset = cursor.delivered_to = offset
+            cursor.has_records = False
 
     def fetch_answered(
         self,
         topic: str,
-        partition: int,
         topic_id: bytes | None,
-        asked_offset: int | None,
-        answer: FetchedPartition,
+        asked: Mapping[int, int | None],
+        answers: Iterable[FetchedPartition],
         now_ms: float,
     ) -> None:
-        """Record a partition in a Fetch response; `asked_offset` is None when it is not known."""
-        cursor = self.cursors.get((topic, partition))
-        if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
-            cursor = self._begin(topic, partition, topic_id, asked_offset, now_ms)
-            if cursor is None:
-                return
-        progress = cursor.progress
-        if answer.error_code:
-            _record_error(cursor, asked_offset, answer.error_code)
-            return
-        log = progress.log
-        if (
-            topic_id is not None
-            and topic_id != log.topic_id
-            and not progress.accepts_topic_id(topic_id, now_ms)
-        ):
-            return
-        if asked_offset is not None:
-            if progress.out_of_range_at is not None:
-                _end_out_of_range(cursor, asked_offset, answer.log_start_offset, now_ms)
-            if progress.fetched_from is None:  # a new run, or a new topic, began meanwhile
-                progress.record_fetch_offset(asked_offset, now_ms)
-        if self._node_id is not None:
-            progress.leader = self._node_id
-        progress.record_high_watermark(answer.high_watermark, now_ms)
-        if answer.records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
-            end = answer.end_offset
-            if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
-                if end is not None:
-                    progress.deliver(asked_offset, end, now_ms)
-            elif end is None:
-                cursor.has_records = True
-            elif end > cursor.delivered_to:
-                progress.deliver(cursor.delivered_to, end, now_ms)
-                cursor.delivered_to = end
-        # Only after what was delivered: the rest below it is lost.
-        if answer.log_start_offset != log.log_start_offset:
-            progress.record_log_start(answer.log_start_offset, now_ms)
+        """Record partitions of a topic in a Fetch response.
+
+        `asked` has the offsets that they were asked from, those that are known.
+        """
+        cursors, node_id = self._cursors.get(topic, _NO_CURSORS), self._node_id
+        for partition, error_code, high_watermark, _, log_start, records_bytes, end in answers:
+            cursor, asked_offset = cursors.get(partition), asked.get(partition)
+            if cursor is None or cursor.progress.is_dropped or cursor.topic_id != topic_id:
+                cursor = self._begin(topic, partition, topic_id, asked_offset, now_ms)
+                cursors = self._cursors.get(topic, _NO_CURSORS)
+                if cursor is None:
+                    continue
+            progress = cursor.progress
+            if error_code:
+                _record_error(cursor, asked_offset, error_code)
+                continue
+            log = progress.log
+            if (
+                topic_id is not None
+                and topic_id != log.topic_id
+                and not progress.accepts_topic_id(topic_id, now_ms)
+            ):
+                continue
+            if asked_offset is not None and (
+                progress.out_of_range_at is not None or progress.fetched_from is None
+            ):
+                _go_on(cursor, asked_offset, log_start, now_ms)
+            if node_id is not None:
+                progress.leader = node_id
+            progress.record_high_watermark(high_watermark, now_ms)
+            if records_bytes > 0 and asked_offset is not None and asked_offset >= 0:
+                if asked_offset != cursor.fetch_offset:  # the client has gone on meanwhile
+                    if end is not None:
+                        progress.deliver(asked_offset, end, now_ms)
+                elif end is None:
+                    cursor.has_records = True
+                elif end > cursor.delivered_to:
+                    progress.deliver(cursor.delivered_to, end, now_ms)
+                    cursor.delivered_to = end
+            # Only after what was delivered: the rest below it is lost.
+            if log_start != log.log_start_offset:
+                progress.record_log_start(log_start, now_ms)
 
     def _begin(
         self, topic: str, partition: int, topic_id: bytes | None, offset: int | None, now_ms: float
     ) -> ReadCursor | None:
         """Return the cursor of a partition that this connection did not read before."""
-        key = (topic, partition)
         progress = self._open(topic, partition, now_ms)
         if progress is None:
-            self.cursors.pop(key, None)
+            self._forget(topic, partition)
             return None
         if offset is None or offset < 0:
             # Following began amid a session: the position comes with the next request.
             return ReadCursor(progress, topic_id, -1, -1)
         progress.read_ms = now_ms
         progress.record_fetch_offset(offset, now_ms)
-        if len(self.cursors) >= MAX_CURSORS:
-            kept = {each: at for each, at in self.cursors.items() if not at.progress.is_dropped}
-            self.cursors = kept
-        cursor = self.cursors[key] = ReadCursor(progress, topic_id, offset, offset)
+        if self.size >= MAX_CURSORS:
+            self._forget_dropped()
+        cursors = self._cursors.setdefault(topic, {})
+        self.size += partition not in cursors
+        cursor = cursors[partition] = ReadCursor(progress, topic_id, offset, offset)
         return cursor
+
+    def _forget(self, topic: str, partition: int) -> None:
+        cursors = self._cursors.get(topic)
+        if cursors is None or cursors.pop(partition, None) is None:
+            return
+        self.size -= 1
+        if not cursors:
+            del self._cursors[topic]
+
+    def _forget_dropped(self) -> None:
+        """Forget the partitions that the query let go of."""
+        self._cursors = {
+            topic: kept
+            for topic, cursors in self._cursors.items()
+            if (kept := {key: at for key, at in cursors.items() if not at.progress.is_dropped})
+        }
+        self.size = sum(map(len, self._cursors.values()))
 
 
 def _record_error(cursor: ReadCursor, asked_offset: int | None, error_code: int) -> None:
     if error_code == OFFSET_OUT_OF_RANGE and asked_offset is not None:
         cursor.out_of_range = asked_offset == cursor.fetch_offset
         cursor.progress.out_of_range_at = asked_offset
+
+
+def _go_on(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:
+    """Record a position that was answered after one out of range, or first in a run or log."""
+    progress = cursor.progress
+    if progress.out_of_range_at is not None:
+        _end_out_of_range(cursor, asked_offset, log_start, now_ms)
+    if progress.fetched_from is None:
+        progress.record_fetch_offset(asked_offset, now_ms)
 
 
 def _end_out_of_range(cursor: ReadCursor, asked_offset: int, log_start: int, now_ms: float) -> None:

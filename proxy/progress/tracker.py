@@ -5,14 +5,18 @@ partitions without news. So each is kept with the offset that it was last asked 
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from types import MappingProxyType
 
 from proxy.progress.topics import TopicNames
 from proxy.wire.fetch import (
     INITIAL_EPOCH,
     NO_SESSION,
     FetchedPartition,
+    FetchPosition,
     FetchRequestPartitions,
     TopicKey,
 )
@@ -22,6 +26,8 @@ from .reader import Reader
 MAX_SESSION_PARTITIONS = 10_000
 """Kept of a session. The offsets of further partitions are not known when they are answered."""
 
+NO_OFFSETS: Mapping[int, int] = MappingProxyType({})
+
 
 @dataclass(slots=True, eq=False)
 class FetchSession:
@@ -29,9 +35,49 @@ class FetchSession:
 
     session_id: int
     """NO_SESSION until the broker has made one."""
-    positions: dict[tuple[TopicKey, int], int]
+    positions: dict[TopicKey, dict[int, int]] = field(default_factory=dict)
+    """By topic and partition."""
+    size: int = 0
+    """How many there are."""
     latest: "FetchInFlight | None" = None
     """The request that was applied last."""
+
+    def keep_overwritten(self, ask: FetchRequestPartitions) -> None:
+        """Keep what a request is about to change for the one before it, if that is in flight."""
+        latest = self.latest
+        if latest is None or latest.is_over:
+            return
+        changed = [(topic, index) for topic, index, _ in ask.positions]
+        for topic, index in chain(changed, ask.forgotten):
+            offset = self.positions.get(topic, NO_OFFSETS).get(index)
+            latest.overwritten.setdefault((topic, index), offset)
+
+    def set_all(self, topic: TopicKey, offsets: Sequence[tuple[int, int]]) -> None:
+        """Set the offsets of some partitions of a topic, those that there is room for."""
+        known = self.positions.get(topic)
+        if known is None:
+            known = {}
+        before = len(known)
+        if self.size + len(offsets) <= MAX_SESSION_PARTITIONS:
+            known.update(offsets)
+        else:
+            room = MAX_SESSION_PARTITIONS - self.size + before
+            for index, offset in offsets:
+                if index in known or len(known) < room:
+                    known[index] = offset
+        added = len(known) - before
+        if added:
+            self.positions[topic] = known
+            self.size += added
+
+    def forget(self, topic: TopicKey, index: int) -> None:
+        """Forget a partition, if it is there."""
+        known = self.positions.get(topic)
+        if known is None or known.pop(index, None) is None:
+            return
+        self.size -= 1
+        if not known:
+            del self.positions[topic]
 
 
 class FetchInFlight:
@@ -41,7 +87,7 @@ class FetchInFlight:
     change is kept here rather than the positions: most often there is nothing.
     """
 
-    __slots__ = ("ask", "later", "now_ms", "overwritten", "session_asked", "tracker")
+    __slots__ = ("ask", "is_over", "later", "now_ms", "overwritten", "session_asked", "tracker")
 
     def __init__(
         self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
@@ -50,7 +96,9 @@ class FetchInFlight:
         self.ask = ask
         self.session_asked = session
         self.overwritten: dict[tuple[TopicKey, int], int | None] = {}
-        """By the next request: what was there before."""
+        """By the next request: what was there before. Void when this one was answered by then."""
+        self.is_over = False
+        """Whether all of the response was shown."""
         self.later: FetchInFlight | None = None
         self.now_ms = 0.0
         """When the response began."""
@@ -68,22 +116,43 @@ class FetchInFlight:
             session.session_id = session_id
             tracker.session = session
 
-    def partition(self, fetched: FetchedPartition) -> None:
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
         """See FetchObserver."""
-        topic, index = key = fetched.topic, fetched.partition
+        reader, names = self.tracker.reader, self.tracker.names
+        offsets: Mapping[int, int | None]
+        if self.later is None:
+            offsets = self.session_asked.positions.get(topic, NO_OFFSETS)
+        else:
+            offsets = {each[0]: self._offset(topic, each[0]) for each in fetched}
+        if isinstance(topic, str):
+            reader.fetch_answered(topic, None, offsets, fetched, self.now_ms)
+        elif (name := names.known.get(topic)) is not None:
+            reader.fetch_answered(name, topic, offsets, fetched, self.now_ms)
+        else:
+            for each in fetched:  # one by one: TopicNames bounds how many wait
+                asked = {each[0]: offsets.get(each[0])}
+                again = partial(
+                    reader.fetch_answered,
+                    topic_id=topic,
+                    asked=asked,
+                    answers=(each,),
+                    now_ms=self.now_ms,
+                )
+                names.when_known(topic, again)
+
+    def ended(self) -> None:
+        """See FetchObserver."""
+        self.is_over = True
+
+    def _offset(self, topic: TopicKey, index: int) -> int | None:
+        """Return from where a partition was asked for, though requests were applied since."""
+        key = (topic, index)
         asked: FetchInFlight | None = self
         while asked is not None and key not in asked.overwritten:
             asked = asked.later
-        positions = self.session_asked.positions if asked is None else asked.overwritten
-        offset = positions.get(key)
-        reader, names = self.tracker.reader, self.tracker.names
-        if isinstance(topic, str):
-            reader.fetch_answered(topic, index, None, offset, fetched, self.now_ms)
-        elif (name := names.known.get(topic)) is not None:
-            reader.fetch_answered(name, index, topic, offset, fetched, self.now_ms)
-        else:
-            args = (index, topic, offset, fetched, self.now_ms)
-            names.when_known(topic, lambda known: reader.fetch_answered(known, *args))
+        if asked is None:
+            return self.session_asked.positions.get(topic, NO_OFFSETS).get(index)
+        return asked.overwritten[key]
 
 
 class FetchTracker:
@@ -102,19 +171,25 @@ class FetchTracker:
 
     def asked(self, ask: FetchRequestPartitions, now_ms: float) -> None:
         """Record a request that is sent on to the broker."""
+        topics = _by_topic(ask.positions)
         session = self._begin(ask) if ask.is_full else self._apply(ask)
+        session.keep_overwritten(ask)
+        for topic, offsets in topics:
+            session.set_all(topic, offsets)
+        if not ask.is_full:
+            for topic, index in ask.forgotten:
+                session.forget(topic, index)
         self._in_flight.append(FetchInFlight(self, ask, session))
         asked, names = self.reader.fetch_asked, self.names
-        for topic, index, offset in ask.positions:
+        for topic, offsets in topics:
             if isinstance(topic, str):
-                asked(topic, index, None, offset, now_ms)
+                asked(topic, None, offsets, now_ms)
             elif (name := names.known.get(topic)) is not None:
-                asked(name, index, topic, offset, now_ms)
+                asked(name, topic, offsets, now_ms)
             else:
-                again = partial(
-                    asked, partition=index, topic_id=topic, offset=offset, now_ms=now_ms
-                )
-                names.when_known(topic, again)
+                for each in offsets:  # one by one: TopicNames bounds how many wait
+                    again = partial(asked, topic_id=topic, positions=(each,), now_ms=now_ms)
+                    names.when_known(topic, again)
 
     def observer(self, ask: FetchRequestPartitions, now_ms: float) -> FetchInFlight:
         """Return the observer of the response to that request, which begins now.
@@ -133,22 +208,24 @@ class FetchTracker:
         """Return a session for a full request, which closes the one that it names."""
         if self.session is not None and self.session.session_id == ask.session_id:
             self.session = None
-        some = ask.positions[:MAX_SESSION_PARTITIONS]
-        return FetchSession(NO_SESSION, {(topic, index): offset for topic, index, offset in some})
+        return FetchSession(NO_SESSION)
 
     def _apply(self, ask: FetchRequestPartitions) -> FetchSession:
-        """Return the session that an incremental request names, as it is after that."""
+        """Return the session that an incremental request names."""
         session = self.session
         if session is None or session.session_id != ask.session_id:
-            session = self.session = FetchSession(ask.session_id, {})
-        positions = session.positions
-        overwritten = session.latest.overwritten if session.latest is not None else {}
-        for topic, index, offset in ask.positions:
-            key = (topic, index)
-            if key in positions or len(positions) < MAX_SESSION_PARTITIONS:
-                overwritten.setdefault(key, positions.get(key))
-                positions[key] = offset
-        for key in ask.forgotten:
-            if key in positions:
-                overwritten.setdefault(key, positions.pop(key))
+            session = self.session = FetchSession(ask.session_id)
         return session
+
+
+def _by_topic(positions: Sequence[FetchPosition]) -> list[tuple[TopicKey, list[tuple[int, int]]]]:
+    """Return partitions with their offsets, those in a row of one topic together."""
+    topics: list[tuple[TopicKey, list[tuple[int, int]]]] = []
+    offsets: list[tuple[int, int]] = []
+    last: TopicKey | None = None
+    for topic, index, offset in positions:
+        if topic is not last:
+            last, offsets = topic, []
+            topics.append((topic, offsets))
+        offsets.append((index, offset))
+    return topics

@@ -1,6 +1,6 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from proxy.wire.fetch import (
     NO_OFFSET,
     FetchedPartition,
     FetchRequestPartitions,
+    TopicKey,
     read_fetch_request,
 )
 from proxy.wire.fetch_response import FetchObserver
@@ -116,7 +117,6 @@ class FollowedClient:
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
             lookups.fetched()
-        self.tracker.asked(fetch, now_ms)
         return _SeenFetch(fetch, now_ms, self.tracker, self)
 
     def answers_lookups(self, now_ms: float) -> bool:
@@ -176,6 +176,9 @@ class _SeenFetch(SeenRequest):
 
     takes_whole = False
 
+    def sent(self) -> None:
+        self.tracker.asked(self.ask, self.sent_ms)
+
     def measured(self, count: int) -> None:
         if self.client.pressure is not None:
             self.client.pressure.record_bytes(count)
@@ -204,12 +207,14 @@ class _FetchedLogsObserver:
     def session(self, error_code: int, session_id: int) -> None:
         self.tracked.session(error_code, session_id)
 
-    def partition(self, fetched: FetchedPartition) -> None:
-        self.tracked.partition(fetched)
-        topic = fetched.topic
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        self.tracked.partitions(topic, fetched)
         name = topic if isinstance(topic, str) else self.names.known.get(topic)
         if name is not None:
             self.logs.record(name, fetched)
+
+    def ended(self) -> None:
+        self.tracked.ended()
 
 
 @dataclass(slots=True, eq=False)

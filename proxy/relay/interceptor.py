@@ -29,6 +29,9 @@ class SeenRequest:
     """The interceptor's own response, a whole frame: the request is not sent on, and the client
     gets this in its turn. None: the broker answers."""
 
+    def sent(self) -> None:
+        """Record that the request was sent on, before anything is answered: what can wait."""
+
     def wait_ms(self, now_ms: float) -> float:  # noqa: ARG002
         """Return for how long a whole response should still wait; 0: not at all."""
         return 0.0

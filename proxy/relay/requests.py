@@ -167,7 +167,9 @@ class RequestFlow(FrameFlow):
                 conn.own_answers += 1
                 conn.responses.run()
                 return frame_bytes
-            return self._forward(view, frame_bytes)
+            taken = self._forward(view, frame_bytes)
+            exchange.seen.sent()
+            return taken
         if plan.api.is_login:
             if frame_bytes > MAX_LOGIN_BYTES:
                 raise RequestRefused("too_long", f"a login of {frame_bytes} bytes")
@@ -308,3 +310,5 @@ class RequestFlow(FrameFlow):
         elif self._conn.client.login_request(head, bytes(frame)):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)
+        if exchange.seen is not None:
+            exchange.seen.sent()

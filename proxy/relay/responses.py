@@ -196,11 +196,14 @@ class ResponseFlow(FrameFlow):
         if walker.at_tail:
             self._walker = None
             if end + left > have:
-                return self._collect_tail(view, end, left)
+                taken = self._collect_tail(view, end, left)
+                walker.show()
+                return taken
             tail = view[end : end + left]
             if tail != _EMPTY_TAGS:
                 tail[:] = neutral_tail(bytes(tail))
             self._send(view[: end + left])
+            walker.show()  # only now, while the client is at work already
             if start:  # the whole frame came in one read
                 self.read_bytes = self.first_bytes
             return end + left
@@ -212,6 +215,8 @@ class ResponseFlow(FrameFlow):
             walker.skip(body_bytes)
             left = walker.remaining_bytes
         self._send(view[:end], more=bool(body_bytes or left))
+        if body_bytes or not left:
+            walker.show()
         if body_bytes:
             self._send_body(body_bytes)
         else:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from proxy.wire.apis import FETCH
 from proxy.wire.layout import (
@@ -49,21 +49,14 @@ class FetchRequestPartitions:
         return self.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH)
 
 
-class FetchedPartition(NamedTuple):
-    """What a Fetch response says of one partition. Offsets are -1 when it does not say."""
+FetchedPartition: TypeAlias = tuple[int, int, int, int, int, int, int | None]
+"""What a Fetch response says of one partition, a plain tuple like a position. Its fields:
 
-    topic: TopicKey
-    partition: int
-    error_code: int
-    """0: none."""
-    high_watermark: int
-    last_stable_offset: int
-    """From version 4 on."""
-    log_start_offset: int
-    """From version 5 on."""
-    records_bytes: int
-    end_offset: int | None
-    """Behind the last whole record batch; None when there is none or the records were not seen."""
+partition; error_code, 0: none; high_watermark; last_stable_offset, from version 4 on;
+log_start_offset, from version 5 on; records_bytes; end_offset, behind the last whole record batch.
+Offsets are -1 when the response does not say. The end is None when there is no whole batch, or the
+records were not seen.
+"""
 
 
 def read_fetch_request(version: int, body: Buffer) -> FetchRequestPartitions:

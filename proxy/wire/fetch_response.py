@@ -6,16 +6,17 @@ version 16 on it may carry broker addresses (KIP-951). An observer also gets wha
 of each partition.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from functools import cache
 from typing import Protocol, TypeAlias
 
 from proxy.wire.apis import APIS, FETCH
 from proxy.wire.fetch import NO_OFFSET, FetchedPartition, TopicKey
+from proxy.wire.fetch_rows import ReadRows, usual_rows
 from proxy.wire.layout import (
     INCOMPLETE,
     MAX_UVARINT_BYTES,
+    UNREADABLE,
     Buffer,
     read_tags,
     read_uvarint,
@@ -33,6 +34,9 @@ second three: where one cannot make up a length in shortest form, the other can.
 MAX_NAME_BYTES = 2**15 - 1
 """Of a topic's name, which is held back for an observer; Kafka's limit for all strings."""
 
+MAX_UNSHOWN = 1000
+"""So many partitions are shown although nobody said that now is the time."""
+
 _NODE_ENDPOINTS_TAG = 0
 
 _HEAD_FIELDS = (
@@ -49,18 +53,22 @@ class FetchObserver(Protocol):
     def session(self, error_code: int, session_id: int) -> None:
         """Take what is said of the whole response, before any partition; from version 7 on."""
 
-    def partition(self, fetched: FetchedPartition) -> None:
-        """Take a partition as soon as the length of its records is known; once for each."""
+    def partitions(self, topic: TopicKey, fetched: Sequence[FetchedPartition]) -> None:
+        """Take partitions of a topic, in the order of the response, once each."""
+
+    def ended(self) -> None:
+        """Record that all partitions were shown."""
 
 
 class FetchWalker:
     """Reads a Fetch response's body piece by piece, holding no more than the start of a field.
 
-    With an observer it also holds one topic's name, and copies of the fields that are shown.
+    With an observer it also holds one topic's name, and copies of the fields until they are shown.
+    That is when `show` is called, so that what was fed can be sent on first.
     """
 
     __slots__ = (
-        *("_all_shown", "_is_ended", "_is_tagged", "_walk"),
+        *("_form", "_is_ended", "_is_tagged", "_passes_end", "_shown", "_walk"),
         *("held", "opaque_bytes", "remaining_bytes"),
     )
 
@@ -71,7 +79,7 @@ class FetchWalker:
 
         Raises ValueError for a version that the schemas do not know.
         """
-        form = _form(version)
+        self._form = form = _form(version)
         self.remaining_bytes = body_bytes
         """Of the body, behind what was fed and skipped. At the tail: the length of the tail."""
         self.opaque_bytes = 0
@@ -80,9 +88,10 @@ class FetchWalker:
         """The start of a field whose rest has not come."""
         self._is_ended = False
         self._is_tagged = form.is_tagged
-        self._all_shown = None if observer is None or form.has_endpoints else _Mark()
-        self._walk = _walk(form, observer, self._all_shown)
-        next(self._walk)
+        self._passes_end = not form.has_endpoints
+        self._shown = None if observer is None else _Shown(observer)
+        self._walk: Generator[int, _Piece, int] | None = None
+        """None until the first piece."""
 
     @property
     def at_tail(self) -> bool:
@@ -98,7 +107,7 @@ class FetchWalker:
 
         May be False to the end, as after a last topic without partitions.
         """
-        return self._all_shown is not None and self._all_shown.is_set
+        return self._passes_end and self._shown is not None and self._shown.has_all
 
     def skip(self, count: int) -> None:
         """Pass over `count` bytes, at most `opaque_bytes`, that were moved unseen."""
@@ -126,11 +135,27 @@ class FetchWalker:
             self.opaque_bytes = opaque - taken
         else:
             taken = self._run(data, end, limit)
+            shown = self._shown
+            if shown is not None and not self._is_ended and shown.size >= MAX_UNSHOWN:
+                self.show()
         self.remaining_bytes = limit - taken
         return taken - len(held)
 
+    def show(self) -> None:
+        """Show the observer what was fed since the last time."""
+        if self._shown is not None:
+            self._shown.show(is_end=self._is_ended)
+
     def _run(self, data: Buffer, end: int, limit: int) -> int:
         """Walk on through `data[:end]` and return how many bytes were used or held."""
+        if self._walk is None:
+            if self._shown is not None and end == limit:
+                tail = _read_at_once(self._form, self._shown, data, limit)
+                if tail is not None:
+                    self._is_ended = True
+                    return tail
+            self._walk = _walk(self._form, self._shown)
+            next(self._walk)
         try:
             pos = self._walk.send((data, self.opaque_bytes, end, limit))
         except StopIteration as stop:
@@ -150,11 +175,35 @@ class FetchWalker:
         return end
 
 
-@dataclass(slots=True)
-class _Mark:
-    """Set by a walk when it has shown the last partition."""
+class _Shown:
+    """What a walk finds for its observer."""
 
-    is_set: bool = False
+    __slots__ = ("_is_told", "has_all", "observer", "topics")
+
+    def __init__(self, observer: FetchObserver) -> None:
+        self.observer = observer
+        self.topics: list[tuple[TopicKey, list[FetchedPartition]]] = []
+        """What is not yet shown. The last is the topic that the walk is at."""
+        self.has_all = False
+        """Set by the walk when it has found the last partition."""
+        self._is_told = False
+
+    @property
+    def size(self) -> int:
+        """How many partitions are not yet shown, at least; a topic without any counts, too."""
+        return sum([len(fetched) or 1 for _, fetched in self.topics])
+
+    def show(self, *, is_end: bool) -> None:
+        """Show what was found since the last time."""
+        topics = self.topics
+        for topic, fetched in topics:
+            if fetched:
+                self.observer.partitions(topic, fetched[:])
+                fetched.clear()
+        del topics[:-1]
+        if (self.has_all or is_end) and not self._is_told:
+            self._is_told = True
+            self.observer.ended()
 
 
 _Piece: TypeAlias = tuple[Buffer, int, int, int]
@@ -166,22 +215,60 @@ _ReadNumber: TypeAlias = Callable[[Buffer, int, int, int], tuple[int, int] | Non
 all there. Raises MalformedResponse, also when the body has no room for so much."""
 
 
+def _read_at_once(form: "_Form", shown: _Shown, data: Buffer, limit: int) -> int | None:
+    """Read a body that is there as a whole, `data[:limit]`; return where its tag section begins.
+
+    None when not all in it is as in most: then nothing is shown.
+    """
+    read_rows, key_bytes, pos = form.read_rows, form.topic_bytes, form.session.size
+    if read_rows is None or not key_bytes or limit <= pos:
+        return None
+    session = form.session.unpack_from(data, 0)
+    found: list[tuple[TopicKey, list[FetchedPartition]]] = []
+    left = 0
+    try:
+        topics, pos = form.read_count(data, pos)
+        for _ in range(topics):
+            topic = bytes(data[pos : pos + key_bytes])
+            left, pos = form.read_count(data, pos + key_bytes)
+            fetched: list[FetchedPartition] = []
+            found.append((topic, fetched))
+            while left > 0:
+                rows, pos = read_rows(data, pos, limit, limit, left, fetched)
+                if not rows or data[pos] != 0:
+                    return None
+                left -= rows
+                pos += 1
+            if data[pos] != 0:
+                return None
+            pos += 1
+    except UNREADABLE:
+        return None
+    if pos >= limit:
+        return None
+    shown.observer.session(*session)
+    shown.topics += found
+    shown.has_all = bool(found and found[-1][1])
+    return pos
+
+
 def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the schema has it
-    form: "_Form", observer: FetchObserver | None, all_shown: _Mark | None
+    form: "_Form", shown: _Shown | None
 ) -> Generator[int, _Piece, int]:
     """Follow a body from field to field; return where its own tag section begins.
 
     Yields the position from which on it needs bytes that have not come, and is sent the next piece.
     """
     count, head_bytes = form.count, form.head.size
-    topic: TopicKey = ""
+    read_rows = form.read_rows if shown is not None else None
+    fetched: list[FetchedPartition] = []
     head: tuple[int, ...] = ()
     data, pos, end, limit = yield 0
     # throttle_time_ms, error_code, session_id
-    if observer is not None and form.has_session:
+    if shown is not None and form.has_session:
         while pos + form.session.size > end:
             data, pos, end, limit = yield pos
-        observer.session(*form.session.unpack_from(data, pos))
+        shown.observer.session(*form.session.unpack_from(data, pos))
     pos += form.session.size
     # responses
     while (found := count(data, pos, end, limit)) is None:
@@ -194,49 +281,57 @@ def _walk(  # noqa: PLR0912, PLR0915 - in one piece, from top to bottom as the s
             while (found := form.name_size(data, pos, end, limit)) is None:
                 data, pos, end, limit = yield pos
             topic_bytes, pos = max(found[0], 0), found[1]
-        if observer is not None:
+        if shown is not None:
             if topic_bytes > MAX_NAME_BYTES:
                 raise MalformedResponse(f"a topic name of {topic_bytes} bytes")
             while pos + topic_bytes > end:
                 data, pos, end, limit = yield pos
             key = bytes(data[pos : pos + topic_bytes])
-            topic = key if form.name_size is None else _decoded(key)
+            fetched = []
+            shown.topics.append((key if form.name_size is None else _decoded(key), fetched))
         pos += topic_bytes
         # partitions
         while (found := count(data, pos, end, limit)) is None:
             data, pos, end, limit = yield pos
         partitions, pos = found
-        for partitions_left in range(partitions, 0, -1):
-            # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
-            if observer is not None:
-                while pos + head_bytes > end:
+        while partitions > 0:
+            rows = 0
+            if read_rows is not None:
+                rows, pos = read_rows(data, pos, end, limit, partitions, fetched)
+            if rows:  # up to the tag section of the last of them
+                partitions -= rows
+            else:
+                partitions -= 1
+                # partition_index, error_code, high_watermark, last_stable_offset, log_start_offset
+                if shown is not None:
+                    while pos + head_bytes > end:
+                        data, pos, end, limit = yield pos
+                    head = form.head.unpack_from(data, pos)
+                pos += head_bytes
+                # aborted_transactions
+                if form.aborted_bytes:
+                    while (found := count(data, pos, end, limit)) is None:
+                        data, pos, end, limit = yield pos
+                    aborted, pos = found
+                    for _ in range(aborted):
+                        pos += form.aborted_bytes
+                        if form.is_tagged:
+                            data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
+                # preferred_read_replica
+                pos += form.replica_bytes
+                # records
+                while (found := form.records_size(data, pos, end, limit)) is None:
                     data, pos, end, limit = yield pos
-                head = form.head.unpack_from(data, pos)
-            pos += head_bytes
-            # aborted_transactions
-            if form.aborted_bytes:
-                while (found := count(data, pos, end, limit)) is None:
-                    data, pos, end, limit = yield pos
-                aborted, pos = found
-                for _ in range(aborted):
-                    pos += form.aborted_bytes
-                    if form.is_tagged:
-                        data, pos, end, limit = yield from _skip_tags(data, pos, end, limit)
-            # preferred_read_replica
-            pos += form.replica_bytes
-            # records
-            while (found := form.records_size(data, pos, end, limit)) is None:
-                data, pos, end, limit = yield pos
-            records_bytes, pos = max(found[0], 0), found[1]
-            after = pos + records_bytes
-            if observer is not None:
-                is_whole = records_bytes and after <= end
-                end_offset = end_of_batches(data, pos, after) if is_whole else None
-                shown = (topic, *head, *form.absent, records_bytes, end_offset)
-                observer.partition(FetchedPartition._make(shown))
-                if all_shown is not None and topics_left == partitions_left == 1:
-                    all_shown.is_set = True
-            pos = after
+                records_bytes, pos = max(found[0], 0), found[1]
+                after = pos + records_bytes
+                if shown is not None:
+                    index, error_code, high, stable, start = *head, *form.absent
+                    is_whole = records_bytes and after <= end
+                    last = end_of_batches(data, pos, after) if is_whole else None
+                    fetched.append((index, error_code, high, stable, start, records_bytes, last))
+                pos = after
+            if shown is not None and not partitions and topics_left == 1:
+                shown.has_all = True
             if form.is_tagged:
                 while pos >= end:
                     data, pos, end, limit = yield pos
@@ -317,6 +412,7 @@ class _Form:
         self.has_session = "session_id" in response.fields
         self.session = response.head("error_code", "session_id")
         """All in front of the topics."""
+        self.read_count = topics.length.read
         self.count = _number(topics.length.read)
         """Reads how many topics, partitions, or aborted transactions there are."""
         self.topic_bytes = topic.head().size
@@ -332,6 +428,10 @@ class _Form:
         replica = partition.fields.get("preferred_read_replica")
         self.replica_bytes = replica.form.size if replica is not None else 0
         self.records_size = _number(partition.fields["records"].length.read)
+        self.read_rows: ReadRows | None = None
+        """Reads the usual partitions; None where they are not written as it expects."""
+        if self.is_tagged and not self.absent:
+            self.read_rows = usual_rows(self.head, self.replica_bytes)
 
 
 _form = cache(_Form)

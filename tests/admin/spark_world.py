@@ -17,7 +17,6 @@ from proxy.progress.query import ProgressSettings, QuerySettings
 from proxy.progress.report import ReportRefused, parse_report
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import AdaptiveBound, Rule
-from proxy.wire.fetch import FetchedPartition
 
 REPORTS = "/v1/spark/batches"
 BYTES_PER_RECORD = 1000
@@ -152,9 +151,9 @@ class Job:
         end = max(high, self.log_end)
         reader = query.reader()
         for number in range(self.partitions):
-            given = FetchedPartition(self.topic, number, 0, end, end, 0, size, high)
-            reader.fetch_asked(self.topic, number, None, low, self.world.now_ms)
-            reader.fetch_answered(self.topic, number, None, low, given, self.world.now_ms)
+            given = (number, 0, end, end, 0, size, high)
+            reader.fetch_asked(self.topic, None, [(number, low)], self.world.now_ms)
+            reader.fetch_answered(self.topic, None, {number: low}, [given], self.world.now_ms)
 
     def complete(self, duration_ms: int) -> dict[str, Any]:
         """Return the report of a batch with all that was read."""

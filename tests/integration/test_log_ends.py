@@ -119,7 +119,7 @@ async def test_the_lag_of_a_query_at_work_is_known_though_nothing_passes(
     book = QueryRegistry(ProgressSettings(queries=(query,)), lambda _: True, lambda _: None)
     orders = book.query_of("orders")
     assert orders is not None
-    orders.reader().fetch_asked(name, 0, None, 1, clock_ms())
+    orders.reader().fetch_asked(name, None, [(0, 1)], clock_ms())
     ends = LogEnds(book, KafkaClient(Bootstrap([(HOST, kafka.port)])), clock_ms)
     async with at_work(ends.run()):
         await eventually(lambda: orders.partitions[name, 0].lag_records() == 2, "asked for")

@@ -37,7 +37,10 @@ class WalkedFetch(SeenRequest):
     def session(self, error_code, session_id):
         pass
 
-    def partition(self, fetched):
+    def partitions(self, topic, fetched):
+        pass
+
+    def ended(self):
         pass
 
 

@@ -2,6 +2,7 @@
 
 from random import Random
 from struct import pack, pack_into
+from typing import NamedTuple
 from uuid import UUID
 
 import pytest
@@ -10,8 +11,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords, MemoryRecordsBuilder
 
 from proxy.wire.apis import APIS, FETCH
-from proxy.wire.fetch import FetchedPartition
-from proxy.wire.fetch_response import MAX_NAME_BYTES, FetchWalker
+from proxy.wire.fetch_response import MAX_NAME_BYTES, MAX_UNSHOWN, FetchWalker
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce import end_of_batches
 
@@ -132,19 +132,38 @@ def test_ends(name):
 # Responses
 
 
+class Told(NamedTuple):
+    """A topic and a FetchedPartition."""
+
+    topic: str | bytes
+    partition: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    records_bytes: int
+    end_offset: int | None
+
+
 class Seen:
     """Keeps what it is told."""
 
     def __init__(self):
         self.sessions = []
-        self.partitions = []
+        self.told = []
+        self.has_ended = False
 
     def session(self, error_code, session_id):
-        assert not self.partitions
+        assert not self.told
         self.sessions.append((error_code, session_id))
 
-    def partition(self, fetched):
-        self.partitions.append(fetched)
+    def partitions(self, topic, fetched):
+        assert not self.has_ended
+        self.told += [Told(topic, *each) for each in fetched]
+
+    def ended(self):
+        assert not self.has_ended
+        self.has_ended = True
 
 
 PARTITION = st.fixed_dictionaries(
@@ -218,7 +237,7 @@ def expected(version, body):
     message = RESPONSE.decode(body, version=version)
     sessions = [(message.error_code, message.session_id)] if version >= FIRST_SESSIONS else []
     return sessions, [
-        FetchedPartition(
+        Told(
             topic=(topic.topic or "") if version < FIRST_IDS else topic.topic_id.bytes,
             partition=part.partition_index,
             error_code=part.error_code,
@@ -231,6 +250,11 @@ def expected(version, body):
         for topic in message.responses or ()
         for part in topic.partitions or ()
     ]
+
+
+def feed_all(walker, data):
+    walker.feed(data)
+    walker.show()
 
 
 def end_offset(records):
@@ -253,16 +277,18 @@ def check_pieces(version, body, random, *, use_skip):
             (each, advance(each, body, taken, cut, random, use_skip=use_skip))
             for each, taken in walkers
         ]
+        walker.show()
         assert walkers[0][1] == walkers[1][1]
         assert walker.remaining_bytes == plain.remaining_bytes
         assert walker.at_tail is plain.at_tail
         assert not walker.is_done or (
-            version < FIRST_ENDPOINTS and len(seen.partitions) == len(partitions)
+            version < FIRST_ENDPOINTS and len(seen.told) == len(partitions)
         )
         assert not plain.is_done
+    assert seen.has_ended
     assert seen.sessions == sessions
-    assert without_ends(seen.partitions) == without_ends(partitions)
-    for got, true in zip(seen.partitions, partitions, strict=True):
+    assert without_ends(seen.told) == without_ends(partitions)
+    for got, true in zip(seen.told, partitions, strict=True):
         assert got.end_offset in (None, true.end_offset)
 
 
@@ -290,8 +316,8 @@ def advance(walker, body, taken, cut, random, *, use_skip):
 def test_it_is_told_what_the_decoder_reads(version, topics, session, nodes, random, use_skip):
     body = response_body(version, topics, session, nodes)
     whole = Seen()
-    FetchWalker(version, len(body), whole).feed(body + b"the next response")
-    assert (whole.sessions, whole.partitions) == expected(version, body)
+    feed_all(FetchWalker(version, len(body), whole), body + b"the next response")
+    assert (whole.sessions, whole.told) == expected(version, body)
     check_pieces(version, body, random, use_skip=use_skip)
 
 
@@ -312,13 +338,28 @@ def test_many_partitions(version):
     ]
     body = response_body(version, [("orders", UUID(int=5), partitions)] * 2)
     seen = Seen()
-    FetchWalker(version, len(body), seen).feed(body)
-    assert seen.partitions == expected(version, body)[1]
-    assert [fetched.end_offset for fetched in seen.partitions[:300]] == [
+    feed_all(FetchWalker(version, len(body), seen), body)
+    assert seen.told == expected(version, body)[1]
+    assert [fetched.end_offset for fetched in seen.told[:300]] == [
         n + n % 4 + 1 for n in range(300)
     ]
     for seed in range(5):
         check_pieces(version, body, Random(seed), use_skip=True)
+
+
+def test_what_waits_to_be_shown_is_bounded():
+    values = {"error_code": 0, "high_watermark": 9, "last_stable_offset": 4, "log_start_offset": 1}
+    partitions = [{**values, "partition_index": n, "records": b""} for n in range(MAX_UNSHOWN + 9)]
+    body = response_body(12, [("orders", None, partitions)])
+    seen = Seen()
+    walker = FetchWalker(12, len(body), seen)
+    for pos in range(0, len(body), 100):
+        walker.feed(body[pos : pos + 100])
+    assert MAX_UNSHOWN <= len(seen.told) < len(partitions)
+    walker.show()
+    walker.show()
+    assert [fetched.partition for fetched in seen.told] == list(range(len(partitions)))
+    assert seen.has_ended
 
 
 ONE = {
@@ -339,11 +380,13 @@ def test_the_end_is_told_only_when_all_records_are_in_the_same_bytes(version):
         seen = Seen()
         walker = FetchWalker(version, len(body), seen)
         taken = walker.feed(body[:cut])
+        assert not seen.told, "not before it is time"
+        walker.show()
         told = 1 if cut >= start else 0
-        assert len(seen.partitions) == told, "told as soon as the length of the records is known"
+        assert len(seen.told) == told, "told as soon as the length of the records is known"
         if not walker.at_tail:
-            walker.feed(body[taken:])
-        (fetched,) = seen.partitions
+            feed_all(walker, body[taken:])
+        (fetched,) = seen.told
         in_one = cut < start or cut >= start + len(RECORDS)
         assert fetched.end_offset == (18 if in_one else None)
         assert fetched.records_bytes == len(RECORDS)
@@ -376,11 +419,11 @@ def test_it_is_done_when_the_last_partition_is_told(version, records):
     seen = Seen()
     walker = FetchWalker(version, len(body), seen)
     for pos in range(len(body)):
-        assert walker.is_done is (version < FIRST_ENDPOINTS and len(seen.partitions) == 4)
+        assert walker.is_done is (version < FIRST_ENDPOINTS and len(seen.told) == 4)
         if walker.at_tail:
             break
-        walker.feed(body[pos : pos + 1])
-    assert len(seen.partitions) == 4
+        feed_all(walker, body[pos : pos + 1])
+    assert len(seen.told) == 4
 
 
 def both(version, body, step):
@@ -432,7 +475,7 @@ def test_nothing_is_told_of_records_that_cannot_be(size):
     seen = Seen()
     with pytest.raises(MalformedResponse):
         FetchWalker(4, len(body), seen).feed(body + bytes(10))
-    assert seen.partitions == []
+    assert seen.told == []
 
 
 @pytest.mark.parametrize("observer", [None, Seen()])
@@ -477,5 +520,5 @@ def test_a_longest_name_in_pieces():
     seen = Seen()
     walker = FetchWalker(12, len(body), seen)
     for pos in range(0, len(body), 4096):
-        walker.feed(body[pos : pos + 4096])
-    assert [fetched.topic for fetched in seen.partitions] == [name]
+        feed_all(walker, body[pos : pos + 4096])
+    assert [fetched.topic for fetched in seen.told] == [name]

@@ -98,7 +98,7 @@ class Run:
 
     def reads(self, offset: int = END) -> None:
         """An executor asks for what follows an offset: a batch was planned."""
-        self.world.query.reader().fetch_asked("t", 0, None, offset, self.world.now_ms)
+        self.world.query.reader().fetch_asked("t", None, [(0, offset)], self.world.now_ms)
 
     def fetches(self) -> None:
         self.driver.fetched()

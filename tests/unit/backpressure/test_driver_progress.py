@@ -39,7 +39,7 @@ def test_what_was_told_just_before_an_event_may_be_of_a_later_batch():
     assert there.done_by_now(KEY, HERE, is_overdue=False) is None
     assert there.done_by_now(KEY, HERE, is_overdue=True) == 150
     assert there.is_refused(KEY, HERE), "nothing was read since"
-    there.query.reader().fetch_asked(*KEY, None, 100, EVENT_MS)
+    there.query.reader().fetch_asked("t", None, [(0, 100)], EVENT_MS)
     later = DriverProgress(there.query, there.advertised, EVENT_MS, is_resumed=False)
     assert not later.is_refused(KEY, HERE)
 

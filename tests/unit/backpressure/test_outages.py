@@ -104,7 +104,9 @@ class Driver:
         if end > self.done:
             self.sizes.append(end - self.done)
             if self.chance.random() >= self.reads_ahead:
-                self.world.query.reader().fetch_asked("t", 0, None, self.done, self.world.now_ms)
+                self.world.query.reader().fetch_asked(
+                    "t", None, [(0, self.done)], self.world.now_ms
+                )
             if moment == "amid":
                 self.pass_ms(self.chance.uniform(0, 500))
                 self.outage()
@@ -125,7 +127,7 @@ class Driver:
 def test_no_batch_is_above_its_bound(seed, max_report_ms, reads_ahead):
     driver = Driver(Random(seed), max_report_ms, reads_ahead)
     for _ in range(3):
-        driver.world.query.reader().fetch_asked("t", 0, None, driver.done, driver.world.now_ms)
+        driver.world.query.reader().fetch_asked("t", None, [(0, driver.done)], driver.world.now_ms)
         driver.done += PER_BATCH
         told(driver.world, driver.lookups, {0: driver.done}, correlation_id=driver.number)
         driver.pass_ms(INTERVAL_MS)

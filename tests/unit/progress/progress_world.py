@@ -10,7 +10,6 @@ from parts.virtual_time import VirtualTime
 
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import ReportRefused
-from proxy.wire.fetch import FetchedPartition
 
 LARGE = None
 """As the end of an answer: its records passed unseen."""
@@ -104,15 +103,14 @@ class Client:
 
     def ask(self, offset, partition=0):
         self.asked = offset
-        self.follower.fetch_asked("t", partition, self.topic_id, offset, self.world.now_ms)
+        self.follower.fetch_asked("t", self.topic_id, [(partition, offset)], self.world.now_ms)
 
     def answer(self, *, count=1, end=LARGE, hw=1000, start=0, error=0, asked=..., partition=0):
         """Answer with so many bytes of records."""
-        fetched = FetchedPartition("t", partition, error, hw, hw, start, count, end)
+        fetched = (partition, error, hw, hw, start, count, end)
         asked = self.asked if asked is ... else asked
-        self.follower.fetch_answered(
-            "t", partition, self.topic_id, asked, fetched, self.world.now_ms
-        )
+        known = {} if asked is None else {partition: asked}
+        self.follower.fetch_answered("t", self.topic_id, known, [fetched], self.world.now_ms)
 
     def read(self, offset, **more):
         self.ask(offset)

@@ -3,7 +3,6 @@
 import pytest
 
 from proxy.progress.fetched_logs import MAX_AGE_MS, FetchedLogs
-from proxy.wire.fetch import FetchedPartition
 from proxy.wire.list_offsets import (
     EARLIEST,
     LATEST,
@@ -20,7 +19,6 @@ UNKNOWN_LEVEL = 7
 
 def fetched(partition=0, **more):
     values = {
-        "topic": b"an id",
         "partition": partition,
         "error_code": 0,
         "high_watermark": HIGH,
@@ -29,14 +27,14 @@ def fetched(partition=0, **more):
         "records_bytes": 100,
         "end_offset": None,
     }
-    return FetchedPartition(**(values | more))
+    return tuple((values | more).values())
 
 
 def logs_of(*partitions, sent_ms=SENT_MS):
     logs = FetchedLogs()
     logs.begin_response(sent_ms)
     for partition in partitions:
-        logs.record("t", partition)
+        logs.record("t", [partition])
     return logs
 
 
@@ -119,10 +117,10 @@ def test_only_the_latest_response_counts(later):
     logs = logs_of(fetched())
     logs.begin_response(SENT_MS + 1)
     for partition in later:
-        logs.record("t", partition)
+        logs.record("t", [partition])
     assert logs.offsets(ask({0: LATEST}), SENT_MS + 1) is None
     logs.begin_response(SENT_MS + 2)
-    logs.record("t", fetched(high_watermark=99))
+    logs.record("t", [fetched(high_watermark=99)])
     assert logs.offsets(ask({0: LATEST}), SENT_MS + 2) == {("t", 0): 99}
 
 

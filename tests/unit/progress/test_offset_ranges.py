@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.progress.offset_ranges import OffsetRanges, RangeSet
 
 OFFSETS = st.integers(0, 60)
-STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "below"]), OFFSETS, OFFSETS))
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "remove", "below", "extend"]), OFFSETS, OFFSETS))
 
 
 def made(*pairs, max_ranges=100) -> OffsetRanges:
@@ -73,6 +73,10 @@ def test_it_is_a_set_of_offsets(steps, start, end):
         if what == "add":
             assert ranges.add(low, high) == len(span - model)
             model |= span
+        elif what == "extend":
+            goes_on = bool(model) and low == max(model) + 1 and low < high
+            assert ranges.extend(low, high) is goes_on
+            model |= span if goes_on else set()
         elif what == "remove":
             ranges.remove(low, high)
             model -= span

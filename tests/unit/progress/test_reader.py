@@ -8,7 +8,7 @@ from progress_world import LARGE, Client, ProgressWorld
 from proxy.progress.reader import MAX_CURSORS
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchTracker
-from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions
+from proxy.wire.fetch import FetchRequestPartitions
 
 OUT_OF_RANGE = 1
 OLD_ID, NEW_ID = b"o" * 16, b"n" * 16
@@ -238,7 +238,7 @@ def test_partitions_that_were_let_go_of_do_not_pile_up(world):
     for number in range(MAX_CURSORS + 10):
         client.ask(0, partition=number)
         world.query().let_go(world.part(partition=number), "gone", 0.0)
-    assert len(client.follower.cursors) <= MAX_CURSORS
+    assert client.follower.size <= MAX_CURSORS
 
 
 class Naive:
@@ -309,7 +309,7 @@ def test_it_follows_what_the_tracker_of_a_connection_tells(world):
         observer = tracker.observer(ask, world.now_ms)
         observer.session(0, 7)
         for partition, count in answered:
-            observer.partition(FetchedPartition(OLD_ID, partition, 0, 100, 100, 0, count, LARGE))
+            observer.partitions(OLD_ID, [(partition, 0, 100, 100, 0, count, LARGE)])
 
     exchange(0, 0, [(0, 10), (1, 0)], [(0, 5), (1, 0)])
     exchange(7, 1, [(0, 30)], [(1, 9)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
-from proxy.wire.fetch import FetchedPartition, FetchRequestPartitions
+from proxy.wire.fetch import FetchRequestPartitions
 
 NO_ERROR = 0
 SESSION_NOT_FOUND = 70
@@ -24,13 +24,15 @@ class Follower:
     def __init__(self):
         self.seen = []
 
-    def fetch_asked(self, topic, partition, topic_id, offset, now_ms):
-        self.seen.append(("asked", topic, partition, topic_id, offset, now_ms))
+    def fetch_asked(self, topic, topic_id, positions, now_ms):
+        for partition, offset in positions:
+            self.seen.append(("asked", topic, partition, topic_id, offset, now_ms))
 
-    def fetch_answered(self, topic, partition, topic_id, asked_offset, answer, now_ms):
-        assert answer.partition == partition
-        assert answer.topic == (topic if topic_id is None else topic_id)
-        self.seen.append(("answered", topic, partition, topic_id, asked_offset, now_ms))
+    def fetch_answered(self, topic, topic_id, asked, answers, now_ms):
+        for partition, *rest in answers:
+            assert tuple(rest) == ANSWER
+            offset = asked.get(partition)
+            self.seen.append(("answered", topic, partition, topic_id, offset, now_ms))
 
 
 def ask(session_id, epoch, positions, forgotten=()):
@@ -42,9 +44,12 @@ def ask(session_id, epoch, positions, forgotten=()):
     )
 
 
-def fetched(key):
+ANSWER = (NO_ERROR, 100, 100, 0, 10, None)
+
+
+def tell(observer, key):
     topic, partition = key
-    return FetchedPartition(topic, partition, NO_ERROR, 100, 100, 0, 10, None)
+    observer.partitions(topic, [(partition, *ANSWER)])
 
 
 class Line:
@@ -60,7 +65,7 @@ class Line:
     def kept(self):
         """How many partitions of the present session are known."""
         session = self.tracker.session
-        return len(session.positions) if session is not None else 0
+        return sum(map(len, session.positions.values())) if session is not None else 0
 
     def ask(self, request):
         self.now_ms += 1
@@ -78,7 +83,7 @@ class Line:
     def told(self, observer, key):
         """Answer for a partition and return the offset that it is said to be asked from."""
         before = len(self.follower.seen)
-        observer.partition(fetched(key))
+        tell(observer, key)
         (seen,) = self.follower.seen[before:]
         assert seen[:3] == ("answered", *key)
         return seen[4]
@@ -279,7 +284,7 @@ def test_an_unknown_id_waits_for_its_name_and_nothing_is_lost():
     first = line.ask(ask(0, 0, {key: 5}))
     observer = line.tracker.observer(first, 2.0)
     observer.session(NO_ERROR, 9)
-    observer.partition(fetched(key))
+    tell(observer, key)
     assert line.follower.seen == []
     line.ask(ask(9, 1, {key: 8}))
     line.names.resolved({ORDERS_ID: "orders"})
@@ -308,7 +313,7 @@ def test_an_id_given_up_is_counted_and_the_session_goes_on():
     assert line.names.lost == 1
     line.names.resolved({ORDERS_ID: "orders"})
     observer = line.tracker.observer(line.ask(ask(9, 1, {})), 7.0)
-    observer.partition(fetched(key))
+    tell(observer, key)
     assert line.follower.seen == [("answered", "orders", 0, ORDERS_ID, 5, 7.0)]
 
 
@@ -381,6 +386,7 @@ def steps(keys):
             st.tuples(st.just("answer"), st.tuples(error, SESSIONS)),
             st.tuples(st.just("tell"), key),
             st.tuples(st.just("tell"), key),
+            st.tuples(st.just("end"), st.none()),
             st.tuples(st.just("names"), st.sets(st.sampled_from(list(NAMES)))),
         ),
         min_size=15,
@@ -405,8 +411,11 @@ def run(script, names):
             passing = request, observer
         elif step == "tell" and passing is not None:
             request, observer = passing
-            observer.partition(fetched(what))
+            tell(observer, what)
             model.tell(request, what)
+        elif step == "end" and passing is not None:
+            passing[1].ended()
+            passing = None
         elif step == "names":
             names.resolved({each: NAMES[each] for each in what})
         known = len(model.session[1]) if model.session is not None else 0

@@ -11,7 +11,6 @@ from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.quota.entities import ClientIdentity
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
-from proxy.wire.fetch import FetchedPartition
 from proxy.wire.frames import RequestHead
 from proxy.wire.list_offsets import EARLIEST, LATEST, list_offsets_response
 
@@ -52,11 +51,12 @@ class AnsweringWorld(QueryWorld):
         )
         body = bytes(message.encode(version=version))
         head = RequestHead(len(body), FETCH, version, 1, "orders", 0)
-        return client.request(head, memoryview(body), self.now_ms)
+        seen = client.request(head, memoryview(body), self.now_ms)
+        seen.sent()
+        return seen
 
     def answer(self, seen, topic="t", **more):
         values = {
-            "topic": topic,
             "partition": 0,
             "error_code": 0,
             "high_watermark": HIGH,
@@ -67,7 +67,8 @@ class AnsweringWorld(QueryWorld):
         }
         observer = seen.observer(self.now_ms)
         observer.session(0, 5)
-        observer.partition(FetchedPartition(**(values | more)))
+        observer.partitions(topic, [tuple((values | more).values())])
+        observer.ended()
 
     def fetched(self, client, version=NAMED_FETCH, **answer):
         self.answer(self.fetch(client, version), **answer)

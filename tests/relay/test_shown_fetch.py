@@ -1,0 +1,102 @@
+"""What an interceptor is shown of a Fetch and its response, and in which order."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from relaylab import frames
+from relaylab.lab import open_lab
+
+from proxy.relay.interceptor import SeenRequest
+from proxy.relay.pump import SPLICE_MIN_BYTES
+
+PATHS = ["splice", "copy"]
+NODES = {1: ("broker.internal", 9092)}
+
+
+class ShownFetch(SeenRequest):
+    takes_whole = False
+
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+        self.note("asked")
+
+    def note(self, what):
+        self.log.append((self.number, what))
+
+    def sent(self):
+        self.note("sent")
+
+    def observer(self, _now_ms):
+        self.note("answered")
+        return self
+
+    def session(self, error_code, session_id):
+        assert (error_code, session_id) == (0, 0)
+
+    def partitions(self, topic, fetched):
+        assert topic == bytes(16)
+        for partition, *_, records_bytes, _ in fetched:
+            self.note((partition, records_bytes))
+
+    def ended(self):
+        self.note("ended")
+
+
+class ShowingInterceptor:
+    def __init__(self, log):
+        self.log = log
+
+    def wants(self, _api_key, _now_ms):
+        return True
+
+    def request(self, head, _frame, _now_ms):
+        return ShownFetch(self.log, head.correlation_id)
+
+    def gated(self, start_ms, now_ms):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    records=st.lists(
+        st.sampled_from([0, 1, 200, 20_000, SPLICE_MIN_BYTES, 150_000]), min_size=1, max_size=6
+    ),
+    nodes=st.sampled_from([{}, NODES]),
+    cuts=st.lists(st.floats(0, 1), max_size=6),
+    from_end=st.lists(st.integers(1, 80), max_size=4),
+)
+def test_all_of_it_once_before_the_next_one(path, records, nodes, cuts, from_end):
+    sent, seen = frames.fetch17(1, [bytes(size) for size in records], nodes)
+    places = {int(cut * len(sent)) for cut in cuts} | {max(len(sent) - n, 0) for n in from_end}
+    pieces = [sent[a:b] for a, b in pairwise(sorted({0, len(sent), *places}))]
+    log = []
+
+    async def relay() -> None:
+        async with open_lab(splice=path != "copy") as lab:
+            lab.services.interceptor = lambda *_: ShowingInterceptor(log)
+            client, broker = await lab.pair(frames.fetch_request(1, version=17))
+            assert log == [(1, "asked"), (1, "sent")]
+            await client.send(frames.fetch_request(2, version=17))
+            await broker.frame()
+            last, none = frames.fetch17(2, [b""], {})
+            sending = asyncio.create_task(broker.send(*pieces[:-1], pieces[-1] + last))
+            assert await client.frame() == seen
+            assert await client.frame() == none
+            await sending
+
+    asyncio.run(relay())
+    shown = [what for number, what in log if number == 1]
+    assert shown == ["asked", "sent", "answered", *enumerate(records), "ended"]
+    assert log[2:4] == [(2, "asked"), (2, "sent")]
+    assert log[-3:] == [(2, "answered"), (2, (0, 0)), (2, "ended")]
