@@ -166,6 +166,16 @@ class Meter:
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
 
+    def lets_pass(self, value: float, now_ms: float) -> bool:
+        """Return whether `hold_ms` is certain to return 0 for this value at this time."""
+        room = self.sensor.room
+        return (
+            room is not None
+            and room.takes(self.metric.config, value, now_ms)
+            and not self.pacer.is_pacing
+            and self.brake is None
+        )
+
     @property
     def is_far_below(self) -> bool:
         """Whether the bound is kept by as much as may be under way at once."""

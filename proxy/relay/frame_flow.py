@@ -77,6 +77,14 @@ class FrameFlow(ABC):
         """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
 
     @abstractmethod
+    def _pass_on(self, have: int) -> bool:
+        """Send on the first `have` bytes of the scratch buffer if they are one frame and all it is.
+
+        That is a frame that nothing asks to be held or looked into: what is kept of it is recorded
+        when it is sent. Return whether it was sent; if not, nothing was done.
+        """
+
+    @abstractmethod
     def _whole_frame(self, frame: bytearray) -> None:
         """Handle a frame that was asked for with `_collect`."""
 
@@ -179,7 +187,7 @@ class FrameFlow(ABC):
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()
-        if self._is_idle and not self.paused:
+        if self._is_idle and not self.paused and not self._conn.own_answers:
             wait = self._read_idle()
             if wait is not None:
                 return wait
@@ -223,14 +231,21 @@ class FrameFlow(ABC):
 
     def _read_idle(self) -> Wait | None:
         """Do what `_read` does where nothing was begun and nothing is left."""
-        assert self._source is not None
-        size = self.read_bytes
-        got = self._source.recv_into(self._scratch[:size])
+        source, size = self._source, self.read_bytes
+        assert source is not None
+        got = source.recv_into(self._scratch, size)
         if got <= 0:
             return READ if got == BLOCKED else CLOSED
+        if got < size and self._pass_on(got):
+            if not self._rest and not self.paused and not source.buffered_bytes():
+                return READ
+            self._is_idle = False
+            return None
         self._is_idle = False
         self._begun_s = self.last_active
-        return self._handle(got, drained=got < size and not self._source.buffered_bytes())
+        wait = self._handle(got, drained=got < size and not source.buffered_bytes())
+        # What was just handled may have let requests be read that are answered here.
+        return None if wait is READ and self._conn.own_answers else wait
 
     def _handle(self, have: int, *, drained: bool) -> Wait | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
@@ -274,7 +289,7 @@ class FrameFlow(ABC):
     def _send(self, data: memoryview | bytes | bytearray, *, more: bool = False) -> None:
         """Send a frame or its first part; what the socket does not take is kept and sent first."""
         assert self._sink is not None
-        sent = self._sink.send(data, more=more)
+        sent = self._sink.send_begun(data) if more else self._sink.send(data)
         if sent < len(data):
             self._rest = memoryview(bytes(data[max(sent, 0) :]))
 
@@ -335,6 +350,6 @@ class FrameFlow(ABC):
         return True
 
 
-def new_scratch() -> memoryview:
+def new_scratch() -> bytearray:
     """Make a buffer that holds the longest head with one read behind it."""
-    return memoryview(bytearray(MAX_START_BYTES + 2 * READ_BYTES))
+    return bytearray(MAX_START_BYTES + 2 * READ_BYTES)
