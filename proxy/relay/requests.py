@@ -64,6 +64,9 @@ _START = Struct(">iIi")  # API key and version together
 _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 
+_buffer = new_scratch()
+_scratch = memoryview(_buffer)
+
 
 class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
     """A request that may not reach a broker; its connection is closed."""
@@ -120,13 +123,11 @@ class RequestFlow(FrameFlow):
 
     __slots__ = ("_collecting", "_kinds")
 
-    _buffer = new_scratch()
-    _scratch = memoryview(_buffer)
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
     def __init__(self, conn: Connection) -> None:
-        super().__init__(conn)
+        super().__init__(conn, _scratch)
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
 
@@ -203,7 +204,7 @@ class RequestFlow(FrameFlow):
         if (
             start is None
             or have < START_BYTES + len(start)
-            or not self._buffer.startswith(start, START_BYTES)
+            or not _buffer.startswith(start, START_BYTES)
             or session is not conn.client.current
             or length > conn.services.limits.max_request_bytes
         ):

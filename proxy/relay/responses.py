@@ -45,16 +45,16 @@ _HEAD = Struct(">ii")  # length and correlation id
 _EMPTY_TAGS = b"\0"
 _INT32_BYTES = 4
 
+_scratch = memoryview(new_scratch())
+
 
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests."""
 
     __slots__ = ("_busy_time", "_collecting", "_delayed", "_shapes", "_walker")
 
-    _scratch = memoryview(new_scratch())
-
     def __init__(self, conn: Connection) -> None:
-        super().__init__(conn)
+        super().__init__(conn, _scratch)
         self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
@@ -242,7 +242,10 @@ class ResponseFlow(FrameFlow):
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)
             left = walker.remaining_bytes
-        self._send(view[:end], more=bool(body_bytes or left))
+        if body_bytes or left:
+            self._send_begun(view[:end])
+        else:
+            self._send(view[:end])
         if body_bytes:
             self._send_body(body_bytes)
         else:
@@ -255,7 +258,7 @@ class ResponseFlow(FrameFlow):
         if tail_bytes > MAX_TAIL_BYTES:
             raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
-            self._send(view[:end], more=True)
+            self._send_begun(view[:end])
         self._collecting = None
         self._collect(view[end:], tail_bytes)
         return len(view)
