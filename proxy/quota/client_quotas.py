@@ -120,20 +120,13 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         if meter is None:
             return kind not in self.matches
-        gate = meter.gate
         return (
             asked_bytes is not None
             and not meter.sensor.retired
             and waiter.gate is None
             and waiter.since_ms is None
-            and gate.lets(waiter, 0.0, now_ms)
-            and (not asked_bytes or gate.grant(asked_bytes, now_ms) == asked_bytes)
+            and meter.admits_whole(waiter, asked_bytes, now_ms)
         )
-
-    def expect(self, last_bytes: int | None, now_ms: float) -> InFlightFetch | None:
-        """Return what counts until the response to a Fetch that was sent on, as `grant` does."""
-        meter = self._meter(CONSUMER_BYTE_RATE, now_ms)
-        return None if meter is None else meter.gate.expect(last_bytes, now_ms)
 
     def admit(self, kind: QuotaKind, waiter: Waiter, now_ms: float, *, holds: bool = False) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.

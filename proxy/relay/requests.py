@@ -220,9 +220,11 @@ class RequestFlow(FrameFlow):
             session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
         )
         if kind.max_bytes:
-            exchange.expected = quotas.expect(session.last_fetch_bytes, now_ms)
+            granted_bytes, exchange.expected = quotas.grant(
+                kind.max_bytes, session.last_fetch_bytes, now_ms
+            )
             exchange.wait_ms = kind.wait_ms
-            exchange.full_bytes = min(kind.max_bytes, FULL_BYTES) // 2
+            exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
         self._count(kind, exchange)
         return True
 

@@ -41,9 +41,10 @@ class FetchWorld(QuotaWorld):
         waiter, client = self.waiters[number], self.client
         if self.sends_first and client.admits_whole(CONSUMER, waiter, asked_bytes, now_ms):
             self.passed += 1
-            expected = client.expect(self.last_bytes, now_ms)
+            granted_bytes, expected = client.grant(asked_bytes, self.last_bytes, now_ms)
+            assert granted_bytes == asked_bytes, "it was sent already"
             self.in_flight[number].append(expected)
-            return asked_bytes
+            return granted_bytes
         if not client.admit(CONSUMER, waiter, now_ms, holds=True):
             return "waits"
         waiter.since_ms = None
