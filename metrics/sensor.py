@@ -59,7 +59,7 @@ class Sensor:
     registry sets both when it takes the sensor in.
     """
 
-    __slots__ = ("_room", "expiry_ms", "last_record_ms", "metrics", "name", "retired")
+    __slots__ = ("expiry_ms", "last_record_ms", "metrics", "name", "retired", "room")
 
     def __init__(
         self, name: str, *, created_ms: float = 0.0, expiry_ms: float = DEFAULT_EXPIRY_MS
@@ -71,7 +71,7 @@ class Sensor:
         """True once a registry has let it go: who holds it must ask for a new one."""
         self.metrics: tuple[Metric, ...] = ()
         """In the order of their adding."""
-        self._room: Room | None = None
+        self.room: Room | None = None
         """Of the only metric; None when there are more, or its stat knows none."""
 
     def add(self, metric_name: MetricName, stat: Stat, config: MetricConfig) -> Metric:
@@ -84,7 +84,7 @@ class Sensor:
             raise ValueError(f"sensor {self.name!r} already has a metric {key!r}")
         metric = Metric(metric_name, stat, config)
         self.metrics = (*self.metrics, metric)
-        self._room = None
+        self.room = None
         return metric
 
     def record(self, value: float, now_ms: float) -> None:
@@ -94,7 +94,7 @@ class Sensor:
         all stats have the value by then.
         """
         self.last_record_ms = now_ms
-        metrics, room = self.metrics, self._room
+        metrics, room = self.metrics, self.room
         if room is not None:
             if room.record(metrics[0].config, value, now_ms):
                 return
@@ -111,12 +111,12 @@ class Sensor:
         if len(metrics) == 1:
             (metric,) = metrics
             if room is None or room.is_over(metric.config, now_ms):
-                self._room = metric.stat.room(metric.config, now_ms)
+                self.room = metric.stat.room(metric.config, now_ms)
 
     @property
     def free(self) -> float:
         """How much can be recorded for certain before its quota is violated; 0 if not known."""
-        return self._room.free if self._room is not None else 0.0
+        return self.room.free if self.room is not None else 0.0
 
     @property
     def expires_ms(self) -> float:

@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .entities import BUSY_MS_PER_PERCENT, CONSUMER_BYTE_RATE, ClientIdentity, QuotaKind
+from .entities import (
+    BUSY_MS_PER_PERCENT,
+    CONSUMER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    ClientIdentity,
+    QuotaKind,
+)
 from .gate import InFlightFetch, Waiter
 from .meter import Meter
 from .rules import Match
@@ -52,6 +58,8 @@ class ClientQuotas:
     meters: dict[QuotaKind, Meter] = field(default_factory=dict)
     """The sensors that its latest traffic was charged to."""
     longest_hold_ms: float = math.inf
+    is_timed: bool = False
+    """Whether one of `matches` is of the time that the upstream is busy."""
 
     def has(self, kind: QuotaKind) -> bool:
         """Return whether a rule bounds this kind of the client's traffic."""
@@ -83,6 +91,49 @@ class ClientQuotas:
         if not delay_ms:
             return None
         return ThrottleTime(now_ms + delay_ms, delay_ms, kind, meter.entity)
+
+    def lets_pass(self, kind: QuotaKind | None, value: float, now_ms: float) -> bool:
+        """Return whether a response is certain not to be held, so that it can be charged when sent.
+
+        `kind` is the quota that bounds its bytes; `charge` of it must then come at the same time.
+        """
+        if self.is_timed or self.generation != self.manager.generation:
+            return False
+        if kind is None:
+            return True
+        meter = self.meters.get(kind)
+        if meter is None:
+            return kind not in self.matches
+        return not meter.sensor.retired and meter.lets_pass(value, now_ms)
+
+    def admits_whole(
+        self,
+        kind: QuotaKind | None,
+        waiter: Waiter,
+        asked_bytes: int | None,
+        now_ms: float,
+        *,
+        holds: bool,
+    ) -> bool:
+        """Return whether `admit` and `grant` are certain to let a request pass as it is.
+
+        `asked_bytes` is the limit of a Fetch, if known, and 0 for what is not limited. `holds`: its
+        response is held.
+        """
+        if self.is_timed or self.generation != self.manager.generation:
+            return False
+        if kind is None:
+            return True
+        meter = self.meters.get(kind)
+        if meter is None:
+            return kind not in self.matches
+        return (
+            asked_bytes is not None
+            and not meter.sensor.retired
+            and waiter.gate is None
+            and waiter.since_ms is None
+            and meter.admits_whole(waiter, asked_bytes, now_ms, holds=holds)
+        )
 
     def admit(self, kind: QuotaKind, waiter: Waiter, now_ms: float, *, holds: bool = False) -> bool:
         """Return whether a request may be sent on; if not, `waiter` is woken when to ask again.
@@ -172,5 +223,6 @@ class ClientQuotas:
         self.meters.clear()
         matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in QuotaKind)
         self.matches = {kind: match for kind, match in matches if match is not None}
+        self.is_timed = REQUEST_PERCENTAGE in self.matches
         if self.users:
             self.manager.note(self)

@@ -11,8 +11,8 @@ from metrics.clock import MS_PER_SECOND
 from metrics.sensor import QuotaViolation
 
 from .entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
-from .gate import ROUND_MS, Gate
-from .pacer import AdaptivePacer, Pacer, throttle_time_ms
+from .gate import GRANT_MS, ROUND_MS, Gate, Waiter
+from .pacer import LARGE_DEBT_MS, AdaptivePacer, Pacer, throttle_time_ms
 from .rules import QuotaSettings, Rule
 
 RATE_METRIC = "rate_bytes"
@@ -165,6 +165,31 @@ class Meter:
             hold_ms = max(hold_ms, self.brake.hold_ms(value, now_ms))
         self.gate.poke(now_ms)
         return min(hold_ms, self.longest_hold_ms) if hold_ms else 0.0
+
+    def admits_whole(self, waiter: Waiter, asked_bytes: int, now_ms: float, *, holds: bool) -> bool:
+        """Return whether the gate is certain to let a request pass, and as it is.
+
+        `asked_bytes` is the limit of a Fetch, 0 that of a request without one. `holds`: its
+        response is held.
+        """
+        if asked_bytes and not (holds or self.is_far_below):
+            return False
+        gate, pacer = self.gate, self.pacer
+        if not gate.under_way and not gate.waiting and pacer.due_ms - now_ms <= LARGE_DEBT_MS:
+            most = pacer.bound * GRANT_MS / MS_PER_SECOND
+            return asked_bytes <= most and not pacer.is_pacing
+        is_admitted = gate.lets(waiter, 0.0, now_ms)
+        return is_admitted and (not asked_bytes or gate.grant(asked_bytes, now_ms) == asked_bytes)
+
+    def lets_pass(self, value: float, now_ms: float) -> bool:
+        """Return whether `hold_ms` is certain to return 0 for this value at this time."""
+        room = self.sensor.room
+        return (
+            room is not None
+            and room.takes(self.metric.config, value, now_ms)
+            and not self.pacer.is_pacing
+            and self.brake is None
+        )
 
     @property
     def is_far_below(self) -> bool:

@@ -50,10 +50,13 @@ class Channel:
         self._recv_into = sock.recv_into
         self._send = sock.send
 
-    def recv_into(self, view: memoryview) -> int:
-        """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED."""
+    def recv_into(self, view: memoryview, size: int = 0) -> int:
+        """Fill the start of `view`; return how many bytes, 0 at the end, or BLOCKED.
+
+        Of `size` bytes at most; 0 stands for all of it.
+        """
         try:
-            return self._recv_into(view)
+            return self._recv_into(view, size)
         except _WOULD_BLOCK:
             return BLOCKED
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -61,12 +64,19 @@ class Channel:
         except OSError as error:
             raise ChannelLost(self, error) from error
 
-    def send(self, data: Buffer, *, more: bool = False) -> int:
-        """Send a part of `data`; return how many bytes, or BLOCKED. `more`: more will follow."""
+    def send(self, data: Buffer) -> int:
+        """Send a part of `data`; return how many bytes, or BLOCKED."""
         try:
-            if more and not self._is_tls:
-                return self._send(data, socket.MSG_MORE)
             return self._send(data)
+        except _WOULD_BLOCK:
+            return BLOCKED
+        except OSError as error:
+            raise ChannelLost(self, error) from error
+
+    def send_begun(self, data: Buffer) -> int:
+        """Send a part of `data`, as `send` does; more will follow."""
+        try:
+            return self._send(data) if self._is_tls else self._send(data, socket.MSG_MORE)
         except _WOULD_BLOCK:
             return BLOCKED
         except OSError as error:

@@ -77,7 +77,7 @@ class Connection:
         self._dialling: asyncio.Task[None] | None = None
         self._on_close = on_close
         self._muted: Delayed | None = None
-        self._waiter = Waiter(self._wake_at)
+        self.waiter = Waiter(self._wake_at)
         self._gated: Delayed | None = None
         self._gated_api = FETCH
         self._linger: asyncio.TimerHandle | None = None
@@ -236,7 +236,7 @@ class Connection:
         byte_rate = plan.api.byte_rate
         if byte_rate is None:
             return True
-        waiter, now_ms = self._waiter, exchange.sent_ms
+        waiter, now_ms = self.waiter, exchange.sent_ms
         is_delayed = self.services.mode is _DELAY
         self._gated_api = exchange.api_key
         if not session.quotas.admit(_GATES[byte_rate], waiter, now_ms, holds=is_delayed):
@@ -253,7 +253,7 @@ class Connection:
 
     def _leave_gate(self) -> None:
         """Give the turn at a quota's gate up, so that others come sooner."""
-        self._waiter.leave(clock_ms())
+        self.waiter.leave(clock_ms())
         if self._gated is not None:
             self._gated.cancel()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from proxy.relay.channel import BLOCKED, Channel
 from proxy.relay.lifecycle import DRAINING
@@ -46,15 +46,15 @@ class FrameFlow(ABC):
 
     __slots__ = (
         *("_begun_s", "_conn", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
-        *("_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes", "_writing"),
-        *("closed", "last_active", "first_bytes", "paused", "read_bytes", "stash", "wait"),
+        *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
+        *("_writing", "closed", "first_bytes", "last_active", "paused", "read_bytes", "stash"),
+        "wait",
     )
 
-    _scratch: ClassVar[memoryview]
-    """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
-
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Connection, scratch: memoryview) -> None:
         self._conn = conn
+        self._scratch = scratch
+        """Shared by all flows of one direction: what is in it does not outlive a call of `run`."""
         self._loop = conn.services.loop
         self._source: Channel | None = None
         self._sink: Channel | None = None
@@ -75,6 +75,14 @@ class FrameFlow(ABC):
     @abstractmethod
     def _take(self, view: memoryview) -> int:
         """Handle the start of `view`; return how many bytes are dealt with, 0 to be asked again."""
+
+    @abstractmethod
+    def _pass_on(self, have: int) -> bool:
+        """Send on the first `have` bytes of the scratch buffer if they are one frame and all it is.
+
+        That is a frame that nothing asks to be held or looked into: what is kept of it is recorded
+        when it is sent. Return whether it was sent; if not, nothing was done.
+        """
 
     @abstractmethod
     def _whole_frame(self, frame: bytearray) -> None:
@@ -141,7 +149,11 @@ class FrameFlow(ABC):
             return
         self._running = True
         try:
-            wait = self._advance()
+            wait = None
+            if self._is_idle and not self.paused and not self._conn.own_answers:
+                wait = self._read_idle()
+            if wait is None:
+                wait = self._advance()
             if wait is CLOSED and not self.closed:
                 self._ended()
         except Exception as error:  # whatever it is, it ends this pair only
@@ -149,10 +161,12 @@ class FrameFlow(ABC):
             self._conn.close_failed(error)
         finally:
             self._running = False
-        if not self.closed and self._conn.life.state is DRAINING:
-            self._conn.finish_if_drained()
         if self.closed:
             return
+        if self._conn.life.state is DRAINING:
+            self._conn.finish_if_drained()
+            if self.closed:
+                return
         if wait is not self.wait:
             self.wait = wait
             self._want(read=wait in (READ, END), write=wait is WRITE)
@@ -179,10 +193,6 @@ class FrameFlow(ABC):
 
     def _advance(self) -> Wait:
         self.last_active = self._loop.time()
-        if self._is_idle and not self.paused:
-            wait = self._read_idle()
-            if wait is not None:
-                return wait
         budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
             self._is_idle = False  # until `_handle` finds nothing begun and nothing left
@@ -223,14 +233,23 @@ class FrameFlow(ABC):
 
     def _read_idle(self) -> Wait | None:
         """Do what `_read` does where nothing was begun and nothing is left."""
-        assert self._source is not None
-        size = self.read_bytes
-        got = self._source.recv_into(self._scratch[:size])
+        source, size = self._source, self.read_bytes
+        assert source is not None
+        got = source.recv_into(self._scratch, size)
         if got <= 0:
             return READ if got == BLOCKED else CLOSED
+        is_passed_on = got < size and self._pass_on(got)
+        self.last_active = self._loop.time()
+        if is_passed_on:
+            if not self._rest and not self.paused and not source.buffered_bytes():
+                return READ
+            self._is_idle = False
+            return None
         self._is_idle = False
         self._begun_s = self.last_active
-        return self._handle(got, drained=got < size and not self._source.buffered_bytes())
+        wait = self._handle(got, drained=got < size and not source.buffered_bytes())
+        # What was just handled may have let requests be read that are answered here.
+        return None if wait is READ and self._conn.own_answers else wait
 
     def _handle(self, have: int, *, drained: bool) -> Wait | None:
         """Handle the first bytes of the scratch buffer; `drained`: the source has no more now."""
@@ -271,10 +290,17 @@ class FrameFlow(ABC):
         self._starved = True
         return 0
 
-    def _send(self, data: memoryview | bytes | bytearray, *, more: bool = False) -> None:
-        """Send a frame or its first part; what the socket does not take is kept and sent first."""
+    def _send(self, data: memoryview | bytes | bytearray) -> None:
+        """Send a frame, or its end; what the socket does not take is kept and sent first."""
         assert self._sink is not None
-        sent = self._sink.send(data, more=more)
+        sent = self._sink.send(data)
+        if sent < len(data):
+            self._rest = memoryview(bytes(data[max(sent, 0) :]))
+
+    def _send_begun(self, data: memoryview) -> None:
+        """Send the first part of a frame, as `_send` does; more follows at once."""
+        assert self._sink is not None
+        sent = self._sink.send_begun(data)
         if sent < len(data):
             self._rest = memoryview(bytes(data[max(sent, 0) :]))
 
@@ -296,7 +322,7 @@ class FrameFlow(ABC):
             self._send(view[:frame_bytes])
             self.read_bytes = self.first_bytes
             return frame_bytes
-        self._send(view, more=True)
+        self._send_begun(view)
         self._send_body(frame_bytes - have)
         return have
 
@@ -335,6 +361,6 @@ class FrameFlow(ABC):
         return True
 
 
-def new_scratch() -> memoryview:
+def new_scratch() -> bytearray:
     """Make a buffer that holds the longest head with one read behind it."""
-    return memoryview(bytearray(MAX_START_BYTES + 2 * READ_BYTES))
+    return bytearray(MAX_START_BYTES + 2 * READ_BYTES)

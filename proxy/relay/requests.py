@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from metrics import CounterChild
 from metrics.clock import clock_ms
-from proxy.quota.entities import PRODUCER_BYTE_RATE
+from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
 from proxy.relay.lifecycle import OPEN, Pause
@@ -32,6 +32,7 @@ from proxy.wire.frames import RequestHead, ends_with_frame, parse_request_head
 from proxy.wire.request_fields import (
     acks_end,
     fetch_limits,
+    fetch_limits_end,
     lower_fetch_bytes,
     produce_acks,
     session_timeout_ms,
@@ -65,6 +66,9 @@ _API_KEY = slice(4, 6)  # of a frame
 _PRODUCE = PRODUCE.to_bytes(2, "big")
 _DELAY = ThrottleMode.DELAY
 
+_buffer = new_scratch()
+_scratch = memoryview(_buffer)
+
 
 class RequestRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
     """A request that may not reach a broker; its connection is closed."""
@@ -94,6 +98,15 @@ class _RequestKind:
     is_intercepted: bool
     """Whether an interceptor may ask for it."""
     count: CounterChild
+    bounded_by: QuotaKind | None
+    """At whose gate it waits."""
+    plain_start: bytes | None
+    """As `start`, of those that quotas alone may keep from being sent on as they are, None for
+    others: of a Fetch up to its limits, once they are known."""
+    max_bytes: int | None
+    """The limit of such a Fetch, None before it is known; 0 for another request."""
+    wait_ms: int = 0
+    """For how long such a Fetch may wait for data."""
 
     def head(self, frame_bytes: int, correlation_id: int) -> RequestHead:
         """Return the header of one of them."""
@@ -112,12 +125,11 @@ class RequestFlow(FrameFlow):
 
     __slots__ = ("_collecting", "_kinds")
 
-    _scratch = new_scratch()
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
 
     def __init__(self, conn: Connection) -> None:
-        super().__init__(conn)
+        super().__init__(conn, _scratch)
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
 
@@ -183,6 +195,44 @@ class RequestFlow(FrameFlow):
         self._count(kind, exchange)
         return taken
 
+    def _pass_on(self, have: int) -> bool:
+        """See FrameFlow."""
+        if have < START_BYTES:
+            return False
+        conn, scratch = self._conn, self._scratch
+        length, api, correlation_id = _START.unpack_from(scratch)
+        kind = self._kinds.get(api)
+        if kind is None or length != have - LENGTH_BYTES:
+            return False
+        start, session = kind.plain_start, kind.session
+        if (
+            start is None
+            or have < START_BYTES + len(start)
+            or not _buffer.startswith(start, START_BYTES)
+            or session is not conn.client.current
+            or length > conn.services.limits.max_request_bytes
+        ):
+            return False
+        quotas, now_ms, holds = session.quotas, clock_ms(), conn.services.mode is _DELAY
+        asked_bytes = kind.max_bytes
+        if not quotas.admits_whole(kind.bounded_by, conn.waiter, asked_bytes, now_ms, holds=holds):
+            return False
+        self._send(scratch[:have])
+        if have > READ_BYTES_HELD:
+            self._read_ahead(quotas, PRODUCER_BYTE_RATE)
+        self.read_bytes = self.first_bytes
+        exchange = Exchange(
+            session, kind.plan, kind.api_key, kind.version, correlation_id, have, now_ms
+        )
+        if kind.max_bytes:
+            granted_bytes, exchange.expected = quotas.grant(
+                kind.max_bytes, session.last_fetch_bytes, now_ms, holds=holds
+            )
+            exchange.wait_ms = kind.wait_ms
+            exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
+        self._count(kind, exchange)
+        return True
+
     def _known_kind(self, view: memoryview) -> _RequestKind | None:
         """Return the kind of a request that begins like an earlier one, None for another."""
         if len(view) < START_BYTES:
@@ -219,18 +269,27 @@ class RequestFlow(FrameFlow):
         is_changed = api_key == API_VERSIONS and downgrade_api_versions(view, version)
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
+        session = self._conn.client.session(head.client_id)
+        start = bytes(view[START_BYTES:end])
+        is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
+        is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
+        is_looked_into |= is_intercepted and session.interceptor is not None
+        byte_rate = plan.api.byte_rate
         kind = _RequestKind(
-            session=self._conn.client.session(head.client_id),
+            session=session,
             plan=plan,
             api_key=api_key,
             version=version,
             client_id=head.client_id,
             header_end=head.header_end,
-            start=bytes(view[START_BYTES:end]),
+            start=start,
             end=end,
             acks=acks,
-            is_intercepted=api_key in INTERCEPTED_APIS and acks != NO_ACKS,
+            is_intercepted=is_intercepted,
             count=services.request_counter(api_key, version),
+            bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
+            plain_start=None if is_looked_into else start,
+            max_bytes=None if api_key == FETCH else 0,
         )
         _, api, _ = _START.unpack_from(view)
         has_room = api in self._kinds or len(self._kinds) < MAX_KINDS
@@ -258,6 +317,7 @@ class RequestFlow(FrameFlow):
             return False
         if asked is not None:
             max_wait_ms, max_bytes = asked
+            wait_ms = max(max_wait_ms, 0)
             granted_bytes, exchange.expected = session.quotas.grant(
                 max_bytes,
                 session.last_fetch_bytes,
@@ -267,7 +327,11 @@ class RequestFlow(FrameFlow):
             if granted_bytes < max_bytes:
                 head = kind.head(exchange.request_bytes, exchange.correlation_id)
                 lower_fetch_bytes(head, view, granted_bytes)
-            exchange.wait_ms = max(max_wait_ms, 0)
+            elif kind.max_bytes is None and kind.plain_start is not None:
+                end = fetch_limits_end(kind.version, start)
+                kind.plain_start = bytes(view[START_BYTES:end])
+                kind.max_bytes, kind.wait_ms = max_bytes, wait_ms
+            exchange.wait_ms = wait_ms
             exchange.full_bytes = min(granted_bytes, FULL_BYTES) // 2
         return True
 

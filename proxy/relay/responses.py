@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
@@ -15,7 +16,7 @@ from proxy.relay.own_answers import is_own_answer_next, send_own_answer
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
-from proxy.wire.apis import FETCH, PRODUCE, Handling
+from proxy.wire.apis import FETCH, LENGTH_BYTES, PRODUCE, RESPONSE_HEADER_BYTES, Handling
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
 from proxy.wire.malformed import MalformedResponse
@@ -40,8 +41,11 @@ MAX_COLLECTED_BYTES = 64 << 20
 MAX_TAIL_BYTES = 1 << 20
 """The longest tag section behind a Fetch response: the endpoints of some ten thousand brokers."""
 
+_HEAD = Struct(">ii")  # length and correlation id
 _EMPTY_TAGS = b"\0"
 _INT32_BYTES = 4
+
+_scratch = memoryview(new_scratch())
 
 
 class ResponseFlow(FrameFlow):
@@ -49,10 +53,8 @@ class ResponseFlow(FrameFlow):
 
     __slots__ = ("_busy_time", "_collecting", "_delayed", "_shapes", "_walker")
 
-    _scratch = new_scratch()
-
     def __init__(self, conn: Connection) -> None:
-        super().__init__(conn)
+        super().__init__(conn, _scratch)
         self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
@@ -100,12 +102,41 @@ class ResponseFlow(FrameFlow):
         is_due = wait is READ and self._walker is None and is_own_answer_next(self._conn)
         return None if is_due else wait
 
-    def _read_idle(self) -> Wait | None:
-        """See FrameFlow."""
-        if self._conn.own_answers:
-            return None  # as `_read` does it
-        wait = super()._read_idle()
-        return None if wait is READ and self._conn.own_answers else wait
+    def _pass_on(self, have: int) -> bool:
+        """See FrameFlow. Its charge is what it would have been before."""
+        conn, scratch = self._conn, self._scratch
+        in_flight = conn.in_flight
+        if (
+            not in_flight
+            or have < RESPONSE_HEADER_BYTES
+            or self._walker is not None
+            or conn.life.pauses is not NO_PAUSE
+        ):
+            return False
+        exchange = in_flight[0]
+        if (
+            _HEAD.unpack_from(scratch) != (have - LENGTH_BYTES, exchange.correlation_id)
+            or not exchange.plan.passes
+            or exchange.measured
+            or exchange.charge is not None
+            or exchange.seen is not None
+        ):
+            return False
+        session, now_ms = exchange.session, clock_ms()
+        quotas = session.quotas
+        kind = CONSUMER_BYTE_RATE if exchange.api_key == FETCH else None
+        if not quotas.lets_pass(kind, have, now_ms):
+            return False
+        in_flight.popleft()
+        try:
+            self._send(scratch[:have])
+        finally:  # whether it arrives or not: the broker has sent it
+            self._charge_bytes(exchange, have, now_ms)
+        session.count_bytes(exchange.api_key, exchange.request_bytes + have)
+        if have > READ_BYTES_HELD:
+            self._read_ahead(quotas, CONSUMER_BYTE_RATE)
+        self.read_bytes = self.first_bytes
+        return True
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
@@ -214,7 +245,10 @@ class ResponseFlow(FrameFlow):
             body_bytes = walker.opaque_bytes
             walker.skip(body_bytes)
             left = walker.remaining_bytes
-        self._send(view[:end], more=bool(body_bytes or left))
+        if body_bytes or left:
+            self._send_begun(view[:end])
+        else:
+            self._send(view[:end])
         if body_bytes or not left:
             walker.show()
         if body_bytes:
@@ -229,7 +263,7 @@ class ResponseFlow(FrameFlow):
         if tail_bytes > MAX_TAIL_BYTES:
             raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
         if end:
-            self._send(view[:end], more=True)
+            self._send_begun(view[:end])
         self._collecting = None
         self._collect(view[end:], tail_bytes)
         return len(view)
@@ -260,20 +294,27 @@ class ResponseFlow(FrameFlow):
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
-        session = exchange.session
-        quotas, charge = session.quotas, exchange.charge
-        if exchange.api_key == FETCH:
-            if exchange.seen is not None:
-                exchange.seen.measured(frame_bytes)
-            if exchange.expected is not None:
-                exchange.expected.answered(frame_bytes)
-                session.last_fetch_bytes = frame_bytes
-            charge = quotas.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
+        quotas = exchange.session.quotas
+        charge = self._charge_bytes(exchange, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
             charge = longest((charge, quotas.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
         return charge
+
+    def _charge_bytes(
+        self, exchange: Exchange, frame_bytes: int, now_ms: float
+    ) -> ThrottleTime | None:
+        """Charge a response to Fetch; of another return what its request's bytes have cost."""
+        if exchange.api_key != FETCH:
+            return exchange.charge
+        session = exchange.session
+        if exchange.seen is not None:
+            exchange.seen.measured(frame_bytes)
+        if exchange.expected is not None:
+            exchange.expected.answered(frame_bytes)
+            session.last_fetch_bytes = frame_bytes
+        return session.quotas.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
 
     def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
         """Start the hold of a response, or mute its client; return whether it must wait."""

@@ -1,6 +1,6 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from zlib import crc32
 
 from structlog import get_logger
@@ -54,9 +54,12 @@ class ClientSession:
         self._clients.left(self.identity)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Exchange:
-    """A request that was sent on and whose response has not been sent on yet."""
+    """A request that was sent on and whose response has not been sent on yet.
+
+    Without slots: what few requests set stays with the class.
+    """
 
     session: ClientSession
     plan: ApiPlan
@@ -66,19 +69,19 @@ class Exchange:
     correlation_id: int
     request_bytes: int
     sent_ms: float
-    wait_ms: int = 0
+    wait_ms: int = field(default=0, init=False)
     """How long the broker may sit on the request for lack of data."""
-    full_bytes: int = 0
+    full_bytes: int = field(default=0, init=False)
     """With a response of at least so many bytes it did not lack data."""
-    expected: InFlightFetch | None = None
+    expected: InFlightFetch | None = field(default=None, init=False)
     """Counts the response to a Fetch of a bounded client until it comes."""
-    seen: SeenRequest | None = None
+    seen: SeenRequest | None = field(default=None, init=False)
     """What the interceptor makes of it; None when it was not shown."""
-    charge: ThrottleTime | None = None
+    charge: ThrottleTime | None = field(default=None, init=False)
     """What the request's own bytes cost; later, what its response is held for."""
-    measured: bool = False
+    measured: bool = field(default=False, init=False)
     """Whether the response has been charged."""
-    throttle_ms: int = 0
+    throttle_ms: int = field(default=0, init=False)
     """What to tell the client; 0 leaves the broker's own figure."""
 
 

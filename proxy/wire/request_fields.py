@@ -66,6 +66,11 @@ def fetch_limits(
     return wait_ms, max_bytes
 
 
+def fetch_limits_end(version: int, start: int) -> int:
+    """Return where the limits that `fetch_limits` reads end in the frame."""
+    return start + _limits(version)[0].size
+
+
 def lower_fetch_bytes(head: RequestHead, frame: memoryview | bytearray, max_bytes: int) -> None:
     """Limit a Fetch request in place to responses of about `max_bytes`.
 
