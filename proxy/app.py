@@ -27,7 +27,7 @@ from proxy.config.reload import Reloader
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.quota.rules import Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
@@ -80,6 +80,9 @@ class App:
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
+        self._kafka_rules: Iterable[Rule] = ()
+        self._kafka_changed = asyncio.Event()
+        self._composing = asyncio.Lock()
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
             config.progress_settings,
@@ -129,7 +132,8 @@ class App:
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
             wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
             self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
-            self.rules = RuleRegistry(self.quotas, self._store, self._config.quota_settings)
+            settings = self._config.quota_settings
+            self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             self._queries.load(self._store)
             await self._start_admin(wait_s)
         except BaseException:
@@ -145,6 +149,7 @@ class App:
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
+                self._follow_kafka,
                 self._expire,
                 self._tick,
                 *self._queries.works(),
@@ -207,15 +212,29 @@ class App:
             await self.stop()
 
     def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        self.rules.use_kafka(rules)
+        self._kafka_rules = rules
+        self._kafka_changed.set()
 
-    def _apply(self, config: Config) -> None:
+    async def _compose(self, compose: Compose) -> ComposedRules:
+        """Compose rules in a thread; one at a time, so that the event loop has its share."""
+        async with self._composing:
+            return await asyncio.to_thread(compose)
+
+    async def _follow_kafka(self) -> None:
+        """Put the cluster's own quotas in force, until cancelled."""
+        while True:
+            await self._kafka_changed.wait()
+            self._kafka_changed.clear()
+            await self.rules.use_kafka(self._kafka_rules)
+
+    async def _apply(self, config: Config) -> None:
         """Put quotas, throttling, limits and a new password of the same user in force."""
         login, sasl = self._bootstrap.login, config.cluster.sasl
         # The password of another user waits with that user for a restart.
         if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
             login.renew(sasl.password())
-        self.rules.use_file(config.quota_settings)
+        settings = await asyncio.to_thread(lambda: config.quota_settings)
+        await self.rules.use_file(settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config.progress_settings, config.pipeline_settings)

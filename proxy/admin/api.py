@@ -98,7 +98,8 @@ class ApiRoutes:
         keys = _keys(request)
         override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
         try:
-            entry = self.rules.put(keys, override.bounds, override.scope, override.by, time.time())
+            about = (override.bounds, override.scope, override.by, time.time())
+            entry = await self.rules.put(keys, *about)
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
@@ -111,7 +112,7 @@ class ApiRoutes:
         keys = _keys(request)
         name = selector(keys)
         try:
-            deleted = self.rules.delete(keys)
+            deleted = await self.rules.delete(keys)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
         if not deleted:
