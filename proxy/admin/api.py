@@ -11,7 +11,7 @@ from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.overrides import parse_override
-from proxy.admin.query_documents import Document, QueryDocuments, Reports, limited, written
+from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
@@ -133,12 +133,12 @@ class ApiRoutes:
         limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
         documents = _named(
             request.query.get("query"),
-            self.queries.documents(),
+            await self.queries.documents(),
             "no query {!r} is followed",
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        body = await asyncio.to_thread(written, [limited(each, limit) for each in documents])
+        body = await asyncio.to_thread(written, documents, limit)
         return web.Response(
             body=body, content_type="application/json", charset="utf-8", headers=HEADERS
         )

@@ -39,13 +39,15 @@ class QueryRegistry(QueryClients):
             settings = query.settings
             query.sweep(now_ms, settings.stuck_after_ms if settings else STUCK_AFTER_MS)
 
-    def documents(self, now_ms: float, now_s: float) -> list[Document]:
-        """Return each query as JSON, sorted by name."""
+    def documents(self, now_ms: float, now_s: float) -> Iterator[Document | None]:
+        """Yield each query as JSON, sorted by name; None for a step without one.
+
+        Between two steps other calls may come.
+        """
         times, states = Times(now_ms, now_s), self.commits.states
-        return [
-            query_document(query, states[query.commit_group] if query.commit_group else None, times)
-            for query in sorted(self.queries, key=lambda query: query.name)
-        ]
+        for query in sorted(self.queries, key=lambda query: query.name):
+            commit = states[query.commit_group] if query.commit_group else None
+            yield from query_document(query, commit, times)
 
     def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
         """Yield each partition with its query's label: those of one query together."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -171,8 +171,8 @@ class Queries:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
-    def progress(self) -> Sequence[Document]:
-        """Return what is known of each query."""
+    def progress(self) -> Iterator[Document | None]:
+        """Yield what is known of each query; None for a step without one."""
         return self._registry.documents(clock_ms(), time.time())
 
     def pressure(self) -> Mapping[str, Document]:

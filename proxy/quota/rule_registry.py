@@ -64,6 +64,8 @@ class ComposedRules:
 
     entries: tuple[RuleEntry, ...]
     """In order of precedence, those not in force too."""
+    in_force: Mapping[str, RuleEntry]
+    """By the selectors of their rules."""
     settings: QuotaSettings
     """With the rules in force."""
     table: RuleTable
@@ -106,7 +108,7 @@ class RuleRegistry:
             record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)
         }
         self._sources = RuleSources(settings, (), overrides)
-        self._changes = self._in_force = 0
+        self._changes = self._latest = 0
         self._put_in_force(compose(self._sources))
 
     def entries(self) -> list[RuleEntry]:
@@ -114,7 +116,11 @@ class RuleRegistry:
 
         The rules of the file have its numbers, those of other sources the numbers after them.
         """
-        return list(self._entries)
+        return list(self._composed.entries)
+
+    def in_force(self) -> Mapping[str, RuleEntry]:
+        """Return the rules in force by their selectors."""
+        return self._composed.in_force
 
     async def put(
         self,
@@ -139,7 +145,7 @@ class RuleRegistry:
         }
         self._store.put(NAMESPACE + name, value, FORM)
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
-        return next(made for made in composed.entries if selector(made.rule.keys) == name)
+        return composed.in_force[name]
 
     async def delete(self, keys: Mapping[str, str]) -> bool:
         """Delete an override; return whether one had exactly these keys. Raises as `put`."""
@@ -167,13 +173,13 @@ class RuleRegistry:
         self._changes += 1
         change = self._changes
         composed = await self._elsewhere(partial(compose, self._sources))
-        if change > self._in_force:
-            self._in_force = change
+        if change > self._latest:
+            self._latest = change
             self._put_in_force(composed)
         return composed
 
     def _put_in_force(self, composed: ComposedRules) -> None:
-        self._entries = composed.entries
+        self._composed = composed
         self._manager.update(composed.settings, composed.table)
 
 
@@ -196,8 +202,9 @@ def compose(sources: RuleSources) -> ComposedRules:
         same.append(replace(entry, in_force=not same))
     in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
     entries = tuple(entry for _, same in in_order for entry in same)
-    rules = tuple(entry.rule for entry in entries if entry.in_force)
-    return ComposedRules(entries, replace(settings, rules=rules), RuleTable(rules))
+    in_force = {name: same[0] for name, same in in_order}
+    rules = tuple(entry.rule for entry in in_force.values())
+    return ComposedRules(entries, in_force, replace(settings, rules=rules), RuleTable(rules))
 
 
 def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:

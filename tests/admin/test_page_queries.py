@@ -54,7 +54,7 @@ class WithBatch:
 
     def progress(self) -> list[dict[str, object]]:
         batch = {"id": 12, "rows": 4000, "duration_s": 1.8, "ended": time.time() - 30.0}
-        return [{**document, "batch": batch} for document in self._spark.progress()]
+        return [{**document, "batch": batch} for document in self._spark.progress() if document]
 
 
 async def test_the_last_batch_is_shown(page: Page, shown: SparkWorld):

@@ -87,7 +87,7 @@ class ProgressWorld(VirtualTime):
         return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
-        return self.registry.documents(self.now_ms, self.now_s)
+        return [each for each in self.registry.documents(self.now_ms, self.now_s) if each]
 
     def document(self, name="orders"):
         (found,) = (each for each in self.documents() if each["name"] == name)
