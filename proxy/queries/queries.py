@@ -35,6 +35,9 @@ from proxy.wire.topic_partition import TopicPartition
 TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
 
+SWEPT_AT_ONCE = 1000
+"""Partitions that are looked at for alarms before the event loop does other work: about 1 ms."""
+
 WRITE_PAUSE_S = 0.02
 """At least so long between two writes. What was advertised to a driver is written at once
 otherwise: a proxy that is killed must not forget it."""
@@ -199,7 +202,9 @@ class Queries:
             await asyncio.sleep(TICK_S)
             now_ms = clock_ms()
             try:
-                self._registry.sweep(now_ms)
+                for number, _ in enumerate(self._registry.sweeping(now_ms), 1):
+                    if not number % SWEPT_AT_ONCE:
+                        await asyncio.sleep(0)
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)

@@ -221,6 +221,6 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 800)
             job.read(600)
         world.registry.commits.committed("payments-progress", {}, world.now_ms)
-        world.registry.sweep(world.now_ms)
+        list(world.registry.sweeping(world.now_ms))
     world.now_ms += 700
     return world

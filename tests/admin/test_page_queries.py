@@ -161,7 +161,7 @@ async def test_a_query_that_is_gone_leaves(page: Page, shown: SparkWorld, url: s
     await page.run(f"{query_row(HOSTILE)}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     shown.now_ms += 4 * 86_400_000.0
-    shown.registry.sweep(shown.now_ms)
+    list(shown.registry.sweeping(shown.now_ms))
     await page.until(f"{QUERIES} === 4")
     assert not await page.run(f"document.querySelector('{OPEN_QUERY}')")
 

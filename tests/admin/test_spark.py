@@ -249,7 +249,7 @@ async def test_the_status_tells_queries_briefly(spark: SparkWorld, ask_spark: As
     spark.now_ms += 1000
     for _ in range(2):
         spark.now_ms += 60_001
-        spark.registry.sweep(spark.now_ms)
+        list(spark.registry.sweeping(spark.now_ms))
     status = (await ask_spark("GET", "/v1/status")).json
     assert status["followed"] == 2
     assert [query["name"] for query in status["queries"]] == ["clicks", "payments"]

@@ -71,7 +71,7 @@ class ProgressWorld(VirtualTime):
 
     def wait(self, ms):
         self.pass_ms(ms)
-        self.registry.sweep(self.now_ms)
+        list(self.registry.sweeping(self.now_ms))
 
     def query(self, client_id="orders"):
         return self.registry.query_of(client_id)
