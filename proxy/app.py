@@ -1,6 +1,7 @@
 """Wires the parts together: the only module that knows them all."""
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -45,6 +46,11 @@ TAKE_OVER_TIMEOUT_S = 30.0
 
 ADMIN_RETRY_S = 0.05
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
+
+FULL_COLLECTION_AFTER = 100
+"""Collections of younger objects between two full ones of Python's garbage collector, which hold
+the event loop for 0.3 s with 10,000 clients, rules and partitions. Python's own 10 makes several
+during a reload. By then the garbage of some 18,000 closed connections is kept, 5 kB each."""
 
 PORT_ERRORS = (ListenerError, AdminError)
 """What `App.start` raises for a port that cannot be opened."""
@@ -288,6 +294,14 @@ class App:
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
+
+
+def spare_full_collections() -> None:
+    """Collect garbage now, and have what is left looked at no more, and what comes seldom."""
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
 
 
 def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
