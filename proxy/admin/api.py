@@ -91,8 +91,8 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        entries = await self.slices.collect(map(rule_entry, self.rules.entries()))
-        return await answer_in_slices({"quotas": entries}, self.slices)
+        document = {"quotas": map(rule_entry, self.rules.entries())}
+        return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)

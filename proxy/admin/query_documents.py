@@ -165,16 +165,26 @@ def written(documents: Iterable[Document], most: int) -> bytes:
 
 def _totals(partitions: Sequence[Document]) -> Document:
     """Add partitions up; the lag in seconds is the longest. What is known of none is None."""
-    lags = [each["lag_records"] for each in partitions if each["lag_records"] is not None]
-    ages = [each["lag_s"] for each in partitions if each["lag_s"] is not None]
+    lag_records = lag_s = None
+    in_flight = failed = skipped = stuck = 0
+    for each in partitions:  # once: there may be thousands
+        lag, age_s = each["lag_records"], each["lag_s"]
+        if lag is not None:
+            lag_records = lag if lag_records is None else lag_records + lag
+        if age_s is not None and (lag_s is None or age_s > lag_s):
+            lag_s = age_s
+        in_flight += each["in_flight"]["records"]
+        failed += each["failed"]["records"]
+        skipped += each["skipped_records"]
+        stuck += each["stuck_since"] is not None
     return {
         "partitions": len(partitions),
-        "lag_records": sum(lags) if lags else None,
-        "lag_s": max(ages, default=None),
-        "in_flight_records": sum(each["in_flight"]["records"] for each in partitions),
-        "failed_records": sum(each["failed"]["records"] for each in partitions),
-        "skipped_records": sum(each["skipped_records"] for each in partitions),
-        "stuck_partitions": sum(each["stuck_since"] is not None for each in partitions),
+        "lag_records": lag_records,
+        "lag_s": lag_s,
+        "in_flight_records": in_flight,
+        "failed_records": failed,
+        "skipped_records": skipped,
+        "stuck_partitions": stuck,
     }
 
 

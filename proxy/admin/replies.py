@@ -59,11 +59,14 @@ async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> we
 
 
 def json_pieces(document: Mapping[str, object]) -> Iterator[str]:
-    """Yield the text that `json.dumps` gives, each item of the document's lists by itself."""
+    """Yield the text that `json.dumps` gives, each item of the document's lists by itself.
+
+    An iterator is written as a list. It is to make thousands of items: none is kept.
+    """
     yield "{"
     for number, (key, value) in enumerate(document.items()):
         yield f"{', ' if number else ''}{json.dumps(key)}: "
-        if isinstance(value, list):
+        if isinstance(value, list | Iterator):
             yield "["
             for index, item in enumerate(value):
                 yield f"{', ' if index else ''}{json.dumps(item)}"
