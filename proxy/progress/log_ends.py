@@ -84,7 +84,7 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = self._registry.stale(self._clock_ms()) - self._failing - self._absent
+        stale = frozenset(self._registry.stale(self._clock_ms())) - self._failing - self._absent
         await self._ask_leaders(stale, (LATEST,), self._failing.update)
 
     async def _repeat(self, poll: Callable[[], Awaitable[None]], interval_s: float) -> None:
