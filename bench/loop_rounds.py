@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bench.report import Row, Verdict
 from metrics.clock import MS_PER_SECOND
+from proxy.app import spare_full_collections
 
 FIGURE = "stalls"
 TARGET_MS = 10.0
@@ -32,13 +33,14 @@ class Stall:
 
 @contextmanager
 def only_the_proxys_garbage() -> Iterator[None]:
-    """Keep the garbage collector from what is there already: the bench's own modules."""
-    gc.collect()
-    gc.freeze()
+    """Collect garbage as a proxy does, without a look at the bench's own modules."""
+    thresholds = gc.get_threshold()
+    spare_full_collections()
     try:
         yield
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 async def watch(work: Awaitable[object]) -> Stall:

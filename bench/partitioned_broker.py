@@ -50,7 +50,9 @@ def _answer(frame: bytes, partitions: int, address: traffic.Address) -> bytes:
     if api_key == ApiVersionsRequest.API_KEY:
         return traffic.api_versions_response(version, correlation_id)
     if api_key == MetadataRequest.API_KEY:
-        response = _metadata(version, partitions, address)
+        question = MetadataRequest.decode(frame, version=version, header=True)
+        asked = {each.name for each in question.topics or ()}
+        response = _metadata(version, partitions if TOPIC in asked else 0, address)
     elif api_key == ListOffsetsRequest.API_KEY:
         request = ListOffsetsRequest.decode(frame, version=version, header=True)
         response = ListOffsetsResponse[version](topics=list(map(_offsets, request.topics)))
@@ -76,7 +78,7 @@ def _metadata(version: int, partitions: int, address: traffic.Address) -> Metada
     return MetadataResponse[version](
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=node_id, host=host, port=port)],
         controller_id=node_id,
-        topics=[topic(name=TOPIC, partitions=described)],
+        topics=[topic(name=TOPIC, partitions=described)] if described else [],
     )
 
 

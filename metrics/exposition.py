@@ -44,12 +44,14 @@ class SensorCollector(Collector):
         helps: dict[str, str] = {}
         for sensor in sensors:
             for metric in sensor.metrics:
-                helps.setdefault(metric.name.name, metric.name.description)
-                if metric.config.quota is not None:
-                    helps.setdefault(BOUND_METRIC, BOUND_HELP)
-        for name, text in helps.items():
-            family = Family(PREFIX + name, text, "gauge")
-            family.samples = cast(list[Sample], self._samples(name, sensors))
+                name = metric.name
+                if name.name not in helps:
+                    helps[name.name] = name.description
+                if BOUND_METRIC not in helps and metric.config.quota is not None:
+                    helps[BOUND_METRIC] = BOUND_HELP
+        for shown, text in helps.items():
+            family = Family(PREFIX + shown, text, "gauge")
+            family.samples = cast(list[Sample], self._samples(shown, sensors))
             yield family
 
     def _samples(self, name: str, sensors: tuple[Sensor, ...]) -> Iterator[Sample]:

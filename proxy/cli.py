@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import gc
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ import structlog
 import uvloop
 
 from proxy import __version__
-from proxy.app import PORT_ERRORS, App
+from proxy.app import PORT_ERRORS, App, spare_full_collections
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
@@ -145,10 +144,7 @@ async def _serve(config: Config, options: argparse.Namespace) -> None:
 
 
 def _started() -> None:
-    # What is there now stays. Full collections that looked at it would hold the event loop, for
-    # 50 ms and more each time.
-    gc.collect()
-    gc.freeze()
+    spare_full_collections()
     _say("ready")
 
 

@@ -11,7 +11,7 @@ from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.overrides import parse_override
-from proxy.admin.query_documents import Document, QueryDocuments, Reports, limited, written
+from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
@@ -91,14 +91,15 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        entries = await self.slices.collect(map(rule_entry, self.rules.entries()))
-        return await answer_in_slices({"quotas": entries}, self.slices)
+        document = {"quotas": map(rule_entry, self.rules.entries())}
+        return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
         try:
-            entry = self.rules.put(keys, override.bounds, override.scope, override.by, time.time())
+            about = (override.bounds, override.scope, override.by, time.time())
+            entry = await self.rules.put(keys, *about)
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
@@ -111,7 +112,7 @@ class ApiRoutes:
         keys = _keys(request)
         name = selector(keys)
         try:
-            deleted = self.rules.delete(keys)
+            deleted = await self.rules.delete(keys)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
         if not deleted:
@@ -132,12 +133,12 @@ class ApiRoutes:
         limit = whole_number(request, "limit", DEFAULT_PARTITIONS, MAX_PARTITIONS)
         documents = _named(
             request.query.get("query"),
-            self.queries.documents(),
+            await self.queries.documents(),
             "no query {!r} is followed",
             "see GET /v1/progress for those that are; name it under queries, or let "
             "QuotaListener report it",
         )
-        body = await asyncio.to_thread(written, [limited(each, limit) for each in documents])
+        body = await asyncio.to_thread(written, documents, limit)
         return web.Response(
             body=body, content_type="application/json", charset="utf-8", headers=HEADERS
         )

@@ -1,7 +1,7 @@
 """Describes bounded clients: rate, bound, holds, and which rule it is and why."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -94,14 +94,14 @@ class ClientDocuments:
 
     async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
-        in_force = self._in_force()
+        in_force = self.rules.in_force()
         return await self.slices.collect(
             {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)} for row in rows
         )
 
     def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
-        in_force = self._in_force()
+        in_force = self.rules.in_force()
         documents = []
         for client in row.clients:
             rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
@@ -145,10 +145,6 @@ class ClientDocuments:
             "bound_age_s": known.get("bound_age_s"),
         }
 
-    def _in_force(self) -> dict[str, RuleEntry]:
-        entries = self.rules.entries()
-        return {selector(entry.rule.keys): entry for entry in entries if entry.in_force}
-
 
 def iso(at_s: float | None) -> str | None:
     """Write a time since the epoch as ISO 8601 in UTC, to the second."""
@@ -172,7 +168,7 @@ def rule_entry(entry: RuleEntry) -> Document:
     }
 
 
-def _row(row: QuotaRow, in_force: dict[str, RuleEntry], now_ms: float) -> Document:
+def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Document:
     left_ms = 0.0 if row.hold_until_ms is None else row.hold_until_ms - now_ms
     return {
         "entity": row.entity,
@@ -197,7 +193,7 @@ def _client(client: ClientIdentity) -> Document:
     return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
 
 
-def _rule(rule: Rule, in_force: dict[str, RuleEntry]) -> Document:
+def _rule(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
     """Name a rule; a sensor may still be under one that has gone, which has no source then."""
     name = selector(rule.keys)
     entry = in_force.get(name)

@@ -1,12 +1,15 @@
 """Describes Structured Streaming queries: in full for `/v1/progress`, briefly for the status."""
 
+import asyncio
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
+
+from proxy.admin.slices import Slices
 
 COST_FACTOR = 20.0
 """So many times as long as it took to make a thing is it shown again: many may be looking, and no
@@ -27,8 +30,11 @@ class Reports(Protocol):
     async def accept(self, raw: bytes) -> Document:
         """Apply a report and return what came of it. Raises ReportRefused."""
 
-    def progress(self) -> Sequence[Document]:
-        """Return all that is known of each query: see proxy.progress.documents."""
+    def progress(self) -> Iterable[Document | None]:
+        """Yield all that is known of each query, and None for a step without one.
+
+        See proxy.progress.documents.
+        """
 
     def pressure(self) -> Mapping[str, Document]:
         """Return what backpressure does to the queries that have it, by their names."""
@@ -60,33 +66,71 @@ class Cached(Generic[T]):
         return self._made
 
 
+class CachedWalk(Generic[T]):
+    """As Cached for what `make` yields but for None, taken a slice at a time.
+
+    Who asks while it is made waits for it.
+    """
+
+    def __init__(
+        self, make: Callable[[], Iterable[T | None]], slices: Slices, clock_ms: Callable[[], float]
+    ) -> None:
+        self._make = make
+        self._slices = slices
+        self._clock_ms = clock_ms
+        self._making = asyncio.Lock()
+        self._made: Sequence[T] | None = None
+        self._cost_ms = 0.0
+        """Without what others did between two steps."""
+        self._stale_ms = -math.inf
+
+    async def get(self) -> Sequence[T]:
+        """Return it as it was made last, or made now."""
+        async with self._making:
+            if self._made is None or self._clock_ms() >= self._stale_ms:
+                self._cost_ms = 0.0
+                steps = await self._slices.collect(self._timed())
+                self._made = [step for step in steps if step is not None]
+                self._stale_ms = self._clock_ms() + COST_FACTOR * self._cost_ms
+            return self._made
+
+    def _timed(self) -> Iterator[T | None]:
+        started_ms = self._clock_ms()
+        for step in self._make():
+            self._cost_ms += self._clock_ms() - started_ms
+            yield step
+            started_ms = self._clock_ms()
+        self._cost_ms += self._clock_ms() - started_ms
+
+
 class QueryDocuments:
     """All queries as documents, made again as rarely as their size demands.
 
     With 10,000 partitions it takes 0.1 to 0.25 s to make them.
     """
 
-    def __init__(self, reports: Reports, clock_ms: Callable[[], float]) -> None:
-        self.documents = Cached(partial(_documents, reports), clock_ms).get
+    def __init__(self, reports: Reports, slices: Slices, clock_ms: Callable[[], float]) -> None:
+        self.documents = CachedWalk(partial(_documents, reports), slices, clock_ms).get
         """Returns each query with its partitions, what backpressure does to it, and totals."""
         self.adaptive = Cached(partial(_adaptive, reports), clock_ms).get
         """Returns what backpressure does, by the entity whose reading is bounded."""
 
-    def summaries(self, now_s: float) -> list[Document]:
+    async def summaries(self, now_s: float) -> list[Document]:
         """Return the queries briefly: those that need somebody first, then those with most lag.
 
         At most MAX_SUMMARIES. `now_s` is the time in seconds of the Unix epoch.
         """
-        documents = nlargest(MAX_SUMMARIES, self.documents(), key=_urgency)
+        documents = nlargest(MAX_SUMMARIES, await self.documents(), key=_urgency)
         return [_summary(document, now_s) for document in documents]
 
 
-def _documents(reports: Reports) -> Sequence[Document]:
+def _documents(reports: Reports) -> Iterator[Document | None]:
     adaptive = reports.pressure()
-    return [
-        {**each, "adaptive": adaptive.get(each["name"]), "totals": _totals(each["partitions"])}
-        for each in reports.progress()
-    ]
+    for each in reports.progress():
+        yield None
+        if each is not None:
+            totals = _totals(each["partitions"])
+            yield {**each, "adaptive": adaptive.get(each["name"]), "totals": totals}
 
 
 def _adaptive(reports: Reports) -> Mapping[str, Document]:
@@ -105,13 +149,14 @@ def limited(document: Document, most: int) -> Document:
     return {**document, "partitions": shown}
 
 
-def written(documents: Iterable[Document]) -> bytes:
-    """Write `{"queries": [...]}`.
+def written(documents: Iterable[Document], most: int) -> bytes:
+    """Write `{"queries": [...]}`, each query with at most so many partitions.
 
     It goes to another thread, and in small pieces: nothing else runs during one json.dumps.
     """
     texts = []
-    for document in documents:
+    for each in documents:
+        document = limited(each, most)
         head = json.dumps({key: value for key, value in document.items() if key != "partitions"})
         partitions = ", ".join(map(json.dumps, document["partitions"]))
         texts.append(f'{head[:-1]}, "partitions": [{partitions}]}}')
@@ -120,16 +165,26 @@ def written(documents: Iterable[Document]) -> bytes:
 
 def _totals(partitions: Sequence[Document]) -> Document:
     """Add partitions up; the lag in seconds is the longest. What is known of none is None."""
-    lags = [each["lag_records"] for each in partitions if each["lag_records"] is not None]
-    ages = [each["lag_s"] for each in partitions if each["lag_s"] is not None]
+    lag_records = lag_s = None
+    in_flight = failed = skipped = stuck = 0
+    for each in partitions:  # once: there may be thousands
+        lag, age_s = each["lag_records"], each["lag_s"]
+        if lag is not None:
+            lag_records = lag if lag_records is None else lag_records + lag
+        if age_s is not None and (lag_s is None or age_s > lag_s):
+            lag_s = age_s
+        in_flight += each["in_flight"]["records"]
+        failed += each["failed"]["records"]
+        skipped += each["skipped_records"]
+        stuck += each["stuck_since"] is not None
     return {
         "partitions": len(partitions),
-        "lag_records": sum(lags) if lags else None,
-        "lag_s": max(ages, default=None),
-        "in_flight_records": sum(each["in_flight"]["records"] for each in partitions),
-        "failed_records": sum(each["failed"]["records"] for each in partitions),
-        "skipped_records": sum(each["skipped_records"] for each in partitions),
-        "stuck_partitions": sum(each["stuck_since"] is not None for each in partitions),
+        "lag_records": lag_records,
+        "lag_s": lag_s,
+        "in_flight_records": in_flight,
+        "failed_records": failed,
+        "skipped_records": skipped,
+        "stuck_partitions": stuck,
     }
 
 

@@ -83,7 +83,7 @@ class AdminServer:
         self._not_ready = not_ready
         self._token = token
         self._slices = Slices()
-        queries = QueryDocuments(reports, clock_ms)
+        queries = QueryDocuments(reports, self._slices, clock_ms)
         clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
         pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())

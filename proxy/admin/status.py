@@ -108,8 +108,8 @@ class Status:
                 for row, document in zip(found.rows, described, strict=True)
             ],
             **(await self.clients.unbounded(text, limit)),
-            "followed": len(self.queries.documents()),
-            "queries": self.queries.summaries(now_s),
+            "followed": len(await self.queries.documents()),
+            "queries": await self.queries.summaries(now_s),
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
         }

@@ -182,8 +182,9 @@ class KafkaClient:
         """Return by their leader those of these partitions for which one was found before."""
         by_leader: dict[Address, list[Partition]] = {}
         for partition in partitions:
-            if partition in self._found:
-                by_leader.setdefault(self._found[partition], []).append(partition)
+            leader = self._found.get(partition)
+            if leader is not None:
+                by_leader.setdefault(leader, []).append(partition)
         return by_leader
 
     async def coordinator(self, key: Coordinated, check: Callable[[int], None]) -> Address:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -40,7 +40,11 @@ class Reloader:
     """Replaces the configuration in force by `apply` when another one is written."""
 
     def __init__(
-        self, path: Path, config: Config, apply: Callable[[Config], None], counter: Counter
+        self,
+        path: Path,
+        config: Config,
+        apply: Callable[[Config], Awaitable[None]],
+        counter: Counter,
     ) -> None:
         self._path = path
         self._apply = apply
@@ -77,7 +81,7 @@ class Reloader:
         self._seen = _content(self._path)
         try:
             config = await asyncio.to_thread(load_config, self._path)
-            self._apply(config)
+            await self._apply(config)
         except Exception as error:  # a defect of ours must not end the proxy
             is_ours = not isinstance(error, ConfigError)
             self._remember("failed", f"unexpected error: {error}" if is_ours else str(error))

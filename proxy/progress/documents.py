@@ -1,6 +1,6 @@
 """The progress of a query as JSON, for people and scripts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,14 +33,24 @@ class Times:
         return round(self.now_s - (self.now_ms - at_ms) / MS_PER_SECOND, 3)
 
 
-def query_document(query: QueryProgress, commit: GroupState | None, times: Times) -> Document:
-    """Return all about a query; `commit` is of its group, None when it has none.
+def query_document(
+    query: QueryProgress, commit: GroupState | None, times: Times
+) -> Iterator[Document | None]:
+    """Yield all about a query, after a None for each partition: there may be thousands.
+
+    `commit` is of its group, None when it has none. A partition is shown as it is at its step.
 
     Offsets and counts are whole numbers, times seconds of the Unix epoch, durations end in `_s`.
     What is not known is null.
     """
+    partitions: list[Document] = []
+    for key in sorted(query.partitions):
+        yield None
+        partition = query.partitions.get(key)
+        if partition is not None:  # it may be gone by now
+            partitions.append(_partition(partition, times))
     trigger, batch = query.trigger, query.last_batch
-    return {
+    yield {
         "name": query.name,
         "query_id": query.query_id,
         "run_id": query.run_id,
@@ -75,9 +85,7 @@ def query_document(query: QueryProgress, commit: GroupState | None, times: Times
         },
         "advice": [_event(event, times) for event in query.advice.values()],
         "notes": [_event(event, times) for event in reversed(query.events)],
-        "partitions": [
-            _partition(query.partitions[key], times) for key in sorted(query.partitions)
-        ],
+        "partitions": partitions,
     }
 
 

@@ -1,7 +1,8 @@
 """Asks where followed logs begin and end: lag stays true when a query is down, or busy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence, Set
+from itertools import chain
 
 from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
@@ -108,19 +109,22 @@ class LogEnds:
 
     async def _ask_leaders(
         self,
-        partitions: frozenset[TopicPartition],
+        partitions: Set[TopicPartition],
         timestamps: Sequence[int],
-        on_absent: Callable[[frozenset[TopicPartition]], None],
+        on_absent: Callable[[Set[TopicPartition]], None],
     ) -> None:
         """Ask all leaders at the same time. Raises UpstreamError when one could not be asked."""
         failures: list[BaseException | None] = []
+        await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         try:
-            await self._client.leaders(partitions)
+            by_leader = await self._client.leaders(partitions)
         except UpstreamError as error:
             failures.append(error)
-        by_leader = self._client.known_leaders(partitions)
+            by_leader = self._client.known_leaders(partitions)
+        await asyncio.sleep(0)
         if not failures:
-            on_absent(partitions.difference(*by_leader.values()))
+            on_absent(partitions - set(chain.from_iterable(by_leader.values())))
+            await asyncio.sleep(0)
         asked = (
             self._ask(leader, of_leader, timestamps, MAX_OFFSETS_PER_S / len(by_leader))
             for leader, of_leader in by_leader.items()
@@ -172,7 +176,7 @@ class LogEnds:
             _log.warning("log ends not read, lag may be out of date", error=problem)
         self._logged_problem = problem
 
-    def _log_absent(self, absent: frozenset[TopicPartition]) -> None:
+    def _log_absent(self, absent: Set[TopicPartition]) -> None:
         if absent - self._absent:
             _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
-        self._absent = absent
+        self._absent = frozenset(absent)

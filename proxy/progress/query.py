@@ -1,7 +1,7 @@
 """One query: its settings, its runs, its partitions, and what happened to it."""
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -266,13 +266,16 @@ class QueryProgress:
             if error is not None:
                 partition.fail_pending()
 
-    def sweep(self, now_ms: float, stuck_after_ms: float) -> None:
-        """Raise alarms, and forget partitions that the run does not read."""
+    def sweeping(self, now_ms: float, stuck_after_ms: float) -> Iterator[None]:
+        """Raise alarms, and forget partitions that the run does not read; yield after each."""
         for partition in list(self.partitions.values()):
+            if partition.is_dropped:  # since the sweep began
+                continue
             if self._has_left(partition):
                 self.let_go(partition, "the query reads it no more", now_ms)
             elif not self.ended:
                 partition.check_stuck(now_ms, stuck_after_ms)
+            yield
 
     def let_go(self, partition: PartitionProgress, why: str, now_ms: float) -> None:
         """Forget a partition."""

@@ -17,8 +17,8 @@ from .query import STUCK_AFTER_MS, ProgressSettings, QueryProgress
 from .query_clients import QueryClients
 from .report_handler import KnowsClient, ReportHandler
 
-MAX_RECORDS_PER_WRITE = 1000
-"""Making them takes some 10 ms."""
+MAX_RECORDS_PER_WRITE = 250
+"""Making them takes some 4 ms."""
 
 
 class QueryRegistry(QueryClients):
@@ -32,20 +32,26 @@ class QueryRegistry(QueryClients):
         self._readers: dict[TopicPartition, set[PartitionProgress]] = {}
         """Of the partitions that the cluster is asked for; those since gone are still there."""
 
-    def sweep(self, now_ms: float) -> None:
-        """Raise alarms for stuck partitions, and forget what is long gone; every second or so."""
+    def sweeping(self, now_ms: float) -> Iterator[None]:
+        """Raise alarms for stuck partitions, and forget what is long gone; every second or so.
+
+        Yields after each partition: other calls may come between two.
+        """
         self.forget_gone(now_ms)
         for query in self.queries:
             settings = query.settings
-            query.sweep(now_ms, settings.stuck_after_ms if settings else STUCK_AFTER_MS)
+            stuck_after_ms = settings.stuck_after_ms if settings else STUCK_AFTER_MS
+            yield from query.sweeping(now_ms, stuck_after_ms)
 
-    def documents(self, now_ms: float, now_s: float) -> list[Document]:
-        """Return each query as JSON, sorted by name."""
+    def documents(self, now_ms: float, now_s: float) -> Iterator[Document | None]:
+        """Yield each query as JSON, sorted by name; None for a step without one.
+
+        Between two steps other calls may come.
+        """
         times, states = Times(now_ms, now_s), self.commits.states
-        return [
-            query_document(query, states[query.commit_group] if query.commit_group else None, times)
-            for query in sorted(self.queries, key=lambda query: query.name)
-        ]
+        for query in sorted(self.queries, key=lambda query: query.name):
+            commit = states[query.commit_group] if query.commit_group else None
+            yield from query_document(query, commit, times)
 
     def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
         """Yield each partition with its query's label: those of one query together."""
@@ -88,8 +94,13 @@ class QueryRegistry(QueryClients):
         """Return their keys; keep who reads them, so that what is learned finds them at once."""
         keys: set[TopicPartition] = set()
         for each in partitions:
-            keys.add(each.key)
-            self._readers.setdefault(each.key, set()).add(each)
+            key = each.key
+            keys.add(key)
+            readers = self._readers.get(key)
+            if readers is None:
+                self._readers[key] = {each}
+            else:
+                readers.add(each)
         return keys
 
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:

@@ -203,7 +203,7 @@ class ReportHandler:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
         ranges = _ranges(report)
-        if len(partitions.keys() | ranges.keys()) > MAX_PARTITIONS:
+        if len(partitions) + sum(key not in partitions for key in ranges) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
         for key, read in ranges.items():
@@ -348,19 +348,19 @@ def _check_range(
     run_id: str,
 ) -> None:
     """Raise ReportRefused when a batch cannot have completed this of a partition."""
-    where, start, end = f"{key[0]}-{key[1]}", read.start, read.end
+    start, end = read.start, read.end
     seen = partition.log.high_watermark if partition is not None else None
     is_fresh = asked_end is not None or (partition is not None and partition.client_saw_end)
-    log_end = max((each for each in (seen, asked_end) if each is not None), default=None)
+    log_end = seen if asked_end is None or (seen is not None and seen > asked_end) else asked_end
     if is_fresh and log_end is not None and end > log_end:
-        text = f"{where} ends at {end}, beyond the log's end {log_end}"
+        text = f"{_named(key)} ends at {end}, beyond the log's end {log_end}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, _THIS_PROXY)
     # Spark goes back with a log that is another one, if it is told not to fail on data loss.
     another = partition is not None and partition.may_be_another_log(
         end if start is None else start
     )
     if start is not None and end < start and not another:
-        text = f"{where} ends at {end}, below its start {start}"
+        text = f"{_named(key)} ends at {end}, below its start {start}"
         raise ReportRefused(Refusal.IMPOSSIBLE, text, "report the batch's own offsets")
     done = partition.committed_to if partition is not None else None
     if partition is None or done is None or partition.run_id != run_id or another:
@@ -369,5 +369,9 @@ def _check_range(
     if low < done:
         again = start is not None and start < end <= done
         reason = Refusal.REPEATED if again else Refusal.OUT_OF_ORDER
-        text = f"{where} begins at {low}, but this run has completed all below {done}"
+        text = f"{_named(key)} begins at {low}, but this run has completed all below {done}"
         raise ReportRefused(reason, text, _IN_ORDER)
+
+
+def _named(key: TopicPartition) -> str:
+    return f"{key[0]}-{key[1]}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -25,7 +25,7 @@ from proxy.progress.log_ends import LogEnds
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
 from proxy.progress.query_registry import QueryRegistry
-from proxy.progress.report import ReportRefused, parse_report
+from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
 from proxy.quota.manager import QuotaManager
@@ -34,6 +34,9 @@ from proxy.wire.topic_partition import TopicPartition
 
 TICK_S = 1.0
 """Between two looks for alarms, bounds that are due to move, and records of progress to write."""
+
+SWEPT_AT_ONCE = 1000
+"""Partitions that are looked at for alarms before the event loop does other work: about 1 ms."""
 
 WRITE_PAUSE_S = 0.02
 """At least so long between two writes. What was advertised to a driver is written at once
@@ -44,6 +47,9 @@ RESOLVE_PAUSE_S = 1.0
 
 RESOLVE_TRIES = 5
 """After so many look-ups an id is given up: a topic that was just made is known a little later."""
+
+PARSED_HERE_BYTES = 16 * 1024
+"""A longer report is parsed in a thread: one of 10,000 partitions takes some 70 ms."""
 
 LOOK_UP_TIMEOUT_S = 2.0
 """How long a report waits for the log ends that it goes beyond; then what is known must do."""
@@ -133,7 +139,10 @@ class Queries:
     async def accept(self, raw: bytes) -> Document:
         """Record a report and return what came of it. Raises ReportRefused."""
         try:
-            report = parse_report(raw)
+            if len(raw) <= PARSED_HERE_BYTES:
+                report = _parse(raw)
+            else:
+                report = await asyncio.to_thread(_parse, raw)
         except ReportRefused as error:
             self._registry.reports.refuse(error)
             raise
@@ -171,8 +180,8 @@ class Queries:
             _log.warning("log ends not looked up for a report", error=str(error) or "no answer")
             return {}
 
-    def progress(self) -> Sequence[Document]:
-        """Return what is known of each query."""
+    def progress(self) -> Iterator[Document | None]:
+        """Yield what is known of each query; None for a step without one."""
         return self._registry.documents(clock_ms(), time.time())
 
     def pressure(self) -> Mapping[str, Document]:
@@ -193,7 +202,9 @@ class Queries:
             await asyncio.sleep(TICK_S)
             now_ms = clock_ms()
             try:
-                self._registry.sweep(now_ms)
+                for number, _ in enumerate(self._registry.sweeping(now_ms), 1):
+                    if not number % SWEPT_AT_ONCE:
+                        await asyncio.sleep(0)
                 self._backpressure.tick(now_ms)
             except Exception as error:  # a defect of ours must not end the proxy
                 _log.error("unexpected error about queries", exc_info=error)
@@ -244,6 +255,14 @@ class Queries:
                         _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
+
+
+def _parse(raw: bytes) -> Report:
+    """Parse a report, and find out which ranges its batch completed. Raises ReportRefused."""
+    report = parse_report(raw)
+    if report.batch is not None:
+        _ = report.batch.ranges  # kept from then on
+    return report
 
 
 def _log_event(event: ProgressEvent) -> None:

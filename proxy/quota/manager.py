@@ -71,11 +71,14 @@ class QuotaManager:
         self.update(settings)
         instruments.unbounded_clients.set_function(self._unbounded.__len__)
 
-    def update(self, settings: QuotaSettings) -> None:
-        """Put other rules in force; what was measured for an entity that remains is kept."""
+    def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
+        """Put other rules in force; what was measured for an entity that remains is kept.
+
+        `table` is that of the rules, if it was made before: for thousands it takes long.
+        """
         self.settings = settings
         self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
-        self.table = RuleTable(settings.rules)
+        self.table = RuleTable(settings.rules) if table is None else table
         self.generation += 1
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()

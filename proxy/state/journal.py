@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Generic, TypeVar
 from urllib.parse import quote
@@ -10,8 +11,16 @@ from pydantic import BaseModel, ValidationError
 
 from .store import SEPARATOR, Json, Record
 
+QUOTED_PARTS = 16_384
+"""Parts of keys that are kept quoted: thousands of records differ in one part only."""
+
 Item = TypeVar("Item", bound=Hashable)
 Form = TypeVar("Form", bound=BaseModel)
+
+
+@lru_cache(QUOTED_PARTS)
+def _quoted(part: str) -> str:
+    return quote(part, safe="", errors="surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,7 @@ class RecordFormat(Generic[Form]):
 
     def key(self, *parts: object) -> str:
         """Return the key of a record; each part is quoted as in URLs."""
-        quoted = (quote(str(part), safe="", errors="surrogatepass") for part in parts)
-        return SEPARATOR.join((self.namespace, *quoted))
+        return SEPARATOR.join((self.namespace, *map(_quoted, map(str, parts))))
 
     def record(self, parts: tuple[object, ...], value: Json) -> Record:
         """Return the record of these parts; `value` is what the form reads."""

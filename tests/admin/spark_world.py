@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class SparkWorld(AdminWorld, QueryWorld):
             "bound": pressed[0].bound if pressed else None,
         }
 
-    def progress(self) -> Sequence[Mapping[str, object]]:
+    def progress(self) -> Iterator[Mapping[str, object] | None]:
         return self.registry.documents(self.now_ms, self.now_s)
 
     def pressure(self) -> Mapping[str, Mapping[str, object]]:
@@ -220,6 +220,6 @@ def scene() -> SparkWorld:
             job.ends(job.log_end + 800)
             job.read(600)
         world.registry.commits.committed("payments-progress", {}, world.now_ms)
-        world.registry.sweep(world.now_ms)
+        list(world.registry.sweeping(world.now_ms))
     world.now_ms += 700
     return world

@@ -54,7 +54,7 @@ class WithBatch:
 
     def progress(self) -> list[dict[str, object]]:
         batch = {"id": 12, "rows": 4000, "duration_s": 1.8, "ended": time.time() - 30.0}
-        return [{**document, "batch": batch} for document in self._spark.progress()]
+        return [{**document, "batch": batch} for document in self._spark.progress() if document]
 
 
 async def test_the_last_batch_is_shown(page: Page, shown: SparkWorld):
@@ -161,7 +161,7 @@ async def test_a_query_that_is_gone_leaves(page: Page, shown: SparkWorld, url: s
     await page.run(f"{query_row(HOSTILE)}.querySelector('button').click()")
     await page.until(f"{PARTITIONS} === 2")
     shown.now_ms += 4 * 86_400_000.0
-    shown.registry.sweep(shown.now_ms)
+    list(shown.registry.sweeping(shown.now_ms))
     await page.until(f"{QUERIES} === 4")
     assert not await page.run(f"document.querySelector('{OPEN_QUERY}')")
 

@@ -25,6 +25,12 @@ def test_json_is_that_of_dumps(document: dict[str, object]):
     assert "".join(json_pieces(document)) == json.dumps(document)
 
 
+def test_an_iterator_is_written_as_a_list():
+    assert "".join(json_pieces({"a": iter([1, {"b": 2}]), "c": iter(())})) == json.dumps(
+        {"a": [1, {"b": 2}], "c": []}
+    )
+
+
 class Measured(AdminWorld):
     """A world whose sensors are shown, with more clients than fit into one piece."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, AdminWorld, tick
+from parts.at_once import at_once
 from parts.virtual_time import START_MS
 
 from metrics.clock import MS_PER_SECOND
@@ -80,5 +81,5 @@ def scene(
     world: AdminWorld, actors: tuple[Actor, ...] = ACTORS, until_ms: float | None = None
 ) -> None:
     """Let somebody set a quota, and ten minutes of traffic go by."""
-    world.rules.put(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0)
+    at_once(world.rules.put(ALICE, {PRODUCER: MIB}, by="anna", at_s=1_790_000_000.0))
     play(world, actors, until_ms)

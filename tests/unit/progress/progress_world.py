@@ -70,7 +70,7 @@ class ProgressWorld(VirtualTime):
 
     def wait(self, ms):
         self.pass_ms(ms)
-        self.registry.sweep(self.now_ms)
+        list(self.registry.sweeping(self.now_ms))
 
     def query(self, client_id="orders"):
         return self.registry.query_of(client_id)
@@ -86,7 +86,7 @@ class ProgressWorld(VirtualTime):
         return [(skip.start, skip.end, str(skip.reason)) for skip in part.skipped.ranges]
 
     def documents(self):
-        return self.registry.documents(self.now_ms, self.now_s)
+        return [each for each in self.registry.documents(self.now_ms, self.now_s) if each]
 
     def document(self, name="orders"):
         (found,) = (each for each in self.documents() if each["name"] == name)

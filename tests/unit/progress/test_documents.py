@@ -106,3 +106,14 @@ def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     for client_id in ("orders", "late"):
         part = world.part(client_id=client_id)
         assert (part.log.high_watermark, part.log.log_start_offset) == (50, 3)
+
+
+def test_partitions_that_come_and_go_between_two_steps_disturb_no_others(world):
+    world.driver().batch(None, dict.fromkeys(range(3), 10))
+    (query,) = world.registry.queries
+    steps = world.registry.documents(world.now_ms, world.now_s)
+    assert next(steps) is None
+    query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+    query.open("t", 7, world.now_ms)
+    (document,) = filter(None, steps)
+    assert [each["partition"] for each in document["partitions"]] == [0, 2]

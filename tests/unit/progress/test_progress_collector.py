@@ -110,6 +110,20 @@ def test_queries_of_one_name_make_no_doubled_series(world):
     assert len(scrape(world)["partition_committed"]) == 2
 
 
+def test_a_partition_that_goes_while_the_scrape_is_under_way_disturbs_no_other(world):
+    world.driver().batch(None, dict.fromkeys(range(3), 10))
+    collector = ProgressCollector(world.registry, lambda: world.now_ms, 100)
+    (query,) = world.registry.queries
+    for family in collector.collect():
+        for number, _ in enumerate(family.samples):
+            if number == 0 and ("t", 1) in query.partitions:
+                query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+                query.open("t", 7, world.now_ms)
+    assert set(scrape(world)["partition_stuck"]) == {
+        (str(partition), "orders", "t") for partition in (0, 2, 7)
+    }
+
+
 def test_there_must_be_room_for_a_label_set(world):
     with pytest.raises(ValueError, match="max_label_sets"):
         ProgressCollector(world.registry, lambda: 0.0, 0)

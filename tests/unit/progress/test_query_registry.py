@@ -9,8 +9,14 @@ from progress_world import FOREIGN, Client, Driver, ProgressWorld, configured, u
 
 from proxy.progress.events import ADVICE
 from proxy.progress.log_edges import MIN_END_AGE_MS
-from proxy.progress.query import LIVE_MS, MAX_PARTITIONS, ProgressSettings, QuerySettings
-from proxy.progress.report import ReportRefused
+from proxy.progress.query import (
+    LIVE_MS,
+    MAX_PARTITIONS,
+    STUCK_AFTER_MS,
+    ProgressSettings,
+    QuerySettings,
+)
+from proxy.progress.report import BatchRange, ReportRefused
 from proxy.progress.report_handler import MAX_SENDERS, Senders
 
 # --- what is accepted
@@ -544,3 +550,18 @@ def test_what_a_query_has_let_go_of_is_told_nothing(world, driver):
     world.query().let_go(gone, "as a test", world.now_ms)
     world.registry.log_end("t", 0, 100, world.now_ms)
     assert gone.log.high_watermark is None
+
+
+def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
+    world.driver().batch(None, dict.fromkeys(range(4), 10))
+    for partition in range(4):
+        world.registry.log_end("t", partition, 50, world.now_ms)
+    list(world.registry.sweeping(world.now_ms))
+    (query,) = world.registry.queries
+    sweep = world.registry.sweeping(world.now_ms + STUCK_AFTER_MS)
+    next(sweep)
+    query.let_go(query.partitions["t", 1], "gone", world.now_ms)
+    query.complete(99, {("t", 2): BatchRange(10, 50)}, None, world.now_ms, world.now_s)
+    query.open("t", 7, world.now_ms)
+    list(sweep)
+    assert [key for key, each in query.partitions.items() if each.stuck] == [("t", 0), ("t", 3)]

@@ -1,11 +1,15 @@
 """Rules from three sources: who wins, what is kept, and what the manager is given."""
 
 import json
+from collections.abc import Generator
 from dataclasses import replace
+from types import coroutine
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
@@ -37,13 +41,27 @@ FILE = settings(rule(1 * MB, client_id="etl"), rule(2 * MB, client_id=DEFAULT))
 class Desk(QuotaWorld):
     """A book with its manager; `reopen` is a restart with the same store."""
 
+    registry_options: ClassVar = {}
+
     def __init__(self, store=None, file=FILE):
         self.store = store if store is not None else MemoryStore()
         self.reopen(file)
 
     def reopen(self, file=FILE):
         self.open_quotas(file)
-        self.book = RuleRegistry(self.quotas, self.store, file)
+        self.book = RuleRegistry(self.quotas, self.store, file, **self.registry_options)
+
+    def put(self, *args, **more):
+        return at_once(self.book.put(*args, **more))
+
+    def delete(self, keys):
+        return at_once(self.book.delete(keys))
+
+    def use_file(self, file):
+        at_once(self.book.use_file(file))
+
+    def use_kafka(self, rules):
+        at_once(self.book.use_kafka(rules))
 
     def listed(self):
         return [
@@ -65,7 +83,7 @@ def test_the_rules_of_the_file_are_in_force_without_anything_else():
 
 def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
     desk = Desk()
-    made = desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB}, "shared", "ann", NOON_S)
+    made = desk.put({"client-id": "etl"}, {CONSUMER: 5 * MB}, "shared", "ann", NOON_S)
     assert (made.source, made.by, made.at_s, made.in_force) == (
         RuleOrigin.OVERRIDE,
         "ann",
@@ -81,31 +99,31 @@ def test_an_override_replaces_the_rule_with_the_same_keys_until_it_is_deleted():
     ]
     assert desk.book.entries()[0] == made
     assert len(desk.quotas.settings.rules) == 2
-    assert desk.book.delete({"client-id": "etl"})
+    assert desk.delete({"client-id": "etl"})
     assert desk.bound("etl") == 1 * MB
     assert desk.quotas.settings == FILE
-    assert not desk.book.delete({"client-id": "etl"})
+    assert not desk.delete({"client-id": "etl"})
 
 
 def test_an_override_can_add_a_rule():
     desk = Desk()
-    desk.book.put({"client-id-prefix": "e"}, {CONSUMER: 9 * MB})
+    desk.put({"client-id-prefix": "e"}, {CONSUMER: 9 * MB})
     assert (desk.bound("etl"), desk.bound("else"), desk.bound("c")) == (1 * MB, 9 * MB, 2 * MB)
-    assert not desk.book.delete({"client-id": "etl"})
+    assert not desk.delete({"client-id": "etl"})
     assert desk.bound("etl") == 1 * MB
 
 
 def test_an_override_takes_all_bounds_of_the_rule_it_replaces():
     both = Rule(client_id="etl", bounds={CONSUMER: MB, PRODUCER: MB})
     desk = Desk(file=settings(both))
-    desk.book.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
+    desk.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
     assert (desk.bound("etl"), desk.bound("etl", PRODUCER)) == (2 * MB, None)
 
 
 def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
     desk = Desk()
-    desk.book.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")
-    desk.book.put({"client-id": "c", "user": "u"}, {CONSUMER: 2.0}, by="bob")
+    desk.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")
+    desk.put({"client-id": "c", "user": "u"}, {CONSUMER: 2.0}, by="bob")
     (made,) = (entry for entry in desk.book.entries() if entry.source is RuleOrigin.OVERRIDE)
     assert (made.by, made.rule.bounds[CONSUMER]) == ("bob", 2.0)
     assert len(desk.store.items("")) == 1
@@ -115,7 +133,7 @@ def test_the_history_of_a_sensor_outlives_an_override():
     desk = Desk()
     client = desk.quotas.client(ClientIdentity("l", None, "etl"))
     client.charge(CONSUMER, 9 * MB, 0.0)
-    desk.book.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
+    desk.put({"client-id": "etl"}, {CONSUMER: 2 * MB})
     assert client.charge(CONSUMER, 10 * MB, 1.0) is None
     (row,) = list(filter(None, desk.quotas.rows(lambda: 1.0)))
     assert row.rate == pytest.approx(1.9 * MB, rel=0.001)
@@ -124,10 +142,10 @@ def test_the_history_of_a_sensor_outlives_an_override():
 
 def test_overrides_survive_a_restart(tmp_path):
     desk = Desk(SqliteStore(tmp_path / "state.db"))
-    desk.book.put({"client-id": "a,b=é"}, {CONSUMER: 3 * MB, PRODUCER: 1}, "shared", "ann", NOON_S)
-    desk.book.put({"user": DEFAULT}, {CONSUMER: 4 * MB})
-    desk.book.put({"user": "gone"}, {CONSUMER: 4 * MB})
-    desk.book.delete({"user": "gone"})
+    desk.put({"client-id": "a,b=é"}, {CONSUMER: 3 * MB, PRODUCER: 1}, "shared", "ann", NOON_S)
+    desk.put({"user": DEFAULT}, {CONSUMER: 4 * MB})
+    desk.put({"user": "gone"}, {CONSUMER: 4 * MB})
+    desk.delete({"user": "gone"})
     before = desk.book.entries()
     desk.store.close()
     desk.store = SqliteStore(tmp_path / "state.db")
@@ -139,37 +157,108 @@ def test_overrides_survive_a_restart(tmp_path):
 
 def test_a_reload_swaps_the_rules_of_the_file_and_keeps_the_others():
     desk = Desk()
-    desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
-    desk.book.use_kafka([rule(7 * MB, client_id="k")])
-    desk.book.use_file(settings(rule(3 * MB, client_id=DEFAULT), max_delay_ms=5.0))
+    desk.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
+    desk.use_kafka([rule(7 * MB, client_id="k")])
+    desk.use_file(settings(rule(3 * MB, client_id=DEFAULT), max_delay_ms=5.0))
     assert desk.quotas.settings.max_delay_ms == 5.0
     assert [desk.bound(client_id) for client_id in ("etl", "k", "c")] == [5 * MB, 7 * MB, 3 * MB]
-    desk.book.delete({"client-id": "etl"})
+    desk.delete({"client-id": "etl"})
     assert desk.bound("etl") == 3 * MB
 
 
 def test_overrides_beat_the_cluster_and_the_cluster_beats_the_file():
     desk = Desk()
-    desk.book.use_kafka([rule(7 * MB, client_id="etl")])
+    desk.use_kafka([rule(7 * MB, client_id="etl")])
     assert desk.bound("etl") == 7 * MB
-    desk.book.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
+    desk.put({"client-id": "etl"}, {CONSUMER: 5 * MB})
     assert desk.bound("etl") == 5 * MB
     assert desk.listed()[:3] == [
         ("client-id=etl", "override", True),
         ("client-id=etl", "kafka", False),
         ("client-id=etl", "file", False),
     ]
-    desk.book.use_kafka([])
-    desk.book.delete({"client-id": "etl"})
+    desk.use_kafka([])
+    desk.delete({"client-id": "etl"})
     assert desk.bound("etl") == 1 * MB
 
 
 def test_rules_of_the_cluster_that_are_the_same_as_before_disturb_nobody():
     desk = Desk()
-    desk.book.use_kafka([rule(7 * MB, client_id="k")])
+    desk.use_kafka([rule(7 * MB, client_id="k")])
     generation = desk.quotas.generation
-    desk.book.use_kafka([rule(7 * MB, client_id="k")])
+    desk.use_kafka([rule(7 * MB, client_id="k")])
     assert desk.quotas.generation == generation
+
+
+@coroutine
+def a_step() -> Generator[None, None, None]:
+    yield
+
+
+async def in_two_steps(compose):
+    """Compose rules after a step in which other things are done."""
+    await a_step()
+    return compose()
+
+
+class BusyDesk(Desk):
+    """A desk whose rules take a while to compose; `begin` a change, and end it by `at_once`."""
+
+    registry_options: ClassVar = {"elsewhere": in_two_steps}
+
+    def begin(self, change):
+        change.send(None)
+        return change
+
+
+def test_a_client_that_connects_while_rules_are_composed_has_the_ones_before_until_then():
+    desk = BusyDesk()
+    early = desk.client_quotas("etl")
+    early.charge(CONSUMER, 9 * MB, 0.0)
+    reload = desk.begin(desk.book.use_file(settings(rule(2 * MB, client_id="etl"))))
+    late = desk.client_quotas("late")
+    assert [desk.bound("etl"), desk.bound("late")] == [1 * MB, 2 * MB]
+    assert late.charge(CONSUMER, 9 * MB, 1.0) is None
+    early.charge(CONSUMER, 10 * MB, 1.0)
+    at_once(reload)
+    assert not late.is_bounded
+    sum(desk.quotas.settling())
+    assert [each.client_id for each in desk.quotas.unbounded()] == ["late"]
+    early.charge(CONSUMER, 0.0, 2.0)
+    (row,) = (each for each in desk.rows(2.0) if each.entity == "client-id=etl")
+    assert row.rate == pytest.approx(1.9 * MB, rel=0.001)
+    assert row.bound == 2 * MB
+
+
+def test_an_override_that_is_set_while_a_file_is_loaded_is_in_force_with_it():
+    desk = BusyDesk()
+    reload = desk.begin(desk.book.use_file(settings(rule(3 * MB, client_id=DEFAULT))))
+    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    at_once(reload)
+    assert [desk.bound("etl"), desk.bound("c")] == [3 * MB, 3 * MB]
+    assert at_once(override).in_force
+    assert [desk.bound("etl"), desk.bound("c")] == [5 * MB, 3 * MB]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_changes_the_later_one_counts_whichever_is_composed_first(order):
+    desk = BusyDesk()
+    changes = [
+        desk.begin(desk.book.use_file(settings(rule(bound * MB, client_id="c"))))
+        for bound in (3, 4)
+    ]
+    for number in order:
+        at_once(changes[number])
+    assert desk.bound("c") == 4 * MB
+
+
+def test_an_override_that_goes_while_it_is_composed_was_made_all_the_same():
+    desk = BusyDesk()
+    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    deleted = desk.begin(desk.book.delete(ETL))
+    assert at_once(deleted)
+    assert at_once(override).rule.bounds[CONSUMER] == 5 * MB
+    assert desk.bound("etl") == 1 * MB
 
 
 ETL = {"client-id": "etl"}
@@ -198,7 +287,7 @@ ETL = {"client-id": "etl"}
 def test_what_makes_no_rule_is_refused_and_changes_nothing(keys, bounds, more, message):
     desk = Desk()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - compared below, as it stands
-        desk.book.put(keys, bounds, **more)
+        desk.put(keys, bounds, **more)
     assert message in str(caught.value)
     assert desk.quotas.settings == FILE
     assert desk.store.items("") == []
@@ -215,12 +304,12 @@ class FullDisk(MemoryStore):
 
 def test_what_cannot_be_kept_does_not_come_into_force_nor_go():
     desk = Desk(FullDisk())
-    desk.book.put(ETL, {CONSUMER: 5 * MB})
+    desk.put(ETL, {CONSUMER: 5 * MB})
     desk.store.full = True
     with pytest.raises(StateError, match="the disk is full"):
-        desk.book.put(ETL, {CONSUMER: 6 * MB})
+        desk.put(ETL, {CONSUMER: 6 * MB})
     with pytest.raises(StateError, match="the disk is full"):
-        desk.book.delete(ETL)
+        desk.delete(ETL)
     assert desk.bound("etl") == 5 * MB
 
 
@@ -277,17 +366,17 @@ def test_any_changes_leave_the_strongest_rule_of_each_key_in_force(steps):
     for step in steps:
         match step:
             case ("put", name, bound):
-                desk.book.put({"client-id": name}, {CONSUMER: bound})
+                desk.put({"client-id": name}, {CONSUMER: bound})
                 overrides[name] = bound
             case ("delete", name):
                 removed = overrides.pop(name, None)
-                assert desk.book.delete({"client-id": name}) is (removed is not None)
+                assert desk.delete({"client-id": name}) is (removed is not None)
             case ("file", rules):
                 file = rules
-                desk.book.use_file(settings(*(rule(b, client_id=n) for n, b in rules.items())))
+                desk.use_file(settings(*(rule(b, client_id=n) for n, b in rules.items())))
             case ("kafka", rules):
                 kafka = rules
-                desk.book.use_kafka(rule(b, client_id=n) for n, b in rules.items())
+                desk.use_kafka(rule(b, client_id=n) for n, b in rules.items())
             case _:
                 desk.reopen(settings(*(rule(b, client_id=n) for n, b in file.items())))
                 kafka = {}
