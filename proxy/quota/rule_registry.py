@@ -172,7 +172,12 @@ class RuleRegistry:
         self._sources = replace(self._sources, **changed)
         self._changes += 1
         change = self._changes
-        composed = await self._elsewhere(partial(compose, self._sources))
+        try:
+            composed = await self._elsewhere(partial(compose, self._sources))
+        except BaseException:  # such as a cancelled request: what is kept must be in force
+            self._latest = self._changes
+            self._put_in_force(compose(self._sources))
+            raise
         if change > self._latest:
             self._latest = change
             self._put_in_force(composed)

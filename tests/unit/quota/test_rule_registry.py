@@ -1,5 +1,6 @@
 """Rules from three sources: who wins, what is kept, and what the manager is given."""
 
+import asyncio
 import json
 from collections.abc import Generator
 from dataclasses import replace
@@ -250,6 +251,17 @@ def test_of_two_changes_the_later_one_counts_whichever_is_composed_first(order):
     for number in order:
         at_once(changes[number])
     assert desk.bound("c") == 4 * MB
+
+
+def test_an_override_whose_request_is_cancelled_while_it_is_composed_is_in_force_as_it_is_kept():
+    desk = BusyDesk()
+    earlier = desk.begin(desk.book.use_file(settings(rule(3 * MB, client_id="etl"))))
+    override = desk.begin(desk.book.put(ETL, {CONSUMER: 5 * MB}))
+    with pytest.raises(asyncio.CancelledError):
+        override.throw(asyncio.CancelledError)
+    assert desk.bound("etl") == 5 * MB
+    at_once(earlier)
+    assert desk.bound("etl") == 5 * MB
 
 
 def test_an_override_that_goes_while_it_is_composed_was_made_all_the_same():
