@@ -116,10 +116,10 @@ class ResponseFlow(FrameFlow):
         exchange = in_flight[0]
         if (
             _HEAD.unpack_from(scratch) != (have - LENGTH_BYTES, exchange.correlation_id)
-            or not exchange.plan.passes
             or exchange.measured
             or exchange.charge is not None
             or exchange.seen is not None
+            or not (exchange.plan.passes or self._names_no_broker(exchange, scratch[:have], have))
         ):
             return False
         session, now_ms = exchange.session, clock_ms()
