@@ -1,7 +1,6 @@
 """A Fetch response with node endpoints, sent in pieces of any size, arrives without them."""
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,9 +31,7 @@ def test_at_any_split(path, certificates, records, nodes, cuts, from_end):
     sent, seen = frames.fetch17(
         1, [bytes(size) for size in records], dict.fromkeys(range(nodes), ("broker.internal", 9092))
     )
-    places = {int(cut * len(sent)) for cut in cuts} | {max(len(sent) - n, 0) for n in from_end}
-    borders = sorted({0, len(sent), *places})
-    pieces = [sent[a:b] for a, b in pairwise(borders)]
+    pieces = frames.in_pieces(sent, cuts, from_end)
 
     async def relay() -> None:
         tls = {"client_tls": certificates, "upstream_tls": certificates} if path == "tls" else {}

@@ -1,7 +1,6 @@
 """What an interceptor is shown of a Fetch and its response, and in which order."""
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,8 +77,7 @@ class ShowingInterceptor:
 )
 def test_all_of_it_once_before_the_next_one(path, records, nodes, cuts, from_end):
     sent, seen = frames.fetch17(1, [bytes(size) for size in records], nodes)
-    places = {int(cut * len(sent)) for cut in cuts} | {max(len(sent) - n, 0) for n in from_end}
-    pieces = [sent[a:b] for a, b in pairwise(sorted({0, len(sent), *places}))]
+    pieces = frames.in_pieces(sent, cuts, from_end)
     log = []
 
     async def relay() -> None:

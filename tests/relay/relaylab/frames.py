@@ -1,5 +1,6 @@
 """Kafka frames as bytes, written by hand."""
 
+from itertools import pairwise
 from struct import pack, unpack_from
 
 from proxy.quota.gate import LEAST_GRANT_BYTES
@@ -122,3 +123,9 @@ def fetch17(
         response(FETCH, 17, correlation_id, body + tail),
         response(FETCH, 17, correlation_id, body + neutral_tail(tail)),
     )
+
+
+def in_pieces(sent, cuts, from_end):
+    """Cut bytes at these parts of their length, and so many bytes before their end."""
+    places = {int(cut * len(sent)) for cut in cuts} | {max(len(sent) - n, 0) for n in from_end}
+    return [sent[a:b] for a, b in pairwise(sorted({0, len(sent), *places}))]
