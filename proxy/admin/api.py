@@ -85,7 +85,7 @@ class ApiRoutes:
             raise ApiError(404, f"no client is measured as {entity!r}", fix)
         described = await self.clients.describe(rows, self.clock_ms())
         quotas = [
-            {**document, "connected": self.clients.explain(row)}
+            {**document, "connected": await self.clients.explain(row)}
             for row, document in zip(rows, described, strict=True)
         ]
         return answer({"entity": entity, "quotas": quotas})

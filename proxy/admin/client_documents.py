@@ -13,7 +13,7 @@ from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
 from proxy.quota.rule_registry import RuleEntry, RuleRegistry
-from proxy.quota.rules import Rule
+from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
 
 FRESH_MS = 500.0
@@ -99,13 +99,19 @@ class ClientDocuments:
             {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)} for row in rows
         )
 
-    def explain(self, row: QuotaRow) -> list[Document]:
+    async def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
-        in_force = self.rules.in_force()
+        # In a thread: of 10,000 rules it takes some 50 ms for each client.
+        return await asyncio.to_thread(self._explain, row, self.rules.in_force(), self.quotas.table)
+
+    @staticmethod
+    def _explain(
+        row: QuotaRow, in_force: Mapping[str, RuleEntry], table: RuleTable
+    ) -> list[Document]:
         documents = []
         for client in row.clients:
             rules: dict[QuotaKind, list[Document]] = {kind: [] for kind in QuotaKind}
-            for each in self.quotas.table.explain(client):
+            for each in table.explain(client):
                 rules[each.kind].append(
                     {
                         **_rule(each.rule, in_force),

@@ -137,6 +137,9 @@ def explain(config: Config, table: RuleTable, identity: ClientIdentity) -> Itera
         for candidate in of_kind:
             mark = "->" if candidate.chosen else "  "
             yield f"  {mark} {candidate.rule.title}: {candidate.reason}"
+        left_out = table.count(kind) - len(of_kind)
+        if left_out:
+            yield f"     and {left_out} more that are for other clients"
 
 
 def _adaptive(adaptive: AdaptiveBound) -> str:

@@ -8,6 +8,7 @@ listener, stand between these levels; see `Rule.rank`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from heapq import nsmallest
 from types import MappingProxyType
 from typing import Literal
 
@@ -25,6 +26,9 @@ ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
 
 LONGEST_AHEAD_MS = 1000.0
 """A longer window does not make holds longer."""
+
+MAX_MISMATCHES = 10
+"""Of the rules that are not for a client, at most so many are told of for each kind of quota."""
 
 Rank = tuple[int, int, int, int]
 
@@ -161,6 +165,15 @@ class Rule:
         if self.client_id_prefix is not None and not client_id.startswith(self.client_id_prefix):
             return f"the client-id {client_id!r} does not begin with {self.client_id_prefix!r}"
         return None
+
+    def names(self, identity: ClientIdentity) -> bool:
+        """Return whether the user, the client id or a prefix of it stands in the rule."""
+        client_id, prefix = identity.client_id or "", self.client_id_prefix
+        return (
+            (self.user is not None and self.user == identity.user)
+            or self.client_id == client_id
+            or (prefix is not None and client_id.startswith(prefix))
+        )
 
     def entity(self, identity: ClientIdentity) -> str:
         """Return whose traffic is added up with this client's.
@@ -309,16 +322,31 @@ class RuleTable:
         return OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
 
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
-        """Return for each kind in turn all rules that bound it, in order of precedence."""
+        """Return for each kind in turn the rules that bound it, in order of precedence, and why.
+
+        Those that are for this client, and of the others at most MAX_MISMATCHES for each kind:
+        first those that name its user or client id and something else, too.
+        """
         considered: list[CandidateRule] = []
         for kind, rules in self._by_kind.items():
+            reasons = [rule.mismatch(identity) for rule in rules]
+            mismatches = (
+                (not rules[at].names(identity), at) for at, reason in enumerate(reasons) if reason
+            )
+            shown = {at for _, at in nsmallest(MAX_MISMATCHES, mismatches)}
             first: Rule | None = None
-            for rule in rules:
-                reason = rule.mismatch(identity)
-                chosen = reason is None and first is None
-                if chosen:
-                    first, reason = rule, f"applies to {rule.entity(identity)}"
-                elif reason is None and first is not None:
-                    reason = f"{first.title} comes first"
-                considered.append(CandidateRule(rule, kind, chosen, reason or ""))
+            for at, (rule, reason) in enumerate(zip(rules, reasons, strict=True)):
+                if reason is not None:
+                    if at in shown:
+                        considered.append(CandidateRule(rule, kind, chosen=False, reason=reason))
+                elif first is not None:
+                    why = f"{first.title} comes first"
+                    considered.append(CandidateRule(rule, kind, chosen=False, reason=why))
+                else:
+                    first, why = rule, f"applies to {rule.entity(identity)}"
+                    considered.append(CandidateRule(rule, kind, chosen=True, reason=why))
         return considered
+
+    def count(self, kind: QuotaKind) -> int:
+        """Return how many rules bound this kind."""
+        return len(self._by_kind[kind])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rules import OTHER, Rule, RuleTable
+from proxy.quota.rules import MAX_MISMATCHES, OTHER, Rule, RuleTable
 
 CONSUMER = QuotaKind.CONSUMER_BYTE_RATE
 PRODUCER = QuotaKind.PRODUCER_BYTE_RATE
@@ -272,6 +272,20 @@ def test_explain_names_every_rule_in_order_and_why():
     anonymous = [c.reason for c in table.explain(ANONYMOUS)]
     assert anonymous[0] == "the client has not authenticated"
     assert anonymous[1] == "the client-id '' does not begin with 'etl-'"
+
+
+def test_of_many_rules_those_that_matter_are_explained():
+    many = [rule(number, client_id=f"tenant-{number}") for number in range(2000)]
+    near = rule(3000, user="bob", client_id="etl-orders")
+    table = RuleTable([*many, near, rule(3001, client_id_prefix="etl-"), rule(3002, user="alice")])
+    told = [(c.rule.number, c.reason) for c in table.explain(ALICE)]
+    assert (3000, "the user is 'alice', not 'bob'") in told
+    assert [each for each in told if "tenant" not in each[1]][-2:] == [
+        (3002, "applies to user=alice"),
+        (3001, "rule 3002 comes first"),
+    ]
+    assert len(told) == 2 + MAX_MISMATCHES
+    assert table.count(CONSUMER) == 2003
 
 
 @given(
