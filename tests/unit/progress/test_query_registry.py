@@ -561,7 +561,7 @@ def test_what_comes_and_goes_during_a_sweep_disturbs_no_others(world):
     sweep = world.registry.sweeping(world.now_ms + STUCK_AFTER_MS)
     next(sweep)
     query.let_go(query.partitions["t", 1], "gone", world.now_ms)
-    query.complete(99, {("t", 2): BatchRange(10, 50)}, None, world.now_ms, world.now_s)
+    list(query.completing(99, {("t", 2): BatchRange(10, 50)}, None, world.now_ms, world.now_s))
     query.open("t", 7, world.now_ms)
     list(sweep)
     assert [key for key, each in query.partitions.items() if each.stuck] == [("t", 0), ("t", 3)]
