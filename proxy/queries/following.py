@@ -148,6 +148,11 @@ class FollowedClient:
 
     def close(self) -> None:
         """See ClientInterceptor."""
+        self._close_lookups()
+        if self.tracker is not None:
+            self.tracker.close()
+
+    def _close_lookups(self) -> None:
         if self.lookups is not None:
             self.lookups.closed()
 
@@ -165,7 +170,7 @@ class FollowedClient:
             if self.lookups is not None:
                 self.lookups.follow(self.pressure)
             return
-        self.close()
+        self._close_lookups()
         self._query, self.tracker, self.lookups = query, None, None
         self.fetched_logs = FetchedLogs()
         if query is not None:
