@@ -85,9 +85,6 @@ class App:
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
-        self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self._kafka_rules: Iterable[Rule] = ()
-        self._kafka_changed = asyncio.Event()
         self._composing = asyncio.Lock()
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
@@ -140,6 +137,7 @@ class App:
             self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
+            await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
             self._queries.load(self._store)
             await self._start_admin(wait_s)
         except BaseException:
@@ -155,7 +153,6 @@ class App:
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
-                self._follow_kafka,
                 self._expire,
                 self._tick,
                 *self._queries.works(),
@@ -217,21 +214,14 @@ class App:
         finally:
             await self.stop()
 
-    def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        self._kafka_rules = rules
-        self._kafka_changed.set()
+    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
+        """Put the cluster's own quotas in force. Only after `start`."""
+        await self.rules.use_kafka(rules)
 
     async def _compose(self, compose: Compose) -> ComposedRules:
         """Compose rules in a thread; one at a time, so that the event loop has its share."""
         async with self._composing:
             return await asyncio.to_thread(compose)
-
-    async def _follow_kafka(self) -> None:
-        """Put the cluster's own quotas in force, until cancelled."""
-        while True:
-            await self._kafka_changed.wait()
-            self._kafka_changed.clear()
-            await self.rules.use_kafka(self._kafka_rules)
 
     async def _apply(self, config: Config) -> None:
         """Put quotas, throttling, limits and a new password of the same user in force."""
@@ -241,7 +231,7 @@ class App:
             login.renew(sasl.password())
         settings = await asyncio.to_thread(lambda: config.quota_settings)
         await self.rules.use_file(settings)
-        self._kafka_quotas.follow(config.quotas.source == "kafka")
+        await self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
