@@ -147,10 +147,10 @@ class Connection:
         if self.upstream is not None:
             self.upstream.sock.close()
         self._on_close(self)
-        self.services.loop.call_soon(self._let_go)
+        self.services.loop.call_soon(self._forget_parts)
 
-    def _let_go(self) -> None:
-        """Let go of all that refers back, so that it needs no garbage collector to be freed.
+    def _forget_parts(self) -> None:
+        """Forget all that refers back, so that it needs no garbage collector to be freed.
 
         Not within `close`: one of the flows may be what calls it.
         """
