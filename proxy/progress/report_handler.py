@@ -212,7 +212,7 @@ class ReportHandler:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
         ranges = _ranges(report)
-        if len(partitions) + sum(key not in partitions for key in ranges) > MAX_PARTITIONS:
+        if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
 

@@ -158,6 +158,7 @@ class Queries:
             self._registry.reports.refuse(error)
             raise
         unknown = self._registry.reports.unknown_ends(report)
+        await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
         return await self._turns.take(self._accepting(report, ends))
 
