@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.app import OLDEST_GENERATION, spare_full_collections
+from proxy.app import OLDEST_GENERATION, collect_frozen, spare_full_collections
 
 MANY = 200_000
 MOST_LOOKED_AT = 30_000
@@ -50,3 +50,18 @@ def test_garbage_of_cycles_is_still_collected(sizes: list[int]) -> None:
     assert ring() is None
     assert kept
     assert sizes
+
+
+def test_a_frozen_cycle_goes_when_much_was_frozen(sizes: list[int]) -> None:
+    ring = Ring()
+    gone = weakref.ref(ring)
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    del ring
+    gc.collect()
+    kept = [Ring() for _ in range(MANY)]
+    gc.collect()
+    assert collect_frozen(frozen, growth=4 * MANY) == frozen
+    assert gone() is not None
+    assert collect_frozen(frozen, growth=MANY) >= frozen + len(kept) - 1
+    assert gone() is None
