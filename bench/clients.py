@@ -3,11 +3,9 @@
 Kafka's own performance tools (its Java client) and librdkafka's Python client, all with their
 defaults, a real broker, quota sensors on and not violated. The ways take turns within each round.
 No process is tied to a core: client, broker and what is between share the machine as they would.
-HAProxy has one thread; the broker tells its clients HAProxy's address on a listener of its own.
 """
 
 import os
-import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -16,15 +14,14 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from bench import kafka_tools, topics, traffic
-from bench.lab import Lab, open_lab, unviolated_rules
-from bench.processes import BenchError, free_ports
+from bench import kafka_tools, topics
+from bench.behind_haproxy import HAPROXY, start_broker, start_haproxy
+from bench.lab import open_lab, unviolated_rules
+from bench.processes import BenchError
 from bench.report import Row, Verdict
-from proxy.devkit.broker import EmbeddedBroker
-from proxy.devkit.broker_settings import Quorum, new_cluster_id
 
 FIGURE = "clients"
-DIRECT, PROXY, HAPROXY = "direct", "proxy", "haproxy"
+DIRECT, PROXY = "direct", "proxy"
 PARTITIONS = 3
 MEGABYTE = 1e6
 FULL_ROUNDS, QUICK_ROUNDS = 3, 1
@@ -38,60 +35,14 @@ QUEUE_SETTINGS = {
     "queue.buffering.max.messages": 2_000_000,
     "queue.buffering.max.kbytes": 1_000_000,
 }
-NODE_ID = 1
 TIMEOUT_S = 120.0
-START_TIMEOUT_S = 10.0
 CONSUME_AT_ONCE = 10_000
 POLL_S = 0.1
 # Kafka keeps the files of a deleted topic for a minute, and many are made here.
 BROKER_PROPERTIES = {"log.segment.delete.delay.ms": "1000"}
-HAPROXY_CONFIG = """\
-global
-    nbthread 1
-defaults
-    mode tcp
-    timeout connect 10s
-    timeout client 10m
-    timeout server 10m
-listen kafka
-    bind 127.0.0.1:{port}
-    server broker 127.0.0.1:{upstream}
-"""
 
 Run = Callable[[str, str, int, int], float]
 """Given bootstrap address, topic, records and their length, returns bytes per second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the broker is, where HAProxy is, and where the broker is for HAProxy."""
-
-    broker: int
-    controller: int
-    behind_haproxy: int
-    haproxy: int
-
-    @classmethod
-    def free(cls) -> "Ports":
-        """Find some."""
-        first = free_ports(4)
-        return cls(*range(first, first + 4))
-
-    def broker_properties(self) -> dict[str, str]:
-        """Return what gives the broker a listener that tells HAProxy's address."""
-        plain = f"PLAINTEXT://127.0.0.1:{self.broker}"
-        listeners = (
-            *(plain, f"BEHIND://127.0.0.1:{self.behind_haproxy}"),
-            f"CONTROLLER://127.0.0.1:{self.controller}",
-        )
-        return {
-            **BROKER_PROPERTIES,
-            "listeners": ",".join(listeners),
-            "advertised.listeners": f"{plain},BEHIND://127.0.0.1:{self.haproxy}",
-            "listener.security.protocol.map": ",".join(
-                f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "BEHIND", "CONTROLLER")
-            ),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +57,12 @@ class Client:
 def measure(quick: bool) -> list[Row]:
     """Let each client write and read by each way in turn, and give the rows."""
     rounds, records = (QUICK_ROUNDS, QUICK_RECORDS) if quick else (FULL_ROUNDS, FULL_RECORDS)
-    ports = Ports.free()
     with open_lab() as lab:
-        broker = lab.enter(
-            EmbeddedBroker(
-                lab.work_dir / "broker",
-                ports.broker,
-                properties=ports.broker_properties(),
-                node_id=NODE_ID,
-                quorum=Quorum(new_cluster_id(), NODE_ID, ports.controller),
-            )
-        )
-        proxy = lab.start_proxy(("127.0.0.1", broker.port), unviolated_rules(), pinned=False)
+        broker = start_broker(lab, BROKER_PROPERTIES)
+        proxy = lab.start_proxy(broker.address, unviolated_rules(), pinned=False)
         ways = {DIRECT: broker.bootstrap, PROXY: "{}:{}".format(*proxy.bootstrap)}
-        if _start_haproxy(lab, ports):
-            ways[HAPROXY] = f"127.0.0.1:{ports.haproxy}"
+        if (haproxy := start_haproxy(lab, broker)) is not None:
+            ways[HAPROXY] = haproxy
         rows = []
         for record_bytes, count in records.items():
             full = READ_TOPIC.format(record_bytes)
@@ -140,27 +82,6 @@ def measure(quick: bool) -> list[Row]:
                 went_through = proxy.metric("bytes_total") - before >= rounds * count * record_bytes
                 rows.append(_row(f"{client.title}, {record_bytes} bytes", rates, went_through))
     return rows
-
-
-def _start_haproxy(lab: Lab, ports: Ports) -> bool:
-    """Start HAProxy; return whether it is installed. Raises BenchError when it does not serve."""
-    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    if program is None:
-        return False
-    path = lab.work_dir / "haproxy-clients.cfg"
-    path.write_text(HAPROXY_CONFIG.format(port=ports.haproxy, upstream=ports.behind_haproxy))
-    child = lab.start_helper("haproxy", [program, "-db", "-f", str(path)])
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    address = "127.0.0.1", ports.haproxy
-    while True:
-        try:
-            if traffic.advertised_address(address, "bench-discovery") == address:
-                return True
-            raise BenchError("the broker does not tell HAProxy's address to who comes that way")
-        except (OSError, ValueError) as error:
-            if time.monotonic() > deadline_s:
-                raise BenchError(f"haproxy does not serve: {error}{child.log_tail()}") from error
-        time.sleep(POLL_S)
 
 
 def _new_topic(bootstrap: str) -> str:

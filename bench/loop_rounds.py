@@ -34,13 +34,14 @@ class Stall:
 @contextmanager
 def only_the_proxys_garbage() -> Iterator[None]:
     """Collect garbage as a proxy does, without a look at the bench's own modules."""
-    thresholds = gc.get_threshold()
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks.copy()
     spare_full_collections()
     try:
         yield
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+        gc.callbacks[:] = callbacks
 
 
 async def watch(work: Awaitable[object]) -> Stall:

@@ -226,11 +226,15 @@ def _draw_entities(axes: Any, rows: Sequence[Sample]) -> None:
 
 
 def _draw_spark(axes: Any, rows: Sequence[Sample]) -> None:
-    """Draw how long Spark reads by the proxy, in times of direct."""
+    """Draw how long Spark reads by the proxy, in times of direct; HAProxy where it was there."""
     seconds = [row["samples"]["seconds"] for row in rows]
-    ratios = [_median(each["proxy"]) / _median(each["direct"]) for each in seconds]
     names = [re.sub(r"^reads [^,]*, |, medians of \d+$", "", row["what"]) for row in rows]
-    axes.barh(range(len(rows)), ratios, 0.6, color=MAIN_COLOUR)
+    axes.barh(range(len(rows)), [_ratio(each, "proxy") for each in seconds], 0.6, color=MAIN_COLOUR)
+    rivals = [(at, _ratio(each, "haproxy")) for at, each in enumerate(seconds) if "haproxy" in each]
+    if rivals:
+        at, ratios = zip(*rivals, strict=True)
+        axes.plot(ratios, at, "|", color=OTHER_COLOUR, markersize=10, label="HAProxy")
+        axes.legend(fontsize=TINY, frameon=False)
     axes.set_yticks(range(len(rows)), list(map(_short, names)))
     axes.invert_yaxis()
     axes.axvline(SPARK_TARGET, **BOUND_LINE)
@@ -254,6 +258,13 @@ def _draw_stalls(axes: Any, rows: Sequence[Sample]) -> None:
     axes.axvline(STALL_TARGET_MS, **BOUND_LINE)
     axes.set_xscale("log")
     axes.set_xlabel("longest round of the event loop, ms", fontsize=TINY)
+
+
+def _ratio(seconds: Mapping[str, Sequence[float]], way: str) -> float:
+    """Return the median of the rounds' ratios to reading directly."""
+    return _median(
+        [each / base for each, base in zip(seconds[way], seconds["direct"], strict=True)]
+    )
 
 
 def _short(text: str) -> str:

@@ -5,7 +5,8 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -47,10 +48,20 @@ TAKE_OVER_TIMEOUT_S = 30.0
 ADMIN_RETRY_S = 0.05
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
-FULL_COLLECTION_AFTER = 100
-"""Collections of younger objects between two full ones of Python's garbage collector, which hold
-the event loop for 0.3 s with 10,000 clients, rules and partitions. Python's own 10 makes several
-during a reload. By then the garbage of some 18,000 closed connections is kept, 5 kB each."""
+THREAD_TURN_S = 0.001
+"""For how long a thread that computes keeps the event loop from going on; Python's own 5 ms would
+come on top of each of its rounds during a reload."""
+
+MIDDLE_COLLECTION_AFTER, FULL_COLLECTION_AFTER = 5, 1
+"""Collections of younger objects between two of Python's garbage collector: a full one looks at
+some 8,000 objects then, which takes some 2 ms. With 10,000 clients, rules and partitions it would
+look at a million, if those that were there before were not left out."""
+
+FROZEN_GROWTH = 1_000_000
+"""Objects frozen since all were looked at, some 150 MB, after which all are again, for 0.3 s or so:
+what became garbage in a cycle after it was frozen stays until then."""
+
+OLDEST_GENERATION = 2  # a collection of it is a full one
 
 PORT_ERRORS = (ListenerError, AdminError)
 """What `App.start` raises for a port that cannot be opened."""
@@ -85,9 +96,6 @@ class App:
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
-        self._kafka_quotas.follow(config.quotas.source == "kafka")
-        self._kafka_rules: Iterable[Rule] = ()
-        self._kafka_changed = asyncio.Event()
         self._composing = asyncio.Lock()
         self._clients = ClientRegistry(instruments.bytes_total)
         self._queries = Queries(
@@ -126,6 +134,7 @@ class App:
         stop, then its state is waited for. New connections wait meanwhile; none is refused.
         Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
         """
+        sys.setswitchinterval(THREAD_TURN_S)
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         if self._config.cluster.shows_password:
@@ -140,6 +149,7 @@ class App:
             self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
+            await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
             self._queries.load(self._store)
             await self._start_admin(wait_s)
         except BaseException:
@@ -155,7 +165,6 @@ class App:
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
-                self._follow_kafka,
                 self._expire,
                 self._tick,
                 *self._queries.works(),
@@ -217,21 +226,14 @@ class App:
         finally:
             await self.stop()
 
-    def _use_kafka(self, rules: Iterable[Rule]) -> None:
-        self._kafka_rules = rules
-        self._kafka_changed.set()
+    async def _use_kafka(self, rules: Iterable[Rule]) -> None:
+        """Put the cluster's own quotas in force. Only after `start`."""
+        await self.rules.use_kafka(rules)
 
     async def _compose(self, compose: Compose) -> ComposedRules:
         """Compose rules in a thread; one at a time, so that the event loop has its share."""
         async with self._composing:
             return await asyncio.to_thread(compose)
-
-    async def _follow_kafka(self) -> None:
-        """Put the cluster's own quotas in force, until cancelled."""
-        while True:
-            await self._kafka_changed.wait()
-            self._kafka_changed.clear()
-            await self.rules.use_kafka(self._kafka_rules)
 
     async def _apply(self, config: Config) -> None:
         """Put quotas, throttling, limits and a new password of the same user in force."""
@@ -241,7 +243,7 @@ class App:
             login.renew(sasl.password())
         settings = await asyncio.to_thread(lambda: config.quota_settings)
         await self.rules.use_file(settings)
-        self._kafka_quotas.follow(config.quotas.source == "kafka")
+        await self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
@@ -280,8 +282,10 @@ class App:
 
     async def _expire(self) -> None:
         """Forget idle sensors and clients, until cancelled."""
+        frozen = gc.get_freeze_count()
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
+            frozen = collect_frozen(frozen)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
 
@@ -297,11 +301,36 @@ class App:
 
 
 def spare_full_collections() -> None:
-    """Collect garbage now, and have what is left looked at no more, and what comes seldom."""
+    """Collect garbage now; from now on leave out what a full collection has found in use.
+
+    So no full collection takes long. What it has found is freed as ever when nothing refers to it
+    any more, but a reference cycle of such objects only by `collect_frozen`: what comes and goes
+    often has to be free of cycles, as tests/relay/test_freed.py shows of connections.
+    """
     gc.collect()
     gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
+    gc.collect()  # of nothing: Python puts full ones off until a quarter of its last one is new
+    gc.callbacks.append(_freeze_survivors)
+    young, _, _ = gc.get_threshold()
+    gc.set_threshold(young, MIDDLE_COLLECTION_AFTER, FULL_COLLECTION_AFTER)
+
+
+def collect_frozen(frozen_before: int, growth: int = FROZEN_GROWTH) -> int:
+    """Collect all garbage if `growth` objects were frozen since there were `frozen_before`.
+
+    Return how many there were when all were looked at last.
+    """
+    frozen = gc.get_freeze_count()
+    if frozen - frozen_before < growth:
+        return min(frozen, frozen_before)
+    gc.unfreeze()
+    gc.collect()
+    return gc.get_freeze_count()
+
+
+def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
+    if phase == "stop" and info["generation"] == OLDEST_GENERATION:
+        gc.freeze()
 
 
 def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:

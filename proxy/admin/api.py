@@ -12,7 +12,15 @@ from structlog import get_logger
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.overrides import parse_override
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
-from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
+from proxy.admin.replies import (
+    JSON_HEADERS,
+    ApiError,
+    answer,
+    answer_in_pieces,
+    answer_in_slices,
+    json_body,
+    whole_number,
+)
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.progress.query import MAX_PARTITIONS
@@ -139,9 +147,7 @@ class ApiRoutes:
             "QuotaListener report it",
         )
         body = await asyncio.to_thread(written, documents, limit)
-        return web.Response(
-            body=body, content_type="application/json", charset="utf-8", headers=HEADERS
-        )
+        return answer_in_pieces(body, JSON_HEADERS)
 
     async def _get_pipelines(self, request: web.Request) -> web.Response:
         documents = _named(

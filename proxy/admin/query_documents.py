@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
@@ -129,7 +129,7 @@ def _documents(reports: Reports) -> Iterator[Document | None]:
     for each in reports.progress():
         yield None
         if each is not None:
-            totals = _totals(each["partitions"])
+            totals = yield from _totals(each["partitions"])
             yield {**each, "adaptive": adaptive.get(each["name"]), "totals": totals}
 
 
@@ -149,22 +149,35 @@ def limited(document: Document, most: int) -> Document:
     return {**document, "partitions": shown}
 
 
-def written(documents: Iterable[Document], most: int) -> bytes:
+def written(documents: Iterable[Document], most: int) -> bytearray:
     """Write `{"queries": [...]}`, each query with at most so many partitions.
 
-    It goes to another thread, and in small pieces: nothing else runs during one json.dumps.
+    It goes to another thread, and in small pieces: nothing else runs during one json.dumps, nor
+    while megabytes are joined or encoded.
     """
-    texts = []
-    for each in documents:
+    text = bytearray()
+    for piece in _pieces_of(documents, most):
+        text += piece.encode()
+    return text
+
+
+def _pieces_of(documents: Iterable[Document], most: int) -> Iterator[str]:
+    yield '{"queries": ['
+    for number, each in enumerate(documents):
         document = limited(each, most)
         head = json.dumps({key: value for key, value in document.items() if key != "partitions"})
-        partitions = ", ".join(map(json.dumps, document["partitions"]))
-        texts.append(f'{head[:-1]}, "partitions": [{partitions}]}}')
-    return f'{{"queries": [{", ".join(texts)}]}}'.encode()
+        yield f'{", " if number else ""}{head[:-1]}, "partitions": ['
+        for index, partition in enumerate(document["partitions"]):
+            yield f"{', ' if index else ''}{json.dumps(partition)}"
+        yield "]}"
+    yield "]}"
 
 
-def _totals(partitions: Sequence[Document]) -> Document:
-    """Add partitions up; the lag in seconds is the longest. What is known of none is None."""
+def _totals(partitions: Sequence[Document]) -> Generator[None, None, Document]:
+    """Add partitions up, one in a step; the lag in seconds is the longest.
+
+    What is known of none is None.
+    """
     lag_records = lag_s = None
     in_flight = failed = skipped = stuck = 0
     for each in partitions:  # once: there may be thousands
@@ -177,6 +190,7 @@ def _totals(partitions: Sequence[Document]) -> Document:
         failed += each["failed"]["records"]
         skipped += each["skipped_records"]
         stuck += each["stuck_since"] is not None
+        yield
     return {
         "partitions": len(partitions),
         "lag_records": lag_records,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -17,8 +17,11 @@ from proxy.admin.slices import Slices
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """On every JSON answer: the figures are of this moment, and are never taken for a page."""
 
+JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
+
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PIECE_BYTES = 64 * 1024  # of a body, written in one step
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
@@ -48,14 +51,24 @@ def answer(
     return web.json_response(document, status=status, headers={**HEADERS, **(headers or {})})
 
 
+def answer_in_pieces(body: bytes | bytearray, headers: Mapping[str, str]) -> web.Response:
+    """Return a body as an answer that is written a piece at a time: all at once takes long."""
+    length = {"Content-Length": str(len(body))}
+    return web.Response(body=_pieces(memoryview(body)), headers={**headers, **length})
+
+
+async def _pieces(body: memoryview) -> AsyncIterator[memoryview]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
+        await asyncio.sleep(0)
+
+
 async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> web.Response:
     """Return a long document as a JSON answer: nothing else would run during one json.dumps."""
     body = bytearray()
     # Not joined and encoded in the end: several megabytes take milliseconds.
     await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
-    return web.Response(
-        body=body, content_type="application/json", charset="utf-8", headers=HEADERS
-    )
+    return answer_in_pieces(body, JSON_HEADERS)
 
 
 def json_pieces(document: Mapping[str, object]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import guard
 from proxy.admin.history import History
 from proxy.admin.query_documents import Cached, QueryDocuments, Reports
-from proxy.admin.replies import CONTENT_TYPE, answer, scrape
+from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
@@ -133,7 +133,7 @@ class AdminServer:
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         body = await scrape(self._metrics, self._slices)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        return answer_in_pieces(body, {"Content-Type": CONTENT_TYPE})
 
     async def _get_healthz(self, _: web.Request) -> web.Response:
         return answer({"status": "up"})

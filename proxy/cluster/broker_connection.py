@@ -22,6 +22,9 @@ IDLE_S = 60.0
 MAX_RESPONSE_BYTES = 64 << 20
 """A longer one is none of Kafka's: we ask for far less."""
 
+DECODED_HERE_BYTES = 16 * 1024
+"""A longer response is decoded in a thread: Metadata of 10,000 partitions takes some 50 ms."""
+
 _INT32 = Struct(">i")
 
 _WANTS_LOGIN = (
@@ -128,7 +131,9 @@ class BrokerConnection:
             raise self._failure("bad_response", text)
         kind = request.header.get_response_class()
         try:
-            return kind.decode(response, header=True)
+            if length <= DECODED_HERE_BYTES:
+                return kind.decode(response, header=True)
+            return await asyncio.to_thread(kind.decode, response, header=True)
         except Exception as error:  # who knows what answers at that address
             text = f"no {kind.name}: {str(error) or type(error).__name__}"
             raise self._failure("bad_response", text) from error

@@ -5,6 +5,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -20,6 +21,9 @@ ANSWER_TIMEOUT_S = 5.0
 """To connect, and for each answer."""
 
 RETRY_INTERVAL_S = 0.1
+
+FOUND_AT_ONCE = 1000
+"""Partitions whose leaders are looked up before the event loop does other work: some 0.5 ms."""
 
 GROUP_COORDINATOR = 0
 TRANSACTION_COORDINATOR = 1
@@ -169,14 +173,20 @@ class KafkaClient:
 
     async def leaders(self, partitions: Collection[Partition]) -> dict[Address, list[Partition]]:
         """Return these partitions by their leader, without those that have none or are gone."""
-        if unknown := set(partitions) - self._found.keys():
+        if unknown := {each for each in partitions if each not in self._found}:
             response = await self.metadata(sorted({topic for topic, _ in unknown}))
             brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
             for topic in response.topics:
                 for part in topic.partitions:
                     if part.leader_id in brokers:
                         self._found[topic.name, part.partition_index] = brokers[part.leader_id]
-        return self.known_leaders(partitions)
+        by_leader: dict[Address, list[Partition]] = {}
+        left = iter(partitions)
+        while some := tuple(islice(left, FOUND_AT_ONCE)):
+            await asyncio.sleep(0)
+            for leader, led in self.known_leaders(some).items():
+                by_leader.setdefault(leader, []).extend(led)
+        return by_leader
 
     def known_leaders(self, partitions: Iterable[Partition]) -> dict[Address, list[Partition]]:
         """Return by their leader those of these partitions for which one was found before."""

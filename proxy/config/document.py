@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,7 @@ def _parse(file: str, text: str) -> Document:
             raise _unusable(file, WHOLE_FILE, "is empty", fix)
         document = Document(file)
         data = _build(loader, document, root, ())
+        _free(loader, root)
     finally:
         loader.dispose()
     if not isinstance(data, dict):
@@ -140,6 +142,18 @@ def _parse(file: str, text: str) -> Document:
         raise _unusable(file, document.line(()), message, 'begin with a section such as "cluster:"')
     document.data = data
     return document
+
+
+def _free(loader: _Loader, root: yaml.Node) -> None:
+    """Free the nodes one by one: no other thread runs while thousands are freed at once."""
+    while loader.constructed_objects:
+        loader.constructed_objects.popitem()
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.CollectionNode):
+            inner, node.value = node.value, []
+            nodes += chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
 
 
 def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> object:

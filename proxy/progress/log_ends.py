@@ -34,6 +34,9 @@ SLICE = 250
 LIST_OFFSETS_VERSION = 2
 """The first with an isolation level. Since Kafka 0.11."""
 
+FOUND_AT_ONCE = 1000
+"""Partitions that are found worth asking for before the event loop does other work: some 1 ms."""
+
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
 
@@ -54,7 +57,7 @@ class LogEnds:
         self._registry = registry
         self._client = client
         self._clock_ms = clock_ms
-        self._followed: frozenset[TopicPartition] = frozenset()
+        self._followed: Set[TopicPartition] = frozenset()
         self._absent: frozenset[TopicPartition] = frozenset()
         self._failing: set[TopicPartition] = set()
         """Those that had an error, or no leader: left out until all are asked for."""
@@ -76,7 +79,7 @@ class LogEnds:
 
         Raises UpstreamError, after all others have answered, when a broker could not be asked.
         """
-        followed = frozenset(self._registry.partitions())
+        followed = await _found(self._registry.partitions())
         self._client.forget(*(self._followed - followed))
         self._followed = followed
         self._failing.clear()
@@ -84,8 +87,9 @@ class LogEnds:
 
     async def _poll_stale(self) -> None:
         """Ask for the ends that should be known better, as in `poll`."""
-        stale = frozenset(self._registry.stale(self._clock_ms())) - self._failing - self._absent
-        await self._ask_leaders(stale, (LATEST,), self._failing.update)
+        stale = await _found(self._registry.stale(self._clock_ms()))
+        asked = stale - self._failing - self._absent
+        await self._ask_leaders(asked, (LATEST,), self._failing.update)
 
     async def _repeat(self, poll: Callable[[], Awaitable[None]], interval_s: float) -> None:
         while True:
@@ -180,3 +184,12 @@ class LogEnds:
         if absent - self._absent:
             _log.warning("followed partitions have no leader or are gone", partitions=named(absent))
         self._absent = frozenset(absent)
+
+
+async def _found(partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+    found: set[TopicPartition] = set()
+    for number, partition in enumerate(partitions, 1):
+        found.add(partition)
+        if not number % FOUND_AT_ONCE:
+            await asyncio.sleep(0)
+    return found

@@ -1,6 +1,6 @@
 """Shows progress and lag of partitions to Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias, cast
 
 from prometheus_client.core import CounterMetricFamily
@@ -19,7 +19,6 @@ LABELS = ("query", "topic", "partition")
 
 Value: TypeAlias = float | None
 """None: not known, and not shown."""
-Row: TypeAlias = tuple[str, PartitionProgress]
 
 
 def _lag_seconds(partition: PartitionProgress, now_ms: float) -> Value:
@@ -94,13 +93,13 @@ class ProgressCollector(Collector):
         A partition is looked at when its sample is read, which can be done once. So who reads
         thousands of them can do other work between two.
         """
-        rows = tuple(self._queries.rows())
+        partitions = self._queries.by_label()
         for name, text, value_of in FAMILIES:
             is_counter = name.endswith(_TOTAL)
             family = Metric(
                 PREFIX + name.removesuffix(_TOTAL), text, "counter" if is_counter else "gauge"
             )
-            family.samples = cast(list[Sample], self._samples(name, rows, value_of))
+            family.samples = cast(list[Sample], self._samples(name, partitions, value_of))
             yield family
         text = "Batch reports of queries, by what became of them."
         results = CounterMetricFamily(PREFIX + "spark_reports_total", text, labels=("result",))
@@ -111,10 +110,11 @@ class ProgressCollector(Collector):
     def _samples(
         self,
         name: str,
-        rows: Iterable[Row],
+        partitions: Sequence[tuple[str, Sequence[PartitionProgress]]],
         value_of: Callable[[PartitionProgress, float], Value],
     ) -> Iterator[Sample]:
         others: float | None = None
+        rows = ((query, each) for query, of_query in partitions for each in of_query)
         for number, (query, partition) in enumerate(rows):
             value = value_of(partition, self._clock_ms())
             if value is None:

@@ -208,63 +208,73 @@ class QueryProgress:
             self.add_event(EventKind.TOO_MANY, None, text, now_ms)
         return progress
 
-    def _partition(self, key: TopicPartition, now_ms: float) -> PartitionProgress:
-        partition = self.open(*key, now_ms)
-        assert partition is not None, "there was room"
-        return partition
+    # What a report says: each yields after each partition, and others may do their work meanwhile.
 
-    def begin_run(self, run_id: str, began_ms: float | None, now_ms: float) -> None:
+    def beginning_run(self, run_id: str, began_ms: float | None, now_ms: float) -> Iterator[None]:
         """Record a new run, which began then, if that is known; what was pending has failed."""
-        if self.run_id is not None:
-            self.former_runs.append(self.run_id)
-        for partition in self.partitions.values():
-            if self.run_id is not None:
+        former_run, known = self.run_id, list(self.partitions.values())
+        if former_run is not None:
+            self.former_runs.append(former_run)
+        self._reset_run(run_id, began_ms)
+        for partition in known:
+            if former_run is not None:
                 partition.fail_pending()
             partition.begin_run(began_ms, now_ms)
-        self._reset_run(run_id, began_ms)
+            yield
 
-    def complete(
+    def completing(
         self,
         batch_id: int,
         ranges: Mapping[TopicPartition, BatchRange],
         gap: SkipReason | None,
         now_ms: float,
         now_s: float,
-    ) -> None:
+    ) -> Iterator[None]:
         """Record a batch of this run; see PartitionProgress.complete."""
         assert self.run_id is not None, "reports begin a run"
         if self.progress_id not in (None, self.query_id):
             for partition in list(self.partitions.values()):
                 if partition.key not in ranges and partition.committed_to is not None:
                     self.let_go(partition, "the query that took over does not read it", now_ms)
+                    yield
         self.progress_id = self.query_id
         for key, read in ranges.items():
-            self._partition(key, now_ms).complete(read, self.run_id, gap, now_ms, now_s)
+            opened = self.open(*key, now_ms)
+            if opened is not None:  # others may have taken the room since the check
+                opened.complete(read, self.run_id, gap, now_ms, now_s)
+            yield
         self.run_batches += 1
         self.last_batch_id = batch_id
 
-    def complete_late(
+    def completing_late(
         self, run_id: str, ranges: Mapping[TopicPartition, BatchRange], now_ms: float, now_s: float
-    ) -> None:
+    ) -> Iterator[None]:
         """Record a batch of an earlier run. Nothing goes back, nor does it end this run."""
         if self.progress_id not in (None, self.query_id):
             return
         self.progress_id = self.query_id
         for key, read in ranges.items():
-            partition = self._partition(key, now_ms)
-            done = partition.committed_to
-            if partition.run_id == self.run_id or (done is not None and read.end <= done):
-                continue
-            if read.start is None or read.start <= read.end:
+            partition = self.open(*key, now_ms)
+            if partition is not None and self._adds(read, partition):
                 partition.complete(read, run_id, None, now_ms, now_s)
+            yield
 
-    def end_run(self, error: str | None, now_ms: float) -> None:
+    def _adds(self, read: BatchRange, partition: PartitionProgress) -> bool:
+        """Return whether a batch of an earlier run completed more than is known."""
+        if partition.is_dropped or partition.run_id == self.run_id:
+            return False
+        done = partition.committed_to
+        is_more = done is None or read.end > done
+        return is_more and (read.start is None or read.start <= read.end)
+
+    def ending_run(self, error: str | None, now_ms: float) -> Iterator[None]:
         """Record that the run has ended, and of what."""
         self.ended, self.error = True, error
-        for partition in self.partitions.values():
+        for partition in list(self.partitions.values()):
             partition.end_alarm("the query has ended", now_ms)
             if error is not None:
                 partition.fail_pending()
+            yield
 
     def sweeping(self, now_ms: float, stuck_after_ms: float) -> Iterator[None]:
         """Raise alarms, and forget partitions that the run does not read; yield after each."""

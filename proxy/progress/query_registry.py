@@ -53,27 +53,29 @@ class QueryRegistry(QueryClients):
             commit = states[query.commit_group] if query.commit_group else None
             yield from query_document(query, commit, times)
 
-    def rows(self) -> Iterator[tuple[str, PartitionProgress]]:
-        """Yield each partition with its query's label: those of one query together."""
-        for query in self.queries:
-            for partition in query.partitions.values():
-                yield query.name, partition
+    def by_label(self) -> list[tuple[str, tuple[PartitionProgress, ...]]]:
+        """Return the partitions of each query, with its label."""
+        return [(query.name, tuple(query.partitions.values())) for query in self.queries]
 
-    def partitions(self) -> set[TopicPartition]:
-        """Return the partitions whose log ends are worth asking for."""
+    def partitions(self) -> Iterator[TopicPartition]:
+        """Yield the partitions whose log ends are worth asking for: of each query that reads it.
+
+        Between two steps other calls may come, here and in `stale`.
+        """
         self._readers = {}
-        return self._seek(partition for _, partition in self.rows())
+        for _, partitions in self.by_label():
+            yield from map(self._seek, partitions)
 
-    def stale(self, now_ms: float) -> set[TopicPartition]:
-        """Return those of them that a query at work reads, and whose end was not learned lately."""
-        stale: list[PartitionProgress] = []
+    def stale(self, now_ms: float) -> Iterator[TopicPartition]:
+        """Yield those of them that a query at work reads, and whose end was not learned lately."""
         for query in self.queries:
             seen_ms = query.last_seen_ms
             if query.ended or seen_ms is None:
                 continue
             due_ms = now_ms - end_age_ms(now_ms - seen_ms)
-            stale += [each for each in query.partitions.values() if each.log.end_ms <= due_ms]
-        return self._seek(stale)
+            for each in tuple(query.partitions.values()):
+                if each.log.end_ms <= due_ms:
+                    yield self._seek(each)
 
     def log_end(self, topic: str, partition: int, offset: int, now_ms: float) -> None:
         """Record a log end (read_uncommitted) that the proxy has looked up."""
@@ -90,18 +92,15 @@ class QueryRegistry(QueryClients):
         for each in self._each(topic, partition):
             each.record_log_start(offset, now_ms)
 
-    def _seek(self, partitions: Iterable[PartitionProgress]) -> set[TopicPartition]:
-        """Return their keys; keep who reads them, so that what is learned finds them at once."""
-        keys: set[TopicPartition] = set()
-        for each in partitions:
-            key = each.key
-            keys.add(key)
-            readers = self._readers.get(key)
-            if readers is None:
-                self._readers[key] = {each}
-            else:
-                readers.add(each)
-        return keys
+    def _seek(self, partition: PartitionProgress) -> TopicPartition:
+        """Return its key; keep who reads it, so that what is learned finds it at once."""
+        key = partition.key
+        readers = self._readers.get(key)
+        if readers is None:
+            self._readers[key] = {partition}
+        else:
+            readers.add(partition)
+        return key
 
     def _each(self, topic: str, partition: int) -> list[PartitionProgress]:
         key = (topic, partition)

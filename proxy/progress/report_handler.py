@@ -1,7 +1,10 @@
-"""Applies reports to what is known: each is checked completely before it changes anything."""
+"""Applies reports to what is known: each is checked completely before it changes anything.
+
+Both go in small steps, as a report may name thousands of partitions.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -122,22 +125,30 @@ class ReportHandler:
             or known.log.high_watermark < read.end
         }
 
-    def accept(
+    def accepting(
         self,
         report: Report,
         now_ms: float,
         now_s: float,
         ends: Mapping[TopicPartition, int] = MappingProxyType({}),
-    ) -> AcceptedReport:
-        """Apply a report; `ends`: log ends that the cluster was just asked for.
+    ) -> Generator[bool, None, AcceptedReport]:
+        """Apply a report, step by step; `ends`: log ends that the cluster was just asked for.
 
-        Raises ReportRefused, and then nothing but counts has changed.
+        Yields after each partition whether anything was changed already; between two steps anything
+        may happen but another report. Raises ReportRefused: nothing but counts has changed then.
         """
         query: QueryProgress | None = None
         try:
             client_id = self._client_of(report)
             query = self._clients.query_of(client_id) or self._movable(report, now_ms)
-            self._check(report, client_id, query, ends, now_ms)
+            self._check(report, client_id, query, now_ms)
+            known = query.partitions if query is not None else {}
+            for key, read in _ranges(report).items():
+                _check_range(key, read, known.get(key), ends.get(key), report.run_id)
+                yield False
+            # Queries may have come or gone meanwhile.
+            query = self._clients.query_of(client_id) or self._movable(report, now_ms)
+            self._check(report, client_id, query, now_ms)
         except ReportRefused as error:
             self.refuse(error)
             if report.number is not None:
@@ -156,7 +167,7 @@ class ReportHandler:
             self._clients.move(query, client_id)
         if report.number is None:
             is_past = _is_past(report, query, now_ms)
-            new_run = not is_past and self._apply(report, query, now_ms, now_s)
+            new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
         lost = self._senders.accept(report.sender, report.number)
         self.results["accepted"] += 1
@@ -164,10 +175,12 @@ class ReportHandler:
         query.received += 1
         query.lost_reports += lost
         if not _is_late(report, query):
-            new_run = self._apply(report, query, now_ms, now_s)
+            new_run = yield from self._applying(report, query, now_ms, now_s)
             return AcceptedReport(report, query, new_run, lost)
         if report.batch is not None:
-            query.complete_late(report.run_id, report.batch.ranges, now_ms, now_s)
+            ranges = report.batch.ranges
+            for _ in query.completing_late(report.run_id, ranges, now_ms, now_s):
+                yield True
         return AcceptedReport(report, query, lost_reports=lost)
 
     def _client_of(self, report: Report) -> str:
@@ -187,13 +200,9 @@ class ReportHandler:
         return None if is_held else query
 
     def _check(
-        self,
-        report: Report,
-        client_id: str,
-        query: QueryProgress | None,
-        ends: Mapping[TopicPartition, int],
-        now_ms: float,
+        self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
+        """Check all but the ranges of the batch."""
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
@@ -203,11 +212,9 @@ class ReportHandler:
             _check_run(report, client_id, query, now_ms)
         partitions = query.partitions if query is not None else {}
         ranges = _ranges(report)
-        if len(partitions) + sum(key not in partitions for key in ranges) > MAX_PARTITIONS:
+        if len(partitions) + len(ranges.keys() - partitions.keys()) > MAX_PARTITIONS:
             text = f"with these the query has more than {MAX_PARTITIONS} partitions"
             raise ReportRefused(Refusal.MALFORMED, text, "split the query")
-        for key, read in ranges.items():
-            _check_range(key, read, partitions.get(key), ends.get(key), report.run_id)
 
     def _check_unknown(
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
@@ -227,8 +234,11 @@ class ReportHandler:
             fix = "raise limits.max_client_entities, or stop queries"
             raise ReportRefused(Refusal.UNKNOWN_QUERY, text, fix)
 
-    def _apply(self, report: Report, query: QueryProgress, now_ms: float, now_s: float) -> bool:
+    def _applying(
+        self, report: Report, query: QueryProgress, now_ms: float, now_s: float
+    ) -> Generator[bool, None, bool]:
         """Apply what is of the present run, or of a new one; return whether it is a new one."""
+        query.last_heard_ms = now_ms  # first: one that is heard of is not forgotten meanwhile
         began_ms = now_ms - report.age_ms
         # A run that is idle, or lives, may have been going for long: it does not begin now.
         known_ms = began_ms if report.event in ("started", "progress") else None
@@ -237,12 +247,12 @@ class ReportHandler:
             if query.query_id not in (None, report.query_id):
                 text = f"query {report.query_id} takes over from {query.query_id}"
                 query.add_event(EventKind.TAKEN_OVER, None, text, now_ms)
-            query.begin_run(report.run_id, known_ms, now_ms)
+            for _ in query.beginning_run(report.run_id, known_ms, now_ms):
+                yield True
         elif query.run_began_ms is None:  # it began before this proxy did
             query.run_began_ms = known_ms
         if report.event in ("started", "running"):
             query.run_sender = report.sender
-        query.last_heard_ms = now_ms
         query.query_id = report.query_id
         query.reported_name = report.name or query.reported_name
         query.trigger = report.trigger or query.trigger
@@ -257,9 +267,11 @@ class ReportHandler:
             gap = _gap(query, report, sender_lost)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
-            query.complete(batch.batch_id, batch.ranges, gap, now_ms, now_s)
+            for _ in query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s):
+                yield True
         elif report.event == "terminated":
-            query.end_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms)
+            for _ in query.ending_run(report.error and report.error[:MAX_ERROR_SHOWN], now_ms):
+                yield True
         return new_run
 
 

@@ -40,12 +40,12 @@ class FetchSession:
     size: int = 0
     """How many there are."""
     latest: "FetchInFlight | None" = None
-    """The request that was applied last."""
+    """The request that was applied last, until it is answered."""
 
     def keep_overwritten(self, ask: FetchRequestPartitions) -> None:
         """Keep what a request is about to change for the one before it, if that is in flight."""
         latest = self.latest
-        if latest is None or latest.is_over:
+        if latest is None:
             return
         changed = [(topic, index) for topic, index, _ in ask.positions]
         for topic, index in chain(changed, ask.forgotten):
@@ -87,7 +87,7 @@ class FetchInFlight:
     change is kept here rather than the positions: most often there is nothing.
     """
 
-    __slots__ = ("ask", "is_over", "later", "now_ms", "overwritten", "session_asked", "tracker")
+    __slots__ = ("ask", "later", "now_ms", "overwritten", "session_asked", "tracker")
 
     def __init__(
         self, tracker: "FetchTracker", ask: FetchRequestPartitions, session: FetchSession
@@ -97,8 +97,6 @@ class FetchInFlight:
         self.session_asked = session
         self.overwritten: dict[tuple[TopicKey, int], int | None] = {}
         """By the next request: what was there before. Void when this one was answered by then."""
-        self.is_over = False
-        """Whether all of the response was shown."""
         self.later: FetchInFlight | None = None
         self.now_ms = 0.0
         """When the response began."""
@@ -142,7 +140,8 @@ class FetchInFlight:
 
     def ended(self) -> None:
         """See FetchObserver."""
-        self.is_over = True
+        if self.session_asked.latest is self:
+            self.session_asked.latest = None
 
     def _offset(self, topic: TopicKey, index: int) -> int | None:
         """Return from where a partition was asked for, though requests were applied since."""
@@ -203,6 +202,11 @@ class FetchTracker:
                 asked.now_ms = now_ms
                 return asked
         raise ValueError("a response to a request that was not shown")
+
+    def close(self) -> None:
+        """Forget the requests in flight: no response will come. So no reference cycle is left."""
+        while self._in_flight:
+            self._in_flight.popleft().ended()
 
     def _begin(self, ask: FetchRequestPartitions) -> FetchSession:
         """Return a session for a full request, which closes the one that it names."""

@@ -13,6 +13,7 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchInFlight, FetchTracker
+from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
 from proxy.relay.interceptor import SeenRequest
@@ -35,6 +36,9 @@ from proxy.wire.list_offsets import (
 from proxy.wire.produce import ProducedPartition, read_produce_request, read_produce_response
 from proxy.wire.topic_partition import TopicPartition
 
+APPLIED_WAIT_MS = 500.0
+"""How long a driver's answer waits for reports to be applied: each takes some 0.1 s at the most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Following:
@@ -45,6 +49,7 @@ class Following:
     names: TopicNames
     quotas: QuotaManager
     pipelines: RunningPipelines
+    turns: ReportTurns
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""
@@ -113,7 +118,8 @@ class FollowedClient:
                     answer = list_offsets_response(version, head.correlation_id, offsets)
                     return _AnsweredLookup(answer)
             plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
-            return _SeenLookup(lookup, lookups, plans)
+            is_driver = not lookups.is_executor and (self.pressure or plans) is not None
+            return _SeenLookup(lookup, lookups, plans, self._all.turns if is_driver else None)
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
             lookups.fetched()
@@ -142,6 +148,11 @@ class FollowedClient:
 
     def close(self) -> None:
         """See ClientInterceptor."""
+        self._close_lookups()
+        if self.tracker is not None:
+            self.tracker.close()
+
+    def _close_lookups(self) -> None:
         if self.lookups is not None:
             self.lookups.closed()
 
@@ -159,7 +170,7 @@ class FollowedClient:
             if self.lookups is not None:
                 self.lookups.follow(self.pressure)
             return
-        self.close()
+        self._close_lookups()
         self._query, self.tracker, self.lookups = query, None, None
         self.fetched_logs = FetchedLogs()
         if query is not None:
@@ -228,11 +239,24 @@ class _SeenLookup(SeenRequest):
     lookups: OffsetLookups
     plans: Callable[[Set[TopicPartition], float], None] | None
     """Prepares pipelines for a driver's answer; None when the client is in none."""
+    turns: ReportTurns | None
+    """What its answer is to see all of; None when it sees nothing of reports."""
+    _since_ms: float | None = None
+    """Since when the answer waits for a report to be applied."""
 
     def wait_ms(self, now_ms: float) -> float:
+        if self.turns is not None and self.turns.is_applying:
+            if self._since_ms is None:
+                self._since_ms = now_ms
+            left_ms = self._since_ms + APPLIED_WAIT_MS - now_ms
+            if left_ms > 0:
+                return left_ms
+            self.turns.finish()
         return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        if self.turns is not None:
+            self.turns.finish()  # another report may have come since
         if self.plans is not None and not self.lookups.is_executor:
             keys = {key for key, timestamp in self.ask.timestamps.items() if timestamp == LATEST}
             if keys:

@@ -2,7 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from functools import partial
 
@@ -28,6 +37,7 @@ from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
+from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
 from proxy.state import StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
@@ -97,8 +107,9 @@ class Queries:
         self._pipelines = RunningPipelines(
             pipelines, self._registry, self._backpressure.of_client, quotas, instruments
         )
+        self._turns = ReportTurns(clock_ms)
         self.following = Following(
-            self._registry, self._backpressure, self._names, quotas, self._pipelines
+            self._registry, self._backpressure, self._names, quotas, self._pipelines, self._turns
         )
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
@@ -147,12 +158,21 @@ class Queries:
             self._registry.reports.refuse(error)
             raise
         unknown = self._registry.reports.unknown_ends(report)
+        await asyncio.sleep(0)  # there may be thousands: other work comes between two walks
         ends = await self._ends(unknown | self._pipelines.lost_ends(report, clock_ms()))
+        return await self._turns.take(self._accepting(report, ends))
+
+    def _accepting(
+        self, report: Report, ends: Mapping[TopicPartition, int]
+    ) -> Generator[bool, None, Document]:
+        """Apply a report, see ReportHandler; return what came of it. Raises ReportRefused."""
         now_ms = clock_ms()
-        accepted = self._registry.reports.accept(report, now_ms, time.time(), ends)
+        accepted = yield from self._registry.reports.accepting(report, now_ms, time.time(), ends)
         query = accepted.query
         self._backpressure.record_report(accepted, now_ms)
+        yield True
         self._pipelines.reported(accepted, now_ms, ends)
+        yield True
         pressed = next(iter(self._backpressure.of_client(query.client_id)), None)
         if report.run_id == query.run_id:
             advise(

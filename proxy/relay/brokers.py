@@ -7,7 +7,6 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from structlog import get_logger
 
 from proxy.cluster.broker_connection import BrokerConnection
-from proxy.cluster.dial import limit_unsent
 from proxy.cluster.kafka_client import Bootstrap
 from proxy.cluster.upstream import CLOSED, LOCAL, LOGIN_REFUSED, Address, UpstreamError
 from proxy.relay.channel import Channel
@@ -62,7 +61,6 @@ class Brokers:
             connection = await self.bootstrap.connect(log_in=False)
         else:
             connection = await self._connect(node_id, self.addresses[node_id])
-        limit_unsent(connection.sock)
         return Channel(connection.sock, spliceable=self._splice)
 
     async def monitor(self) -> None:

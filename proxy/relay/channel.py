@@ -8,7 +8,8 @@ from contextlib import suppress
 from proxy.wire.layout import Buffer
 
 SHARED_RECEIVE_BYTES = 12 << 20
-"""Divided by the connections that are open, it is the receive buffer of the next one."""
+"""Divided by the connections that are open, it is the receive buffer of the next one, and what may
+wait to be sent to its broker."""
 
 MIN_RECEIVE_BYTES = 64 * 1024
 """But at least this much: what Kafka's consumers ask for themselves (receive.buffer.bytes)."""

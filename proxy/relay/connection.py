@@ -140,12 +140,25 @@ class Connection:
             self._linger.cancel()
         if self._dialling is not None:
             self._dialling.cancel()
+            self._dialling.add_done_callback(self._forget_dialling)
         self.client.close()
         self.in_flight.clear()
         self.channel.sock.close()
         if self.upstream is not None:
             self.upstream.sock.close()
         self._on_close(self)
+        self.services.loop.call_soon(self._forget_parts)
+
+    def _forget_parts(self) -> None:
+        """Forget all that refers back, so that it needs no garbage collector to be freed.
+
+        Not within `close`: one of the flows may be what calls it.
+        """
+        del self.requests, self.responses, self.waiter
+        self._linger = None
+
+    def _forget_dialling(self, _: asyncio.Task[None]) -> None:
+        self._dialling = None
 
     async def closed(self) -> None:
         """Wait for what `close` cancelled."""

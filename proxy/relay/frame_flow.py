@@ -30,6 +30,10 @@ READ_BYTES, READ_BYTES_HELD, READ_BYTES_LARGE = 64 << 10, 4096, 512
 """First read of a frame: all of it as a rule; less of one that may be held, so that it waits in the
 kernel; after a large one even less, whose record data does not come to user space."""
 
+READ_BYTES_WALKED = 256 << 10
+"""A further read of a Fetch response that is walked, of a client far below its quota: copied in a
+quarter of the calls, 1 MB takes two thirds of the time. Larger ones save nothing more."""
+
 MAX_START_BYTES = MAX_HEADER_BYTES + 2 * READ_BYTES_HELD
 """A frame's head, with the first fields of the body, has less."""
 
@@ -362,5 +366,5 @@ class FrameFlow(ABC):
 
 
 def new_scratch() -> bytearray:
-    """Make a buffer that holds the longest head with one read behind it."""
-    return bytearray(MAX_START_BYTES + 2 * READ_BYTES)
+    """Make a buffer that holds the longest head and a first read, with one read behind them."""
+    return bytearray(MAX_START_BYTES + READ_BYTES + READ_BYTES_WALKED)

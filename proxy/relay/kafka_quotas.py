@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kafka.protocol.admin import DescribeClientQuotasRequest
@@ -37,7 +37,10 @@ class KafkaQuotas:
     """
 
     def __init__(
-        self, client: KafkaClient, use: Callable[[tuple[Rule, ...]], None], errors: Counter
+        self,
+        client: KafkaClient,
+        use: Callable[[tuple[Rule, ...]], Awaitable[None]],
+        errors: Counter,
     ) -> None:
         self._client = client
         self._use = use
@@ -47,14 +50,14 @@ class KafkaQuotas:
         """Whether the last request was answered; None before the first one."""
         self._rules: tuple[Rule, ...] = ()
 
-    def follow(self, on: bool) -> None:
+    async def follow(self, on: bool) -> None:
         """Begin to follow the cluster, or stop and let its rules go."""
         if on:
             self._followed.set()
         elif self._followed.is_set():
             self._followed.clear()
             self._answers, self._rules = None, ()
-            self._use(())
+            await self._use(())
 
     async def watch(self) -> None:
         """Ask again and again while it is to follow, until cancelled."""
@@ -81,7 +84,7 @@ class KafkaQuotas:
         if not self._answers or rules != self._rules:
             _log.info("quotas of the cluster read", rules=len(rules))
         self._answers, self._rules = True, rules
-        self._use(rules)
+        await self._use(rules)
 
     async def _read(self) -> tuple[Rule, ...]:
         """Return the rules that the cluster has now. Raises UpstreamError."""

@@ -13,7 +13,7 @@ from structlog import get_logger
 from proxy.cluster.dial import handshake, limit_unsent, tune
 from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
-from proxy.relay.channel import Channel, bound_receive_buffer
+from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
 from proxy.relay.connection import Connection
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
@@ -217,6 +217,8 @@ class Relay:
             about = {"node_id": node_id, "detail": str(failure)}
             self._services.count_upstream_error(failure.reason, event, **about)
         bound_receive_buffer(channel.sock, self.connected)
+        # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
+        limit_unsent(channel.sock, receive_bytes(self.connected))
         return channel
 
     def _advertise(

@@ -10,7 +10,13 @@ from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
-from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
+from proxy.relay.frame_flow import (
+    READ_BYTES,
+    READ_BYTES_HELD,
+    READ_BYTES_WALKED,
+    FrameFlow,
+    new_scratch,
+)
 from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
 from proxy.relay.own_answers import is_own_answer_next, send_own_answer
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
@@ -224,6 +230,7 @@ class ResponseFlow(FrameFlow):
         while end < have and walker.remaining_bytes and not walker.at_tail:
             end += walker.feed(view[end:])
         left = walker.remaining_bytes
+        self.read_bytes = self.first_bytes
         if walker.at_tail:
             self._walker = None
             if end + left > have:
@@ -235,8 +242,6 @@ class ResponseFlow(FrameFlow):
                 tail[:] = neutral_tail(bytes(tail))
             self._send(view[: end + left])
             walker.show()  # only now, while the client is at work already
-            if start:  # the whole frame came in one read
-                self.read_bytes = self.first_bytes
             return end + left
         body_bytes = 0
         if walker.is_done and left:
@@ -253,8 +258,8 @@ class ResponseFlow(FrameFlow):
             walker.show()
         if body_bytes:
             self._send_body(body_bytes)
-        else:
-            self.read_bytes = self.first_bytes
+        elif left and self.first_bytes == READ_BYTES:  # of what follows it no more than usual
+            self.read_bytes = min(left + READ_BYTES, READ_BYTES_WALKED)
         if not left:
             self._walker = None
         return end

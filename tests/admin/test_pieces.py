@@ -7,6 +7,7 @@ from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, Ask
 from prometheus_client import generate_latest
 
 from metrics import SensorCollector
+from proxy.admin import replies
 from proxy.admin.replies import SAMPLES_AT_ONCE, json_pieces, scrape_pieces
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import Rule
@@ -82,3 +83,16 @@ async def test_the_server_gives_the_same(world: AdminWorld, ask: Ask):
     answer = await ask("GET", "/v1/status")
     assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
     assert answer.text == json.dumps(answer.json)
+
+
+async def test_a_long_answer_goes_out_in_pieces(
+    world: AdminWorld, ask: Ask, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(replies, "PIECE_BYTES", 100)
+    world.connect("etl-orders")(MIB)
+    answer = await ask("GET", "/metrics")
+    assert answer.text == generate_latest(world.prometheus).decode()
+    length = answer.headers["Content-Length"]
+    assert int(length) == len(answer.text.encode()) > 200
+    head = await ask("HEAD", "/metrics")
+    assert (head.text, head.headers["Content-Length"]) == ("", length)

@@ -131,11 +131,14 @@ async def test_every_kind_of_answer(frame: bytes | None, reason: str | None) -> 
         samples = [each for family in errors.collect() for each in family.samples]
         return {each.labels["reason"]: each.value for each in samples if each.name[-6:] == "_total"}
 
+    async def use(rules: tuple[Rule, ...]) -> None:
+        used.append(rules)
+
     async with stranger(frame) as address:
         patience_s = IMPATIENT_S if frame is None else NOTICED_WITHIN_S
         client = KafkaClient(Bootstrap([address]), patience_s)
-        quotas = KafkaQuotas(client, used.append, errors)
-        quotas.follow(True)
+        quotas = KafkaQuotas(client, use, errors)
+        await quotas.follow(True)
         async with at_work(quotas.watch()):
             await eventually(lambda: used or failures(), "an answer", NOTICED_WITHIN_S)
     taken = [[rule.keys for rule in rules] for rules in used]

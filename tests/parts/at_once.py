@@ -1,6 +1,6 @@
-"""Coroutines without an event loop, where nothing in them waits."""
+"""Coroutines without an event loop, where nothing in them waits, and what goes in steps."""
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -14,3 +14,13 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
         value: T = done.value
         return value
     raise AssertionError("it waits")
+
+
+def in_one_go(steps: Generator[object, None, T]) -> T:
+    """Take all steps and return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            value: T = done.value
+            return value

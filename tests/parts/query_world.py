@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from parts.at_once import in_one_go
 from parts.quota_world import QuotaWorld
 
 from proxy.backpressure.backpressure import Backpressure
@@ -30,7 +31,7 @@ class QueryWorld(QuotaWorld):
         )
 
     def accept_report(self, report: Report) -> AcceptedReport:
-        accepted = self.registry.reports.accept(report, self.now_ms, self.now_s)
+        accepted = in_one_go(self.registry.reports.accepting(report, self.now_ms, self.now_s))
         self.backpressure.record_report(accepted, self.now_ms)
         return accepted
 

@@ -50,8 +50,12 @@ async def test_both_sockets_of_a_connection_are_bounded():
         for channel in (connection.channel, connection.upstream):
             size = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
             assert size == KERNEL_FACTOR * min(MAX_RECEIVE_BYTES, LARGEST_RECEIVE_BYTES)
+        for channel, expected_bytes in (
+            (connection.channel, MAX_UNSENT_BYTES),
+            (connection.upstream, MAX_RECEIVE_BYTES),
+        ):
             unsent = channel.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-            assert unsent == MAX_UNSENT_BYTES
+            assert unsent == expected_bytes
 
 
 @pytest.mark.parametrize("rules", [(), (slow_client(),)], ids=["does not read", "is held"])
@@ -67,3 +71,14 @@ async def test_the_rest_of_a_response_waits_at_the_broker(rules):
         await until(lambda: responses.held or responses.sending_blocked)
         assert broker.writer.transport.get_write_buffer_size() > BIG_BYTES / 2
         broker.reset()
+
+
+async def test_the_rest_of_a_request_waits_at_the_client():
+    async with open_lab() as lab:
+        client = await lab.client()
+        client.writer.write(frames.produce_request(1, 1, BIG_BYTES))
+        await lab.broker()
+        (connection,) = lab.relay.connections
+        await until(lambda: connection.requests.sending_blocked)
+        assert client.writer.transport.get_write_buffer_size() > BIG_BYTES / 2
+        client.reset()

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from relaylab import frames
-from relaylab.lab import open_lab
+from relaylab.lab import LIMIT_S, open_lab, until
 
+from proxy.relay.frame_flow import READ_BYTES, READ_BYTES_WALKED
 from proxy.relay.interceptor import SeenRequest
 from proxy.relay.pump import SPLICE_MIN_BYTES
 
@@ -98,3 +99,29 @@ def test_all_of_it_once_before_the_next_one(path, records, nodes, cuts, from_end
     assert shown == ["asked", "sent", "answered", *enumerate(records), "ended"]
     assert log[2:4] == [(2, "asked"), (2, "sent")]
     assert log[-3:] == [(2, "answered"), (2, (0, 0)), (2, "ended")]
+
+
+async def test_a_client_that_takes_nothing_for_a_while():
+    numbers = range(1, 9)
+    sent, seen = zip(
+        *(frames.fetch17(number, [bytes(20_000)] * 50, NODES) for number in numbers), strict=True
+    )
+    loop = asyncio.get_running_loop()
+    async with open_lab() as lab, asyncio.timeout(LIMIT_S):
+        lab.services.interceptor = lambda *_: ShowingInterceptor([])
+        sock = await lab.silent_client()
+        asked = [frames.fetch_request(number, version=17) for number in numbers]
+        await loop.sock_sendall(sock, b"".join(asked))
+        broker = await lab.broker()
+        assert [await broker.frame() for _ in asked] == asked
+        broker.writer.write(b"".join(sent))
+        (connection,) = lab.relay.connections
+        responses = connection.responses
+        await until(lambda: responses.sending_blocked)
+        assert responses.read_bytes <= READ_BYTES_WALKED
+        assert len(responses.stash) <= READ_BYTES
+        left = memoryview(b"".join(seen))
+        while left:
+            piece = await loop.sock_recv(sock, len(left))
+            assert piece == left[: len(piece)]
+            left = left[len(piece) :]

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from listening.receiver import HOST, WAIT_S, Behaviour, Gate, Receiver, Report, fail, hang_up, take
 from listening.session import QUERY_TIMEOUT_S, WatchedListener, finish, write
+from parts.at_once import in_one_go
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -288,7 +289,7 @@ def test_a_query_that_is_restarted_at_once(
 
     async def keep_book(request: web.Request, report: Report) -> web.StreamResponse:
         try:
-            book.reports.accept(parse_report(await request.read()), 0.0, 0.0)
+            in_one_go(book.reports.accepting(parse_report(await request.read()), 0.0, 0.0))
         except ReportRefused as error:
             refusals.append(f"{report['event']}: {error}")
         return await take(request, report)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 sys.path.append(str(Path(__file__).parents[1]))  # as a script it has no conftest.py
 
+from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
@@ -40,7 +41,7 @@ def _progress() -> ProgressCollector:
     queries = QueryRegistry(configured("orders"), lambda _: True, lambda _: None)
     batch = batch_document(0, 0, 5, "orders", latest=9, rows=5)
     report = ReportingDriver().document("progress", batch=batch)
-    queries.reports.accept(parsed(report), 0.0, 0.0)
+    in_one_go(queries.reports.accepting(parsed(report), 0.0, 0.0))
     queries.log_end("orders", 0, 9, 0.0)
     return ProgressCollector(queries, lambda: 0.0, 10)
 

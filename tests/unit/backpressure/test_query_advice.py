@@ -32,7 +32,7 @@ def make(
     client_id="etl", name="orders", batches=0, rows=5, trigger=None, sink=None
 ) -> QueryProgress:
     query = QueryProgress(client_id, name, sink or Sink())
-    query.begin_run("run", None, 0.0)
+    list(query.beginning_run("run", None, 0.0))
     query.reported_name = name
     query.trigger = trigger
     query.run_batches = batches
@@ -146,7 +146,7 @@ def test_each_is_said_once_for_a_run_and_goes_when_it_is_mended():
     assert find(query, nine) == {}
     find(query, two)
     assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL]
-    query.begin_run("another run", 5.0, 5.0)
+    list(query.beginning_run("another run", 5.0, 5.0))
     assert list(query.advice) == []
     find(query)
     assert [event.kind for event in query.clients.events] == [EventKind.INTERVAL, EventKind.NAMES]

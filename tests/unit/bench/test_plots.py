@@ -85,7 +85,7 @@ SAMPLES = {
         "interpolated_bytes_per_s": 250_010.0,
     },
     "clients": {"bytes_per_s": {"direct": [1e6], "proxy": [9e5], "haproxy": [9.5e5]}},
-    "spark": {"seconds": {"direct": [2.0, 2.1], "proxy": [2.2, 2.0]}},
+    "spark": {"seconds": {"direct": [2.0, 2.1], "proxy": [2.2, 2.0], "haproxy": [2.2, 2.0]}},
     "entities": {"microseconds": {"10": [3.0], "1000": [3.1]}},
     "stalls": {"wall_ms": [1.0, 2.0], "cpu_ms": [1.0, 1.0]},
 }

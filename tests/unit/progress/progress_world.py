@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed, uuid
 from parts.virtual_time import VirtualTime
@@ -29,7 +30,8 @@ class Driver(ReportingDriver):
         if number is not None:
             self.number = number - 1
         report = parsed(self.document(event, **more))
-        return self.world.registry.reports.accept(report, self.world.now_ms, self.world.now_s)
+        reports = self.world.registry.reports
+        return in_one_go(reports.accepting(report, self.world.now_ms, self.world.now_s))
 
     def batch(self, start, end, batch_id=None, topic="t", **more):
         """Report a batch; offsets are a number for partition 0, or a mapping."""

@@ -99,7 +99,7 @@ def test_the_document_has_the_latest_notes_first(world, driver):
 def test_log_ends_of_the_poll_reach_all_who_read_the_partition(world, driver):
     world.known.add("late")
     world.driver(name="late", query_id=FOREIGN, sender=uuid("s2")).batch(None, 5)
-    assert world.registry.partitions() == {("t", 0)}
+    assert set(world.registry.partitions()) == {("t", 0)}
     world.registry.log_end("t", 0, 50, world.now_ms)
     world.registry.log_start("t", 0, 3, world.now_ms)
     world.registry.log_end("nobody", 0, 50, world.now_ms)

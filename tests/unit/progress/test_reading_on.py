@@ -81,7 +81,7 @@ def histories(world, steps):
             part.skip(min(values), max(values), SkipReason.UNEXPLAINED, world.now_ms)
         elif what == "restart":
             runs += 1
-            world.query().begin_run(f"run-{runs}", world.now_ms, world.now_ms)
+            list(world.query().beginning_run(f"run-{runs}", world.now_ms, world.now_ms))
         elif what == "wait":
             world.pass_ms(values[0])
             part.check_stuck(world.now_ms, MAX_WAIT_MS)

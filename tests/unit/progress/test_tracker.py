@@ -8,7 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.progress.topics import TopicNames
-from proxy.progress.tracker import MAX_SESSION_PARTITIONS, FetchInFlight, FetchTracker
+from proxy.progress.tracker import (
+    MAX_SESSION_PARTITIONS,
+    FetchInFlight,
+    FetchSession,
+    FetchTracker,
+)
 from proxy.wire.fetch import FetchRequestPartitions
 
 NO_ERROR = 0
@@ -273,6 +278,30 @@ def test_answered_requests_are_let_go():
     for epoch in range(1, 200):
         line.answer(line.ask(ask(9, epoch, {P0: epoch})), (NO_ERROR, 9))
     assert alive() - before <= 2
+
+
+def test_a_closed_tracker_leaves_no_reference_cycles():
+    def alive():
+        kinds = FetchInFlight, FetchSession, FetchTracker
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        line = Line()
+        for session in (0, 9):
+            observer = line.tracker.observer(line.ask(ask(0, 0, {P0: 0})), 1.0)
+            observer.session(NO_ERROR, session)
+            observer.ended()
+        del observer
+        for epoch in (1, 2):
+            line.ask(ask(9, epoch, {P0: epoch}))
+        line.tracker.close()
+        del line
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 # Topics that are named by their ids

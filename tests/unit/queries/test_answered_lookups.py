@@ -9,6 +9,7 @@ from proxy.progress.fetched_logs import MAX_AGE_MS
 from proxy.progress.query import LIVE_MS
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
+from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.wire.apis import APIS, FETCH, LIST_OFFSETS
 from proxy.wire.frames import RequestHead
@@ -30,8 +31,9 @@ class AnsweringWorld(QueryWorld):
         pipelines = RunningPipelines(
             (), self.registry, self.backpressure.of_client, self.quotas, self.instruments
         )
+        turns = ReportTurns(lambda: self.now_ms)
         self.following = Following(
-            self.registry, self.backpressure, self.names, self.quotas, pipelines
+            self.registry, self.backpressure, self.names, self.quotas, pipelines, turns
         )
         self.driver = ReportingDriver("orders")
         if reports:

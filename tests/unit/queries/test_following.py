@@ -7,6 +7,7 @@ from parts.query_world import QueryWorld, configured
 
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
+from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 from proxy.relay.interceptor import INTERCEPTED_APIS
@@ -50,8 +51,9 @@ class FollowingWorld(QueryWorld):
         super().__init__(*map(bounded, adaptive))
         self.open_queries(configured(*queries))
         self.appends = Appends(*writers)
+        names, turns = TopicNames(), ReportTurns(lambda: self.now_ms)
         self.following = Following(
-            self.registry, self.backpressure, TopicNames(), self.quotas, self.appends
+            self.registry, self.backpressure, names, self.quotas, self.appends, turns
         )
 
     def client(self, client_id="c", node_id=1):

@@ -1,0 +1,206 @@
+"""A report of many partitions is applied in slices, and look-ups see all of it or nothing."""
+
+import asyncio
+from itertools import count
+from struct import pack
+
+import pytest
+from parts.query_world import QueryWorld, configured
+from parts.reports import ReportingDriver, batch_document, parsed, uuid
+
+from proxy.pipeline.running import RunningPipelines
+from proxy.progress.report import ReportRefused
+from proxy.progress.topics import TopicNames
+from proxy.queries.following import APPLIED_WAIT_MS, Following
+from proxy.queries.report_turns import SLICE_MS, ReportTurns
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule
+from proxy.wire.apis import APIS, LIST_OFFSETS
+from proxy.wire.frames import RequestHead
+from proxy.wire.list_offsets import LATEST
+
+VERSION = 5
+PARTITIONS = 5
+END = 100
+RULE = Rule(
+    client_id="orders", bounds={QuotaKind.CONSUMER_BYTE_RATE: 1e6}, adaptive=AdaptiveBound()
+)
+
+
+class TurnsWorld(QueryWorld):
+    """A query whose reports are applied one partition at a time, in turns."""
+
+    def __init__(self, *rules):
+        super().__init__(*rules)
+        self.open_queries(configured("orders", "others"))
+        pipelines = RunningPipelines(
+            (), self.registry, self.backpressure.of_client, self.quotas, self.instruments
+        )
+        self.turns = ReportTurns(count(0, SLICE_MS).__next__)
+        following = Following(
+            self.registry, self.backpressure, TopicNames(), self.quotas, pipelines, self.turns
+        )
+        self.client = following.client(ClientIdentity("default", None, "orders"), 1)
+        assert self.client.wants(LIST_OFFSETS, self.now_ms)
+        self.driver = ReportingDriver("orders")
+        self.batches = 0
+
+    def begin(self, end=END, driver=None):
+        """Begin to take a report of a batch in; return the work, of which nothing is done."""
+        self.batches += 1
+        ends = dict.fromkeys(range(PARTITIONS), end)
+        batch = batch_document(self.batches, None, ends)
+        report = parsed((driver or self.driver).document("progress", batch=batch))
+        steps = self.registry.reports.accepting(report, self.now_ms, self.now_s)
+        return self.turns.take(steps)
+
+    def completed(self):
+        query = self.registry.query_of("orders")
+        return [each.committed_to for each in query.partitions.values()]
+
+    def lookup(self):
+        topic_of = APIS[LIST_OFFSETS].request.ListOffsetsTopic
+        partition = topic_of.ListOffsetsPartition(partition_index=0, timestamp=LATEST)
+        message = APIS[LIST_OFFSETS].request(
+            replica_id=-1, isolation_level=0, topics=[topic_of(name="t", partitions=[partition])]
+        )
+        body = bytes(message.encode(version=VERSION))
+        head = RequestHead(len(body), LIST_OFFSETS, VERSION, 1, "orders", 0)
+        return self.client.request(head, memoryview(body), self.now_ms)
+
+
+def answer():
+    topic_of = APIS[LIST_OFFSETS].response.ListOffsetsTopicResponse
+    partition = topic_of.ListOffsetsPartitionResponse(
+        partition_index=0, error_code=0, timestamp=-1, offset=2 * END, leader_epoch=0
+    )
+    message = APIS[LIST_OFFSETS].response(
+        throttle_time_ms=0, topics=[topic_of(name="t", partitions=[partition])]
+    )
+    content = pack(">i", 1) + bytes(message.encode(version=VERSION))
+    return pack(">i", len(content)) + content
+
+
+def advance(work, slices=1):
+    """Go on with a work for so many slices, or to its end; return whether there is more of it."""
+    try:
+        for _ in range(slices):
+            work.send(None)
+    except StopIteration:
+        return False
+    return True
+
+
+def until_applied_in_part(world, work):
+    while not world.turns.is_applying:
+        assert advance(work)
+    assert advance(work)
+    assert 0 < len(list(filter(None, world.completed()))) < PARTITIONS
+
+
+def test_it_is_checked_and_applied_in_slices():
+    world = TurnsWorld()
+    work = world.begin()
+    seen = []
+    while advance(work):
+        seen.append((world.turns.is_applying, len(world.completed())))
+    checked = [(False, 0)] * PARTITIONS
+    assert seen == [*checked, *((True, number + 1) for number in range(PARTITIONS))]
+    assert not world.turns.is_applying
+    assert world.completed() == [END] * PARTITIONS
+
+
+def test_a_drivers_answer_waits_while_one_is_applied():
+    world = TurnsWorld(RULE)
+    work = world.begin()
+    lookup = world.lookup()
+    advance(work)
+    assert lookup.wait_ms(world.now_ms) == 0  # nothing is changed yet
+    until_applied_in_part(world, work)
+    assert lookup.wait_ms(world.now_ms) == APPLIED_WAIT_MS
+    while advance(work):
+        pass
+    assert lookup.wait_ms(world.now_ms) == 0
+
+
+@pytest.mark.parametrize("ask", ["answered", "waited"])
+def test_where_it_cannot_wait_the_rest_is_applied_at_once(ask):
+    world = TurnsWorld(RULE)
+    work = world.begin()
+    until_applied_in_part(world, work)
+    lookup = world.lookup()
+    if ask == "answered":
+        lookup.response(VERSION, answer(), world.now_ms)
+    else:
+        assert lookup.wait_ms(world.now_ms)
+        assert lookup.wait_ms(world.now_ms + APPLIED_WAIT_MS - 1) == 1
+        assert lookup.wait_ms(world.now_ms + APPLIED_WAIT_MS) == 0
+    assert world.completed() == [END] * PARTITIONS
+    assert not advance(work)
+
+
+def test_who_sees_nothing_of_reports_waits_for_none():
+    world = TurnsWorld()
+    work = world.begin()
+    until_applied_in_part(world, work)
+    lookup = world.lookup()
+    assert lookup.wait_ms(world.now_ms) == 0
+    lookup.response(VERSION, answer(), world.now_ms)
+    assert world.turns.is_applying
+    work.close()
+
+
+def test_who_is_cancelled_leaves_nothing_applied_in_part():
+    world = TurnsWorld()
+    work = world.begin()
+    until_applied_in_part(world, work)
+    work.close()
+    assert world.completed() == [END] * PARTITIONS
+
+
+def test_who_is_cancelled_before_that_changes_nothing():
+    world = TurnsWorld()
+    work = world.begin()
+    advance(work)
+    work.close()
+    assert world.completed() == []
+
+
+def test_one_that_is_refused_changes_nothing():
+    world = TurnsWorld()
+    first = world.begin()
+    while advance(first):
+        pass
+    work = world.begin(END - 1)
+    with pytest.raises(ReportRefused):
+        advance(work, 2 * PARTITIONS)
+    assert not world.turns.is_applying
+    assert world.completed() == [END] * PARTITIONS
+
+
+def test_what_takes_the_room_meanwhile_is_left_out(monkeypatch):
+    world = TurnsWorld()
+    monkeypatch.setattr("proxy.progress.query.MAX_PARTITIONS", PARTITIONS)
+    work = world.begin()
+    until_applied_in_part(world, work)
+    query = world.registry.query_of("orders")
+    query.open("another", 0, world.now_ms)
+    while advance(work):
+        pass
+    assert len(query.partitions) == PARTITIONS
+    assert len(list(filter(None, world.completed()))) == PARTITIONS - 1
+    assert query.run_batches == 1
+
+
+async def test_reports_take_turns():
+    world = TurnsWorld()
+    other = ReportingDriver("others", query_id=uuid("others"), sender=uuid("others"))
+    works = [world.begin(END), world.begin(driver=other), world.begin(2 * END)]
+    order = []
+
+    async def take(work):
+        order.append((await work).query.name)
+
+    await asyncio.gather(*map(take, works))
+    assert order == ["orders", "others", "orders"]
+    assert world.completed() == [2 * END] * PARTITIONS

@@ -1,0 +1,67 @@
+"""No full collection of garbage looks at much, however much there is."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from proxy.app import OLDEST_GENERATION, collect_frozen, spare_full_collections
+
+MANY = 200_000
+MOST_LOOKED_AT = 30_000
+
+
+@pytest.fixture
+def sizes() -> Iterator[list[int]]:
+    """How many objects each full collection looks at from now on."""
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks.copy()
+    found: list[int] = []
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == OLDEST_GENERATION:
+            found.append(len(gc.get_objects()))
+
+    spare_full_collections()
+    gc.callbacks.append(count)
+    yield found
+    gc.set_threshold(*thresholds)
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
+
+
+class Ring:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.ring = self
+
+
+def test_full_collections_stay_small(sizes: list[int]) -> None:
+    kept = [[number] for number in range(MANY)]
+    assert len(sizes) > 1
+    assert max(sizes) < MOST_LOOKED_AT
+    assert len(gc.get_objects()) < MOST_LOOKED_AT < len(kept)
+
+
+def test_garbage_of_cycles_is_still_collected(sizes: list[int]) -> None:
+    ring = weakref.ref(Ring())
+    kept = [[number] for number in range(MANY)]
+    assert ring() is None
+    assert kept
+    assert sizes
+
+
+def test_a_frozen_cycle_goes_when_much_was_frozen(sizes: list[int]) -> None:
+    ring = Ring()
+    gone = weakref.ref(ring)
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    del ring
+    gc.collect()
+    kept = [Ring() for _ in range(MANY)]
+    gc.collect()
+    assert collect_frozen(frozen, growth=4 * MANY) == frozen
+    assert gone() is not None
+    assert collect_frozen(frozen, growth=MANY) >= frozen + len(kept) - 1
+    assert gone() is None
