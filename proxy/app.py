@@ -310,9 +310,14 @@ class App:
         for name, listener in self.relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)
-        for role, name, not_after_s in certificate_expiries(self._config):
-            expiry = instruments.certificate_not_after_timestamp_seconds
-            expiry.labels(role, name).set(not_after_s)
+        self._show_certificates(self._config)
+
+    def _show_certificates(self, config: Config) -> None:
+        """Show when the certificates expire that were just loaded."""
+        expiry = self._services.instruments.certificate_not_after_timestamp_seconds
+        expiry.clear()
+        for role, listener, not_after_s in certificate_expiries(config):
+            expiry.labels(role, listener).set(not_after_s)
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
