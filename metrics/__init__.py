@@ -6,6 +6,7 @@ Pure: no I/O, no event loop, nothing of the proxy; time is an argument in monoto
 from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .lock_free_counter import CounterChild
+from .lock_free_histogram import HistogramChild
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
@@ -14,6 +15,7 @@ __all__ = [
     "BoundedLabels",
     "Count",
     "CounterChild",
+    "HistogramChild",
     "Instruments",
     "Metric",
     "MetricConfig",

@@ -13,6 +13,7 @@ from prometheus_client.samples import Sample
 
 from .exposition import PREFIX
 from .lock_free_counter import CounterChild, LockFreeCounter
+from .lock_free_histogram import LockFreeHistogram
 
 OTHER = "other"
 """Value of an open label once there are too many sets."""
@@ -20,6 +21,11 @@ OTHER = "other"
 THROTTLE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 COMPLETION_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 LAG_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+REQUEST_BUCKETS_S = (
+    *(0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
+    *(0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
+)
+LOOP_LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 M = TypeVar("M")
 LabelValues = tuple[str, ...]
@@ -154,6 +160,11 @@ class Instruments:
             "throttled_responses_total[quota_entity*,quota]",
             "Responses held back, and requests kept waiting, to keep a quota.",
         )
+        self.expected_throttling = bounded(
+            Gauge,
+            "expected_throttling[quota_entity*,quota]",
+            "1 where the rule says that being held to the quota is expected.",
+        )
         self.pid_bound_bytes = bounded(
             Gauge, "pid_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
         )
@@ -181,6 +192,25 @@ class Instruments:
             "ledger_failed_total[pipeline*,reason]",
             "Source batches that were not finished, by reason.",
         )
+        sampled = "Of one request in 17 of an API, and of those that come 0.1 s after the last one."
+        self.broker_seconds = plain(
+            LockFreeHistogram,
+            "broker_seconds[api]",
+            f"Time from sending a request on to reading the head of its response. {sampled}",
+            buckets=REQUEST_BUCKETS_S,
+        )
+        self.proxy_seconds = plain(
+            LockFreeHistogram,
+            "proxy_seconds[api]",
+            f"Time that the proxy takes for a request and its response, without holds. {sampled}",
+            buckets=REQUEST_BUCKETS_S,
+        )
+        self.hold_seconds = plain(
+            LockFreeHistogram,
+            "hold_seconds[api]",
+            f"Time for which a request and its response are held, 0 for most. {sampled}",
+            buckets=REQUEST_BUCKETS_S,
+        )
         self.throttle_seconds = plain(
             Histogram,
             "throttle_seconds[quota]",
@@ -199,6 +229,39 @@ class Instruments:
         self.connections = plain(Gauge, "connections[listener]", "Open client connections.")
         self.unbounded_clients = plain(
             Gauge, "unbounded_clients", "Connected clients that no rule bounds."
+        )
+        self.overflow_clients = plain(
+            Gauge,
+            "overflow_clients[quota]",
+            "Connected clients that share a sensor, since there is no room for their own.",
+        )
+        self.brokers_without_port = plain(
+            Gauge,
+            "brokers_without_port[listener]",
+            "Brokers that clients are not told of, since broker_ports has no port for them.",
+        )
+        self.ready = plain(Gauge, "ready", "1 while /readyz answers 200.")
+        self.cluster_reachable = plain(
+            Gauge,
+            "cluster_reachable",
+            "1 while brokers answer when they are probed, also if they refuse the login.",
+        )
+        self.login_refused = plain(
+            Gauge, "login_refused", "1 while the brokers refuse the login of the proxy itself."
+        )
+        self.state_writable = plain(
+            Gauge, "state_writable", "1 while the state takes what is written to it."
+        )
+        self.certificate_not_after_timestamp_seconds = plain(
+            Gauge,
+            "certificate_not_after_timestamp_seconds[role,listener]",
+            "When a certificate in use expires, in seconds since the epoch.",
+        )
+        self.event_loop_lag_seconds = plain(
+            Histogram,
+            "event_loop_lag_seconds",
+            "Time by which a timer of the event loop is late, measured ten times a second.",
+            buckets=LOOP_LAG_BUCKETS_S,
         )
         self.connections_rejected_total = plain(
             Counter,

@@ -16,6 +16,10 @@ from structlog import get_logger
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
+from proxy.admin.log_level import log_level
+from proxy.admin.loop_lag import watch_lag
+from proxy.admin.readiness import Readiness, judge
+from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
@@ -24,6 +28,7 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config, ListenerSection
+from proxy.config.certificates import certificate_expiries
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.queries.queries import Queries
@@ -39,7 +44,7 @@ from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
-from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
+from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 TAKE_OVER_TIMEOUT_S = 30.0
@@ -80,8 +85,9 @@ class App:
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
         settings = config.quota_settings
+        log_level.set(config.log_level)
         self._config = config
-        self._store: Store = MemoryStore()
+        self._store = WatchedStore(MemoryStore())
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
         sensors = Registry(settings.max_sensors)
@@ -124,6 +130,10 @@ class App:
         self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
+        apis = self._services.times.by_name
+        self._request_times = RequestTimes(
+            lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
+        )
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -146,7 +156,8 @@ class App:
                 os.kill(take_over, signal.SIGTERM)
             wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
             wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
-            self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
+            store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
+            self._store = WatchedStore(store)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
@@ -157,11 +168,14 @@ class App:
             self._store.close()
             raise
         _log.info("admin", port=self.admin.port)
+        self._show_health()
         self.relay.accept()
         self._tasks = [
             asyncio.create_task(work(), name=work.__name__)
             for work in (
                 self.brokers.monitor,
+                self._store.watch,
+                self._watch_lag,
                 self.relay.watch_idle,
                 self.reloader.watch,
                 self._kafka_quotas.watch,
@@ -191,7 +205,9 @@ class App:
             admin.bind.host,
             admin.bind.port,
             metrics=self.metrics,
-            not_ready=self._not_ready,
+            not_ready=lambda: self._readiness().reason,
+            warning=lambda: self._readiness().warning,
+            request_times=self._request_times.documents,
             quotas=self.quotas,
             rules=self.rules,
             relay=self._relay_status,
@@ -236,7 +252,10 @@ class App:
             return await asyncio.to_thread(compose)
 
     async def _apply(self, config: Config) -> None:
-        """Put quotas, throttling, limits and a new password of the same user in force."""
+        """Put quotas, throttling, limits and a new password of the same user in force.
+
+        And the log level of the file, whatever an operator has set.
+        """
         login, sasl = self._bootstrap.login, config.cluster.sasl
         # The password of another user waits with that user for a restart.
         if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
@@ -248,6 +267,7 @@ class App:
         self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
+        log_level.set(config.log_level)
 
     def _relay_status(self) -> RelayStatus:
         return RelayStatus(
@@ -265,7 +285,7 @@ class App:
                 BrokerStatus(node_id, *address)
                 for node_id, address in sorted(self.brokers.addresses.items())
             ],
-            cluster_answers=self.brokers.reachable,
+            cluster_answers=self.brokers.answers,
             delay_queues={each.queue.api: len(each.queue) for each in self._services.reapers.all},
             config_loads=[
                 ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
@@ -273,12 +293,37 @@ class App:
             throttle_mode=self._services.mode.value,
         )
 
-    def _not_ready(self) -> str | None:
-        if self.brokers.reachable:
-            return None
-        if self.brokers.refusal is not None:
-            return f"the Kafka cluster does not let the proxy log in: {self.brokers.refusal}"
-        return "the Kafka cluster does not answer"
+    def _readiness(self) -> Readiness:
+        brokers, since_s = self.brokers, self.brokers.silent_since_s
+        return judge(
+            reachable=brokers.reachable,
+            was_reachable=brokers.was_reachable,
+            refusal=brokers.refusal,
+            silent_s=None if since_s is None else self._services.loop.time() - since_s,
+        )
+
+    def _show_health(self) -> None:
+        """Show by metrics what else only `/readyz`, the log and the state would."""
+        instruments, brokers = self._services.instruments, self.brokers
+        instruments.ready.set_function(lambda: self._readiness().reason is None)
+        instruments.cluster_reachable.set_function(lambda: brokers.answers)
+        instruments.login_refused.set_function(lambda: brokers.refusal is not None)
+        instruments.state_writable.set_function(lambda: self._store.writable)
+        for name, listener in self.relay.listeners.items():
+            gauge = instruments.brokers_without_port.labels(name)
+            gauge.set_function(listener.count_left_out)
+        self._show_certificates(self._config)
+
+    def _show_certificates(self, config: Config) -> None:
+        """Show when the certificates expire that were just loaded."""
+        expiry = self._services.instruments.certificate_not_after_timestamp_seconds
+        expiry.clear()
+        for role, listener, not_after_s in certificate_expiries(config):
+            expiry.labels(role, listener).set(not_after_s)
+
+    async def _watch_lag(self) -> None:
+        """Measure the lag of the event loop, until cancelled."""
+        await watch_lag(self._services.instruments.event_loop_lag_seconds.observe, clock_ms)
 
     async def _expire(self) -> None:
         """Forget idle sensors and clients, until cancelled."""
@@ -294,6 +339,8 @@ class App:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.relay.follow_quotas()
+            self._services.outages.sweep(clock_ms())
+            self._request_times.sample(clock_ms())
             await self._slices.collect(self.quotas.settling())
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
             if self._history.due(clock_ms()):

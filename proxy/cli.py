@@ -14,6 +14,7 @@ import structlog
 import uvloop
 
 from proxy import __version__
+from proxy.admin.log_level import log_level
 from proxy.app import PORT_ERRORS, App, spare_full_collections
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain, find_hints
@@ -151,6 +152,7 @@ def _started() -> None:
 def configure_logging(log_format: str) -> None:
     """Write log lines to standard error, as JSON or for people."""
     processors: list[structlog.typing.Processor] = [
+        log_level.process,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -162,7 +164,7 @@ def configure_logging(log_format: str) -> None:
         processors += [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

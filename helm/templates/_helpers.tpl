@@ -100,5 +100,5 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* A checksum of what the proxy reads only when it starts. */}}
 {{- define "quota-proxy.startChecksum" -}}
-{{- omit (include "quota-proxy.config" . | fromYaml) "quotas" "queries" "pipelines" "progress" "throttle" | toJson | sha256sum -}}
+{{- omit (include "quota-proxy.config" . | fromYaml) "quotas" "queries" "pipelines" "progress" "throttle" "log_level" | toJson | sha256sum -}}
 {{- end -}}

@@ -10,6 +10,7 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.log_level import log_level_routes
 from proxy.admin.overrides import parse_override
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import (
@@ -70,6 +71,7 @@ class ApiRoutes:
             web.post("/v1/spark/batches", self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
+            *log_level_routes(),
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:

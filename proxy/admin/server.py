@@ -2,7 +2,7 @@
 
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
 from aiohttp import web
@@ -12,7 +12,7 @@ from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import guard
 from proxy.admin.history import History
-from proxy.admin.query_documents import Cached, QueryDocuments, Reports
+from proxy.admin.query_documents import Cached, Document, QueryDocuments, Reports
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
@@ -32,7 +32,7 @@ PAGE_HEADERS = {
 }
 
 _SCRIPTS = (
-    *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches"),
+    *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches", "times"),
     *("ask", "rows", "section", "chart", "format"),
 )
 
@@ -76,17 +76,30 @@ class AdminServer:
         clock_ms: Callable[[], float],
         reports: Reports,
         token: str | None = None,
+        warning: NotReady = lambda: None,
+        request_times: Callable[[], Sequence[Document]] = tuple,
     ) -> None:
         self._host = host
         self._port = port
         self._metrics = metrics
         self._not_ready = not_ready
+        self._warning = warning
         self._token = token
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
         clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
         pipelines = Cached(reports.pipelines, clock_ms).get
-        status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())
+        status = Status(
+            relay,
+            not_ready,
+            clients,
+            history,
+            queries,
+            pipelines,
+            clock_ms(),
+            warning,
+            request_times,
+        )
         self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
         self._runner: web.AppRunner | None = None
 
@@ -139,9 +152,9 @@ class AdminServer:
         return answer({"status": "up"})
 
     async def _get_readyz(self, _: web.Request) -> web.Response:
-        reason = self._not_ready()
+        reason, warning = self._not_ready(), self._warning()
         if reason is None:
-            return answer({"status": "ready"})
+            return answer({"status": "ready"} | ({"warning": warning} if warning else {}))
         return answer({"status": "not ready", "reason": reason}, 503)
 
 

@@ -11,7 +11,7 @@ from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import Document, QueryDocuments
 
 NotReady = Callable[[], str | None]
-"""Gives the reason why the proxy can't serve clients now, None when it can."""
+"""Gives the reason why the proxy can't serve clients now, None when it can; or a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,9 @@ class Status:
     pipelines: Callable[[], Sequence[Document]]
     started_ms: float
     """When the proxy started, on the monotonic clock."""
+    warning: NotReady = lambda: None
+    """Gives what is wrong although clients can be served."""
+    request_times: Callable[[], Sequence[Document]] = tuple
 
     async def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
         """Return the status at a time: on the monotonic clock, and since the epoch.
@@ -91,6 +94,7 @@ class Status:
             "uptime_s": round((now_ms - self.started_ms) / MS_PER_SECOND, 1),
             "ready": reason is None,
             "not_ready_reason": reason,
+            "warning": self.warning(),
             "throttle_mode": relay.throttle_mode,
             "listeners": [asdict(listener) for listener in relay.listeners],
             "cluster_answers": relay.cluster_answers,
@@ -112,4 +116,5 @@ class Status:
             "queries": await self.queries.summaries(now_s),
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
+            "request_times": list(self.request_times()),
         }

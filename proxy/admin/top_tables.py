@@ -129,8 +129,10 @@ def _table(columns: Sequence[Column], rows: Iterable[tuple[Document, str]], widt
 
 
 def _head(status: Document) -> Text:
-    ready = status["ready"]
+    ready, warning = status["ready"], status.get("warning")
     state = "ready" if ready else f"NOT READY: {status['not_ready_reason']}"
+    if ready and warning:
+        state = f"ready, but {warning}"
     connections = sum(listener["connections"] for listener in status["listeners"])
     waiting = ", ".join(f"{api} {size}" for api, size in status["delay_queues"].items())
     alarmed = sum(bool(_alarms(query)) for query in status["queries"])
@@ -138,7 +140,7 @@ def _head(status: Document) -> Text:
     held = sum(is_held(node) for each in pipelines for node in (*each["sources"], *each["stages"]))
     return Text.assemble(
         ("Kafka Quota Proxy ", "bold"),
-        (printable(state), "green" if ready else ALARM),
+        (printable(state), ALARM if not ready else WARNING if warning else "green"),
         f"  up {status['uptime_s']:.0f} s  connections {connections}  waiting {waiting}"
         f"  throttled {status['throttled']}",
         f"  queries {status['followed']}" if status["followed"] else "",

@@ -154,6 +154,8 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
     """
 
     adaptive: AdaptiveSection | None = None
+    expected: StrictBool = False
+    """Whether its clients live at their bound, so that nobody need be told."""
 
     def rule(self, place: str, number: int) -> Rule:
         """Return the rule, the `number`th of the file."""
@@ -162,6 +164,7 @@ class RuleSection(_RuleBounds):  # type: ignore[misc]  # mypy knows no model tha
             **self.model_dump(include=set(RuleKeys.model_fields)),
             bounds={kind: bound for kind, bound in bounds.items() if bound is not None},
             adaptive=self.adaptive.settings if self.adaptive else None,
+            expected=self.expected,
             place=place,
             number=number,
         )
@@ -266,6 +269,7 @@ class Config(fields.Section):
     limits: LimitsSection = LimitsSection()
     state: StateSection = Field(default_factory=StateSection)
     admin: AdminSection = AdminSection()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

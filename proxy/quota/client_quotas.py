@@ -204,6 +204,7 @@ class ClientQuotas:
         if match is None:
             return None
         meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
+        self.manager.note_place(self, meter)
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:

@@ -62,6 +62,9 @@ class QuotaManager:
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
         # Those of them that no rule bounds, in order; a set would have none.
         self._unbounded: dict[ClientIdentity, None] = {}
+        self._overflow_clients: dict[QuotaKind, dict[ClientIdentity, None]] = {
+            kind: {} for kind in QuotaKind
+        }
         self._meters: dict[str, Meter] = {}
         # By sensor name; kept apart from the meters, which come and go.
         self._adapted: dict[str, AdaptedBound] = {}
@@ -70,6 +73,8 @@ class QuotaManager:
         """Counts the updates; handles look up their rules again when it changes."""
         self.update(settings)
         instruments.unbounded_clients.set_function(self._unbounded.__len__)
+        for kind, sharing in self._overflow_clients.items():
+            instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
 
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept.
@@ -224,6 +229,7 @@ class QuotaManager:
                 self._client_sensors[kind] += meter.is_clients
         if meter.generation != self.generation:
             meter.follow(rule, self.settings, self.generation, now_ms)
+            self._show_expected(meter, is_expected=rule.expected)
         return meter
 
     def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter:
@@ -232,7 +238,9 @@ class QuotaManager:
         if name not in self._overflowed:
             self._overflowed.add(name)
             self._on_overflow(rule, kind)
-        return self._meters.get(name) or self._create(kind, entity, rule, now_ms)
+        meter = self._meters.get(name) or self._create(kind, entity, rule, now_ms)
+        meter.is_overflow = True
+        return meter
 
     def _create(self, kind: QuotaKind, entity: str, rule: Rule, now_ms: float) -> Meter:
         # Only sensors whose number the rules decide get here without room: they must be measured.
@@ -269,11 +277,20 @@ class QuotaManager:
         if self._throttled.pop(name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)
         self._client_sensors[meter.kind] -= meter.is_clients
+        self._show_expected(meter, is_expected=False)
         if meter.violations is not None:
             # Make room for the label sets of the clients to come.
             labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
             self._instruments.violations_total.forget(**labels)
             self._instruments.throttled_responses_total.forget(**labels)
+
+    def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
+        """Show whether the clients of a sensor are expected to be at their bound."""
+        expected = self._instruments.expected_throttling
+        if is_expected:
+            expected.of(meter.entity, str(meter.kind)).set(1)
+        else:
+            expected.forget(quota_entity=meter.entity, quota=str(meter.kind))
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)
@@ -291,8 +308,21 @@ class QuotaManager:
             self._unbounded.pop(quotas.identity, None)
         else:
             self._unbounded[quotas.identity] = None
+        for kind, sharing in self._overflow_clients.items():
+            if kind not in quotas.matches:
+                sharing.pop(quotas.identity, None)
+
+    def note_place(self, quotas: ClientQuotas, meter: Meter) -> None:
+        """Record whether a connected client has a sensor of its own, for a kind of quota."""
+        sharing = self._overflow_clients[meter.kind]
+        if not meter.is_overflow:
+            sharing.pop(quotas.identity, None)
+        elif quotas.users:
+            sharing[quotas.identity] = None
 
     def forget(self, quotas: ClientQuotas) -> None:
         """Drop a client's handle that nobody has any more."""
         self._clients.pop(quotas.identity, None)
         self._unbounded.pop(quotas.identity, None)
+        for sharing in self._overflow_clients.values():
+            sharing.pop(quotas.identity, None)

@@ -107,6 +107,8 @@ class Meter:
     """Of a query's reading it counts only under an adaptive rule."""
     brake: AdaptivePacer | None = None
     """Keeps an adapted bound, beside the schedule that keeps the rule's own."""
+    is_overflow: bool = False
+    """Whether clients share it that have no place of their own."""
     is_clients: bool = False
     """Whether it takes one of the places for clients."""
     generation: int = -1

@@ -83,8 +83,9 @@ class RuleRegistry:
     """All rules by source, and the only one who gives the manager its rules.
 
     A rule takes the place of one with the same keys in a weaker source, with all its bounds, until
-    it goes. Only whether the bound is adaptive is left to the file: what takes the place of an
-    adaptive rule is adaptive too, if it bounds what each consumer reads.
+    it goes. Only whether the bound is adaptive, and whether clients are expected to be at it, is
+    left to the file: what takes the place of an adaptive rule is adaptive too, if it bounds what
+    each consumer reads.
 
     The manager gets the rules at once, with the overrides that the store has, and after each
     change. To compose them takes some 0.2 s for 10,000: `elsewhere` may do it in another thread.
@@ -196,8 +197,16 @@ def compose(sources: RuleSources) -> ComposedRules:
         (RuleEntry(rule, RuleOrigin.KAFKA) for rule in sources.kafka),
     )
     adaptive = {selector(rule.keys): rule.adaptive for rule in settings.rules if rule.adaptive}
+    expected = {selector(rule.keys) for rule in settings.rules if rule.expected}
     numbered = (
-        replace(entry, rule=replace(_adapted(entry.rule, adaptive), number=number))
+        replace(
+            entry,
+            rule=replace(
+                _adapted(entry.rule, adaptive),
+                number=number,
+                expected=selector(entry.rule.keys) in expected,
+            ),
+        )
         for number, entry in enumerate(strongest_first, len(settings.rules))
     )
     of_file = (RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules)

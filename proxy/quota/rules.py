@@ -80,6 +80,8 @@ class Rule:
     number: int = 0
     """Its position in the configuration; of two rules with the same keys the lower one wins."""
     adaptive: AdaptiveBound | None = None
+    expected: bool = False
+    """Whether its clients are expected to be at their bound: no alert is raised for that."""
 
     def __post_init__(self) -> None:
         try:

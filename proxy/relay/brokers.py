@@ -38,12 +38,21 @@ class Brokers:
         """Whether the last probe was answered."""
         self.refusal: str | None = None
         """Why the last probe could not log in; None when that is not what went wrong."""
+        self.was_reachable = False
+        """Whether any probe was answered."""
+        self.silent_since_s: float | None = None
+        """Since when no probe gets any answer, in the loop's time; None while brokers answer."""
         self.addresses: dict[int, Address] = {}
         self.unanswered: set[int] = set()
         """Brokers whose address did not answer when it was dialled last."""
         self._splice = splice
         self._probed = False
         self._may_ask_metadata = True
+
+    @property
+    def answers(self) -> bool:
+        """Whether a broker answered the last probe, if only to refuse the login."""
+        return self.reachable or self.refusal is not None
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Set a broker's real address, which is beyond doubt until it does not answer."""
@@ -86,6 +95,11 @@ class Brokers:
             _log.warning("cluster not reachable", error=str(error) or type(error).__name__)
             self._may_ask_metadata = True  # what is there next may let us
         self.reachable, self.refusal, self._probed = error is None, refusal, True
+        self.was_reachable |= self.reachable
+        if self.answers:
+            self.silent_since_s = None
+        elif self.silent_since_s is None:
+            self.silent_since_s = asyncio.get_running_loop().time()
 
     async def _connect(self, node_id: int, address: Address) -> BrokerConnection:
         limit_s = self.bootstrap.connect_timeout_s

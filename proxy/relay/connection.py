@@ -71,6 +71,7 @@ class Connection:
         """How many of them an interceptor has answered, so that the broker has not got them."""
         self.advertise = advertise
         self._about = origin.about
+        self._node_id = origin.node_id
         self.channel = channel
         self.upstream: Channel | None = None
         self._dial = dial
@@ -210,7 +211,8 @@ class Connection:
 
     def _upstream_error(self, reason: str, detail: str) -> None:
         if self.life.state is not State.CLOSED:
-            self.services.count_upstream_error(reason, **self._about, detail=detail)
+            node_id = self._node_id
+            self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
             self.close(reason)
 
     def dial(self) -> None:
@@ -257,7 +259,7 @@ class Connection:
             return False
         since_ms, waiter.since_ms = waiter.since_ms, None
         if since_ms is not None and waiter.kind is not None and since_ms < now_ms:
-            waited_ms = now_ms - since_ms
+            exchange.gated_ms = waited_ms = now_ms - since_ms
             charge = ThrottleTime(now_ms, round(waited_ms), waiter.kind, waiter.entity)
             self.services.count_throttled(charge, waited_ms)
             if exchange.api_key == FETCH and session.interceptor is not None:

@@ -100,6 +100,9 @@ class FrameFlow(ABC):
         """Return what to wait for during a pause."""
         return OWNER
 
+    def _sent_rest(self) -> None:  # noqa: B027 - for whom it is of use
+        """Record that a frame is sent that could not be sent at once, or the body of one."""
+
     def connect(self, source: Channel | None, sink: Channel | None) -> None:
         """Set the sockets, as soon as each is there."""
         self._source, self._sink = source, sink
@@ -200,12 +203,16 @@ class FrameFlow(ABC):
         budget = FAIR_BYTES
         for _ in range(FAIR_FRAMES):
             self._is_idle = False  # until `_handle` finds nothing begun and nothing left
-            if self._rest and not self._flush():
-                return WRITE
+            if self._rest:
+                if not self._flush():
+                    return WRITE
+                self._sent_rest()
             if self._pump is not None and self._pump.active:
                 unread = self._pump.unread
                 wait = self._pump.run(budget)
                 budget -= unread - self._pump.unread
+                if not self._pump.active:
+                    self._sent_rest()
                 if wait is not None:
                     return wait
             if self.closed:

@@ -137,6 +137,10 @@ class Listener:
             _log.error("broker left out: it has no port", **about)
         return None
 
+    def count_left_out(self) -> int:
+        """How many brokers had no port here when clients asked for them."""
+        return len(self._no_port_for)
+
     def node_of(self, server_name: str | None) -> int | None:
         """Return the broker that a TLS server name stands for; None: bootstrap."""
         match = self._pattern and self._pattern.fullmatch(server_name or "")

@@ -214,8 +214,8 @@ class Relay:
                 raise failure or error from None
         if failure is not None:
             event = "broker not reached, a bootstrap server stands in"
-            about = {"node_id": node_id, "detail": str(failure)}
-            self._services.count_upstream_error(failure.reason, event, **about)
+            detail = str(failure)
+            self._services.count_upstream_error(failure.reason, node_id, event, detail=detail)
         bound_receive_buffer(channel.sock, self.connected)
         # Unlike for clients: a broker reads on, and large requests go out in fewer pieces.
         limit_unsent(channel.sock, receive_bytes(self.connected))

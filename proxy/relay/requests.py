@@ -15,6 +15,7 @@ from proxy.relay.lifecycle import OPEN, Pause
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
+from proxy.relay.timing import ApiTimes, ExchangeTimes
 from proxy.wire.apis import (
     API_VERSIONS,
     FETCH,
@@ -98,6 +99,7 @@ class _RequestKind:
     is_intercepted: bool
     """Whether an interceptor may ask for it."""
     count: CounterChild
+    times: ApiTimes
     bounded_by: QuotaKind | None
     """At whose gate it waits."""
     plain_start: bytes | None
@@ -123,7 +125,7 @@ class _RequestKind:
 class RequestFlow(FrameFlow):
     """Requests of one connection."""
 
-    __slots__ = ("_collecting", "_kinds")
+    __slots__ = ("_collecting", "_kinds", "_timed")
 
     _collecting: tuple[RequestHead, Exchange]
     """What is taken whole: a login, or what an interceptor is to see."""
@@ -132,6 +134,14 @@ class RequestFlow(FrameFlow):
         super().__init__(conn, _scratch)
         self._kinds: dict[int, _RequestKind] = {}
         """The latest of each API and version."""
+        self._timed: ExchangeTimes | None = None
+        """Of the request whose body is on its way."""
+
+    def _sent_rest(self) -> None:
+        """See FrameFlow."""
+        if self._timed is not None:
+            self._timed.sent_ms = clock_ms()
+            self._timed = None
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
@@ -180,6 +190,8 @@ class RequestFlow(FrameFlow):
                 conn.responses.run()
                 return frame_bytes
             taken = self._forward(view, frame_bytes)
+            if exchange.timed is not None:
+                exchange.timed.sent_on(clock_ms())
             exchange.seen.sent()
             return taken
         if plan.api.is_login:
@@ -287,6 +299,7 @@ class RequestFlow(FrameFlow):
             acks=acks,
             is_intercepted=is_intercepted,
             count=services.request_counter(api_key, version),
+            times=services.times.of(api_key),
             bounded_by=None if byte_rate is None else QuotaKind(byte_rate),
             plain_start=None if is_looked_into else start,
             max_bytes=None if api_key == FETCH else 0,
@@ -347,6 +360,12 @@ class RequestFlow(FrameFlow):
                 session.count_bytes(exchange.api_key, exchange.request_bytes)
                 return
         conn.in_flight.append(exchange)
+        times = kind.times
+        times.left -= 1
+        if times.left <= 0 or exchange.sent_ms >= times.due_ms:
+            exchange.timed = times.begin(exchange.sent_ms, exchange.gated_ms, clock_ms())
+            if self._is_sending:
+                self._timed = exchange.timed
         if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
             conn.pause(Pause.FULL)
 
@@ -363,6 +382,9 @@ class RequestFlow(FrameFlow):
 
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting
+        timed = exchange.timed
+        if timed is not None:
+            timed.read_anew(clock_ms())
         if not exchange.plan.api.is_login:
             interceptor = exchange.session.interceptor
             assert interceptor is not None
@@ -374,5 +396,7 @@ class RequestFlow(FrameFlow):
         elif self._conn.client.login_request(head, bytes(frame)):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")
         self._send(frame)
+        if timed is not None:
+            timed.sent_on(clock_ms())
         if exchange.seen is not None:
             exchange.seen.sent()

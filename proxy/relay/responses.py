@@ -57,7 +57,7 @@ _scratch = memoryview(new_scratch())
 class ResponseFlow(FrameFlow):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = ("_busy_time", "_collecting", "_delayed", "_shapes", "_walker")
+    __slots__ = ("_busy_time", "_collecting", "_delayed", "_free_ms", "_shapes", "_walker")
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn, _scratch)
@@ -66,6 +66,8 @@ class ResponseFlow(FrameFlow):
         self._walker: FetchWalker | None = None
         self._busy_time = BusyTime()
         self._shapes = ProduceResponseShapes()
+        self._free_ms = 0.0
+        """Since when no response is in front of the next one."""
 
     @property
     def held(self) -> bool:
@@ -90,6 +92,13 @@ class ResponseFlow(FrameFlow):
             self._busy_time.held(due_ms)
             self._pause_until(due_ms, exchange)
 
+    def resume(self) -> None:
+        """See FrameFlow."""
+        in_flight = self._conn.in_flight
+        if in_flight and in_flight[0].timed is not None:
+            in_flight[0].timed.released(clock_ms())
+        super().resume()
+
     def close(self) -> None:
         """See FrameFlow."""
         if self._delayed is not None:
@@ -98,6 +107,10 @@ class ResponseFlow(FrameFlow):
 
     def _ended(self) -> None:
         self._conn.close_upstream_ended()
+
+    def _sent_rest(self) -> None:
+        """See FrameFlow."""
+        self._free_ms = clock_ms()
 
     def _read(self) -> Wait | None:
         """See FrameFlow. Between two frames an interceptor's own answers go out."""
@@ -138,6 +151,10 @@ class ResponseFlow(FrameFlow):
             self._send(scratch[:have])
         finally:  # whether it arrives or not: the broker has sent it
             self._charge_bytes(exchange, have, now_ms)
+        if exchange.timed is not None:
+            exchange.timed.answered(now_ms, self._free_ms)
+            exchange.timed.done(clock_ms())
+        self._free_ms = now_ms
         session.count_bytes(exchange.api_key, exchange.request_bytes + have)
         if have > READ_BYTES_HELD:
             self._read_ahead(quotas, CONSUMER_BYTE_RATE)
@@ -146,7 +163,7 @@ class ResponseFlow(FrameFlow):
 
     def _take(self, view: memoryview) -> int:
         if self._walker is not None:
-            return self._walk(self._walker, view)
+            return self._walk_on(self._walker, view)
         if self._conn.own_answers and send_own_answer(self._conn, self._send):
             return 0  # this frame comes after it
         head = parse_response_head(view)
@@ -158,9 +175,9 @@ class ResponseFlow(FrameFlow):
             text = f"a response with correlation id {correlation_id} was not asked for"
             raise MalformedResponse(text)
         exchange = in_flight[0]
+        now_ms = clock_ms()
         if not exchange.measured:
             exchange.measured = True
-            now_ms = clock_ms()
             charge = self._charge(exchange, frame_bytes, now_ms)
             if charge is not None and self._hold(exchange, charge, now_ms):
                 return 0
@@ -172,6 +189,7 @@ class ResponseFlow(FrameFlow):
         if len(view) < start <= frame_bytes:
             return self._need_more(view)
         in_flight.popleft()
+        self._free_ms = now_ms
         if (
             throttle
             and start <= frame_bytes
@@ -186,6 +204,8 @@ class ResponseFlow(FrameFlow):
             taken = self._forward(view, frame_bytes)
         else:
             taken = self._begin(exchange, view, frame_bytes)
+        if exchange.timed is not None and self._collecting is None:
+            exchange.timed.done(clock_ms())
         # Only now, while the client is at work already.
         exchange.session.count_bytes(exchange.api_key, exchange.request_bytes + frame_bytes)
         if self._conn.life.pauses is not NO_PAUSE:
@@ -264,6 +284,13 @@ class ResponseFlow(FrameFlow):
             self._walker = None
         return end
 
+    def _walk_on(self, walker: FetchWalker, view: memoryview) -> int:
+        """Send on the next part of a Fetch response."""
+        taken = self._walk(walker, view)
+        if self._walker is None:
+            self._free_ms = clock_ms()
+        return taken
+
     def _collect_tail(self, view: memoryview, end: int, tail_bytes: int) -> int:
         if tail_bytes > MAX_TAIL_BYTES:
             raise MalformedResponse(f"a Fetch response with {tail_bytes} bytes of tags")
@@ -278,6 +305,8 @@ class ResponseFlow(FrameFlow):
         if exchange is None:  # the tail of a Fetch response
             self._send(neutral_tail(bytes(frame)))
             return
+        if exchange.timed is not None:
+            exchange.timed.came_whole(clock_ms())
         api_key, version, response = exchange.api_key, exchange.version, bytes(frame)
         if exchange.plan.api.is_login:
             self._conn.client.login_response(api_key, version, response)
@@ -294,11 +323,16 @@ class ResponseFlow(FrameFlow):
         if exchange.throttle_ms:
             response = set_throttle_time(api_key, version, response, exchange.throttle_ms)
         self._send(response)
+        self._free_ms = clock_ms()
+        if exchange.timed is not None:
+            exchange.timed.done(self._free_ms)
         if exchange.plan.api.is_login:
             self._conn.unpause(Pause.LOGIN)
 
     def _charge(self, exchange: Exchange, frame_bytes: int, now_ms: float) -> ThrottleTime | None:
         """Charge every quota that applies; return the one with the longest delay."""
+        if exchange.timed is not None:
+            exchange.timed.answered(now_ms, self._free_ms)
         quotas = exchange.session.quotas
         charge = self._charge_bytes(exchange, frame_bytes, now_ms)
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
@@ -335,6 +369,8 @@ class ResponseFlow(FrameFlow):
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
             self._conn.mute(now_ms + mute_ms, api_key)
+            if exchange.timed is not None:
+                exchange.timed.told_to_wait(mute_ms)
             return False
         if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
             exchange.throttle_ms = round(hold_ms)
@@ -344,6 +380,8 @@ class ResponseFlow(FrameFlow):
 
     def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
         self.paused = True
+        if exchange.timed is not None:
+            exchange.timed.held(clock_ms())
         reaper = self._conn.services.reapers.for_api(exchange.api_key)
         self._delayed = reaper.add(due_ms, self.resume)
 

@@ -16,7 +16,9 @@ from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
+from proxy.relay.outages import OutageLog
 from proxy.relay.pump import PipePool
+from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
 
@@ -111,9 +113,12 @@ class Services:
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
+    outages: OutageLog = field(default_factory=lambda: OutageLog(_warn))
+    times: TimedApis = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.times = TimedApis(self.instruments)
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
@@ -143,8 +148,19 @@ class Services:
         _log.warning("client rejected", reason=reason, **about)
 
     def count_upstream_error(
-        self, reason: str, event: str = "upstream failed", **about: object
+        self,
+        reason: str,
+        node_id: int | None,
+        event: str = "upstream failed",
+        **about: object,
     ) -> None:
-        """Count and log a broker that failed; `reason` is one of UPSTREAM_ERRORS."""
+        """Count and log a broker that failed; `reason` is one of UPSTREAM_ERRORS.
+
+        `node_id` is None for any bootstrap server.
+        """
         self.instruments.upstream_errors_total.labels(reason).inc()
-        _log.warning(event, reason=reason, **about)
+        self.outages.failed(node_id, reason, event, about, clock_ms())
+
+
+def _warn(event: str, **about: object) -> None:
+    _log.warning(event, **about)

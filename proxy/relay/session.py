@@ -12,6 +12,7 @@ from proxy.quota.gate import InFlightFetch
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
+from proxy.relay.timing import ExchangeTimes
 from proxy.wire.apis import ApiPlan
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
@@ -83,6 +84,10 @@ class Exchange:
     """Whether the response has been charged."""
     throttle_ms: int = field(default=0, init=False)
     """What to tell the client; 0 leaves the broker's own figure."""
+    gated_ms: float = field(default=0.0, init=False)
+    """How long it waited at a quota's gate."""
+    timed: ExchangeTimes | None = field(default=None, init=False)
+    """Of one in some requests."""
 
 
 class Identification:

@@ -7,6 +7,7 @@ from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .sqlite import SqliteStore
 from .store import Json, MemoryStore, Record, StateError, Store
+from .watched import WatchedStore
 from .writer import StateWriter
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "StateError",
     "StateWriter",
     "Store",
+    "WatchedStore",
 ]

@@ -110,11 +110,15 @@ class AdminWorld(QuotaWorld):
         self.history = History(self.quotas.measured_rates)
         self.relay = RELAY
         self.not_ready: str | None = None
+        self.warning: str | None = None
+        self.request_times: list[Mapping[str, object]] = []
 
     def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
         arguments: dict[str, Any] = {
             "metrics": self.prometheus,
             "not_ready": lambda: self.not_ready,
+            "warning": lambda: self.warning,
+            "request_times": lambda: self.request_times,
             "quotas": self.quotas,
             "rules": self.rules,
             "relay": lambda: self.relay,

@@ -108,6 +108,20 @@ def _unbounded() -> AdminServer:
     return world.server()
 
 
+def _times() -> AdminServer:
+    """Return a server that has measured requests of all kinds."""
+    world = AdminWorld()
+    times_s = (0.00002, 0.0004, 0.0123, 0.51, 7.3, 30.0)
+    for number, api in enumerate(("Fetch", "Produce", "ListOffsets", "ConsumerGroupHeartbeat")):
+        parts = {
+            part: {"p50_s": times_s[number], "p99_s": times_s[(number + shift) % len(times_s)]}
+            for shift, part in enumerate(("broker", "proxy", "hold"), start=1)
+        }
+        world.request_times.append({"api": api, "measured": 10 ** (6 - number), **parts})
+    return world.server()
+
+
+_TIMES = Scene(_times, "document.querySelectorAll('#times > tr').length === 4")
 _UNBOUNDED = Scene(_unbounded, "document.querySelectorAll('#unbounded > li').length === 41")
 _QUERIES = Scene(lambda: spark_world.scene().server(), f"{QUERIES} === 5")
 _PIPELINES = Scene(lambda: pipeline_world.scene().server(), f"{PIPELINES} === 3")
@@ -132,6 +146,13 @@ SECTIONS = {
         unfold=_in_sight("unbounded-card"),
         pictured=_UNBOUNDED,
         pictures={"unbounded": WIDE},
+    ),
+    "times": Section(
+        scene=_TIMES,
+        unfold=_in_sight("times-card"),
+        pictured=_TIMES,
+        pictures=_pictures("times"),
+        before_picture=(_in_sight("times-card"),),
     ),
     "queries": Section(
         scene=_QUERIES,

@@ -263,6 +263,14 @@ async def test_metrics_and_health_stay_as_they_were(world: AdminWorld, ask: Ask)
     assert (ready.status, ready.json) == (503, {"status": "not ready", "reason": "closed"})
 
 
+async def test_what_is_wrong_with_a_proxy_that_is_ready_is_said(world: AdminWorld, ask: Ask):
+    assert (await ask("GET", "/v1/status")).json["warning"] is None
+    world.warning = "no login"
+    ready = await ask("GET", "/readyz")
+    assert (ready.status, ready.json) == (200, {"status": "ready", "warning": "no login"})
+    assert (await ask("GET", "/v1/status")).json["warning"] == "no login"
+
+
 async def test_a_server_that_never_started_can_be_stopped(world: AdminWorld):
     server: AdminServer = world.server()
     await server.stop()

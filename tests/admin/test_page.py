@@ -71,6 +71,34 @@ async def test_figures_follow_the_proxy(world: AdminWorld, page: Page, url: str)
     await page.until(f"{text('#cluster')} === '✕ Silent'")
 
 
+async def test_a_warning_is_shown_while_it_is_ready(world: AdminWorld, page: Page, url: str):
+    await page.open(url, SHOWN)
+    world.warning = "the Kafka cluster does not answer"
+    await page.until(f"{text('#state')} === '■ Ready, but {world.warning}'")
+    world.warning = None
+    await page.until(f"{text('#state')} === '✓ Ready'")
+
+
+async def test_where_requests_spend_their_time(world: AdminWorld, page: Page, url: str):
+    await page.open(url, SHOWN)
+    hidden = "document.getElementById('times-card').hidden"
+    assert await page.run(hidden)
+    parts = ("broker", "proxy", "hold")
+    times = zip(parts, ((0.0005, 0.0421), (0.00003, 0.0021), (0.0, 12.3)), strict=True)
+    shown = {part: {"p50_s": p50_s, "p99_s": p99_s} for part, (p50_s, p99_s) in times}
+    world.request_times = [{"api": "Fetch", "measured": 1234, **shown}]
+    await page.until(f"!{hidden}")
+    cells = await page.run(
+        "[...document.querySelectorAll('#times td')].map(cell => cell.innerText)"
+    )
+    assert [cell.split("\n") for cell in cells] == [
+        ["Fetch", "1,234 requests measured"],
+        ["42 ms", "median 500 µs"],
+        ["2.1 ms", "median 30 µs"],
+        ["12 s", "median 0"],
+    ]
+
+
 async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Page):
     server = world.server()
     async with running(server) as address:

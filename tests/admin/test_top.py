@@ -186,6 +186,12 @@ async def test_it_follows_the_proxy(world: AdminWorld, terminal: Terminal):
     await terminal.until(b"NOT READY")
 
 
+async def test_a_warning_is_shown_while_the_proxy_is_ready(world: AdminWorld, terminal: Terminal):
+    await terminal.until(b"sorted by held")
+    world.warning = "the cluster is silent"
+    await terminal.until(b"ready, but the cluster is silent")
+
+
 async def test_interrupted_it_leaves_the_terminal_in_order(terminal: Terminal):
     await terminal.until(b"sorted by held")
     terminal.process.send_signal(signal.SIGINT)

@@ -41,6 +41,32 @@ def test_every_alert_has_a_test_in_which_it_fires() -> None:
     assert fired == _names(yaml.safe_load((RULES / "alerts.yaml").read_text()))
 
 
+def _anchor(heading: str) -> str:
+    """Return what a heading of the documents is linked by."""
+    return heading.strip("# \n").lower().replace(" ", "-")
+
+
+def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
+    operations = "docs/operations.md"
+    lines = (CHART.parent / operations).read_text().splitlines()
+    sections = {f"{operations}#{_anchor(line)}" for line in lines if line.startswith("### ")}
+    (group,) = yaml.safe_load((RULES / "alerts.yaml").read_text())["groups"]
+    urls = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in group["rules"]}
+    assert urls == {name: f"{operations}#{name.lower()}" for name in urls}
+    assert set(urls.values()) == sections
+
+
+def test_the_runbook_is_where_the_values_say(helm: Helm) -> None:
+    base = "https://git.example/proxy/blob/main/"
+    made = helm.template(
+        sets={"prometheusRule.enabled": "true", "prometheusRule.runbookBase": f'"{base}"'}
+    )
+    (group,) = made.of("PrometheusRule")[0]["spec"]["groups"]
+    for rule in group["rules"]:
+        name = rule["alert"].lower()
+        assert rule["annotations"]["runbook_url"] == f"{base}docs/operations.md#{name}"
+
+
 def test_single_alerts_can_be_left_out(helm: Helm) -> None:
     wanted = _names(yaml.safe_load((RULES / "alerts.yaml").read_text()))
     unwanted = "KafkaQuotaProxyClientThrottled"

@@ -79,6 +79,7 @@ def test_broker_without_a_port_is_left_out(
             assert told == {1: (HOST, first + 1), 2: (HOST, first + 2)}
     (line,) = [line for line in running.log() if line["event"].startswith("broker left out")]
     assert (line["node_id"], line["level"]) == (3, "error")
+    assert running.metrics().value("brokers_without_port", listener="default") == 1
     assert "broker_ports" in line["fix"]
 
 

@@ -380,6 +380,27 @@ def test_a_wrong_password_is_said_and_mended_while_it_runs(
         assert "wrong-one" not in process.log_file.read_text()
 
 
+def test_clients_are_served_when_it_is_let_in_no_longer(
+    kafka: EmbeddedBroker, tmp_path: Path, topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    name = topic()
+    fill(name, 1, 1000)
+    with proxy_with(configured(kafka, tmp_path), tmp_path) as process:
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        assert process.metrics().value("login_refused") == 0
+        (tmp_path / "password").write_text("wrong-one")
+        hang_up(process)
+        until(lambda: process.metrics().value("login_refused") == 1, "it is refused")
+        status, text = process.get("/readyz")
+        assert (status, json.loads(text)["status"]) == (200, "ready")
+        assert "does not let the proxy log in" in json.loads(text)["warning"]
+        metrics = process.metrics()
+        assert [metrics.value(each) for each in ("ready", "cluster_reachable")] == [1, 1]
+        assert json.loads(process.get("/v1/status")[1])["cluster_answers"] is True
+        client = Access(process.bootstrap, "client", user=CLIENT, password=PASSWORDS[CLIENT])
+        assert Librdkafka().consume(client, name, 1).count == 1
+
+
 def test_another_user_waits_for_a_restart(kafka: EmbeddedBroker, tmp_path: Path) -> None:
     """With its password: the one of another user would not fit the user in force."""
     made = configured(kafka, tmp_path, "SCRAM-SHA-512")

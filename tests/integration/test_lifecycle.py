@@ -1,5 +1,6 @@
 """Brokers that are down or come back, a proxy that is killed, and one that is asked to stop."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from support.clients import CLIENTS, Access, Client, Librdkafka, Read
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
+from proxy.admin.readiness import SILENCE_GRACE_S
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.loopback import free_ports
 
@@ -62,6 +64,12 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     broker.stop()
 
 
+def health(process: ProxyProcess) -> dict[str, float]:
+    """Give what the metrics say of the proxy itself."""
+    metrics = process.metrics()
+    return {name: metrics.value(name) for name in ("ready", "cluster_reachable", "state_writable")}
+
+
 @pytest.mark.slow
 def test_broker_that_is_down_at_start(
     proxy: Callable[..., ProxyProcess], own_broker: EmbeddedBroker
@@ -70,6 +78,7 @@ def test_broker_that_is_down_at_start(
     assert running.get("/healthz")[0] == 200
     status, text = running.get("/readyz")
     assert (status, "cluster" in text) == (503, True)
+    assert health(running) == {"ready": 0, "cluster_reachable": 0, "state_writable": 1}
     with RawClient(running.bootstrap) as client:
         client.send(api_versions(3))
         assert client.is_closed_by_peer()
@@ -81,6 +90,17 @@ def test_broker_that_is_down_at_start(
     until(lambda: running.get("/readyz")[0] == 200, "ready by itself")
     with RawClient(running.bootstrap) as client:
         assert client.ask(api_versions(3)).error_code == 0
+    assert health(running) == {"ready": 1, "cluster_reachable": 1, "state_writable": 1}
+    own_broker.kill()
+    until(lambda: not health(running)["cluster_reachable"], "it is noticed")
+    assert json.loads(running.get("/readyz")[1])["warning"] == "the Kafka cluster does not answer"
+    for _ in range(20):
+        with RawClient(running.bootstrap) as client:
+            client.send(api_versions(3))
+            assert client.is_closed_by_peer()
+    assert len(running.log("upstream failed")) <= 2, "one for each outage"
+    until(lambda: running.get("/readyz")[0] == 503, "clients are sent away", 2 * SILENCE_GRACE_S)
+    assert health(running)["ready"] == 0
 
 
 @pytest.mark.slow

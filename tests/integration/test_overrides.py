@@ -1,6 +1,7 @@
 """Quotas that operators change at run time: who may, what lasts, and state that can't be used."""
 
 import json
+import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -24,6 +25,8 @@ PLENTY_BYTES = 10**9
 OVERRIDE_BYTES = 2 * 10**9
 AT_ONCE_S = 5
 NOBODY = f"{HOST}:9"
+LOG_ROOM_BYTES = 8192
+"""A limit to the length of files that the log keeps to, and the state does not."""
 
 
 def guarded(bootstrap: str, folder: Path, bound: int = PLENTY_BYTES) -> dict[str, Any]:
@@ -65,6 +68,27 @@ def test_nobody_changes_a_quota_without_the_token(
     assert answer.status == 401
     assert "token" in answer.document["error"]
     assert overrides(process) == []
+
+
+def test_a_state_that_cannot_be_written_is_told_and_mends_itself(process: ProxyProcess) -> None:
+    def put(bound: int) -> int:
+        return call(process, "PUT", PATH, {"consumer_byte_rate": bound}, TOKEN).status
+
+    def is_writable() -> float:
+        return process.metrics().value("state_writable")
+
+    assert (put(OVERRIDE_BYTES), is_writable()) == (200, 1)
+    no_limit = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOG_ROOM_BYTES, no_limit[1]))
+    try:
+        assert put(OVERRIDE_BYTES + 1) == 503
+        assert is_writable() == 0
+        (line,) = process.log("state not writable")
+        assert line["fix"]
+    finally:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, no_limit)
+    assert (put(OVERRIDE_BYTES + 2), is_writable()) == (200, 1)
+    assert process.log("state writable again")
 
 
 def test_an_override_outlives_a_crash_until_it_is_taken_back(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.operating import hang_up, reloads, running, until_bound, write
+from support.operating import call, hang_up, reloads, running, until_bound, write
 from support.proxy_process import ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
@@ -116,6 +116,28 @@ def test_a_config_map_is_noticed(make: Make, tmp_path: Path, records: str) -> No
 def test_a_signal_loads_an_unchanged_file(process: ProxyProcess) -> None:
     hang_up(process)
     until(lambda: reloads(process)["ok"] == 1, "it is loaded")
+
+
+def test_the_log_level_is_that_of_the_file_until_somebody_sets_another(
+    process: ProxyProcess, make: Make
+) -> None:
+    def is_told() -> bool:
+        """Whether the end of a connection is in the log."""
+        before = len(process.log("connection closed"))
+        with RawClient(process.bootstrap) as client:
+            client.ask(api_versions(3))
+        until(lambda: not process.metrics().value("connections"), "it is closed")
+        return len(process.log("connection closed")) > before
+
+    assert not is_told()
+    write(process, make(PLENTY_BYTES) | {"log_level": "debug"})
+    until(lambda: reloads(process)["ok"] == 1, "it is loaded")
+    assert is_told()
+    assert call(process, "PUT", "/v1/log_level", {"level": "warning"}).status == 200
+    assert not is_told()
+    hang_up(process)
+    until(lambda: reloads(process)["ok"] == 2, "it is loaded")
+    assert is_told()
 
 
 def test_what_was_measured_is_kept(make: Make, tmp_path: Path, records: str) -> None:

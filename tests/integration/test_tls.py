@@ -1,6 +1,7 @@
 """TLS on either side: certificates as users, brokers told apart by name, brokers that want TLS."""
 
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_clients_over_tls(
     name = topic()
     client.produce(access, name, values)
     assert client.consume(access, name, len(values)).values[0] == [value for _, value in values]
+
+
+def test_it_is_shown_when_certificates_expire(
+    proxy: Callable[..., ProxyProcess], pem: Files
+) -> None:
+    running = proxy(listeners=[{"tls": {**pem.server, "ca_file": pem.ca}}])
+    name, metrics = "certificate_not_after_timestamp_seconds", running.metrics()
+    for role in ("server", "client_ca"):
+        assert metrics.value(name, listener="default", role=role) > time.time()
 
 
 def test_certificate_is_the_user(

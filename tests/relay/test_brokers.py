@@ -80,6 +80,30 @@ async def test_garbage_does_not_end_the_monitor():
         await asyncio.gather(monitor, return_exceptions=True)
 
 
+async def test_since_when_it_is_silent(monkeypatch):
+    monkeypatch.setattr("proxy.relay.brokers.RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("proxy.relay.brokers.PROBE_INTERVAL_S", 0.0)
+    broker = Broker()
+    async with await asyncio.start_server(broker.serve, HOST, 0) as server:
+        good = server.sockets[0].getsockname()[:2]
+        brokers = brokers_of(REFUSING, limit_s=5.0)
+        assert (brokers.answers, brokers.silent_since_s) == (False, None)
+        monitor = asyncio.create_task(brokers.monitor())
+        await until(lambda: brokers.silent_since_s is not None)
+        since_s = brokers.silent_since_s
+        await turns(20)
+        assert brokers.silent_since_s == since_s
+        assert (brokers.answers, brokers.was_reachable) == (False, False)
+        brokers.bootstrap.servers[:] = [good]
+        await until(lambda: brokers.reachable)
+        assert (brokers.answers, brokers.silent_since_s) == (True, None)
+        brokers.bootstrap.servers[:] = [REFUSING]
+        await until(lambda: not brokers.reachable)
+        assert (brokers.was_reachable, brokers.silent_since_s is None) == (True, False)
+        monitor.cancel()
+        await asyncio.gather(monitor, return_exceptions=True)
+
+
 @pytest.mark.parametrize("dead", ["refuses", "silent"])
 async def test_nobody_is_turned_away_while_one_server_answers(dead):
     with silent_server() as silent, socket.create_server((HOST, 0)) as server:

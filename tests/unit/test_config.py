@@ -226,6 +226,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     }
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None
+    assert config.log_level == "info"
 
 
 SASL = """\
@@ -349,6 +350,13 @@ def test_queries(load: Callable[[str | bytes], Config]) -> None:
     assert (returns.name, returns.client_id) == ("returns", "returns")
     assert (returns.commit_group, returns.stuck_after) == (None, 300.0)
     assert config.place("queries[1]").endswith("config.yaml:6")
+
+
+def test_a_rule_says_that_holds_are_expected(load: Callable[[str | bytes], Config]) -> None:
+    keys = ("client-id: a, expected: true", "client-id: b")
+    rules = "".join(f"    - {{{key}, consumer_byte_rate: 1MB}}\n" for key in keys)
+    config = load(MINIMAL + f"quotas:\n  rules:\n{rules}")
+    assert [rule.expected for rule in config.quota_settings.rules] == [True, False]
 
 
 def test_answering_of_lookups_is_switched_off(load: Callable[[str | bytes], Config]) -> None:

@@ -4,6 +4,7 @@ import { showClients } from "./clients.js";
 import { at, count, element, fill, say, seconds, time } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
+import { showTimes } from "./times.js";
 import { showUnbounded } from "./unbounded.js";
 
 const INTERVAL_MS = 2000;
@@ -54,7 +55,8 @@ function mark(className, text) {
 
 function show(status) {
   at("lost").hidden = true;
-  if (status.ready) mark("good", "✓ Ready");
+  if (status.ready && status.warning) mark("warn", `■ Ready, but ${status.warning}`);
+  else if (status.ready) mark("good", "✓ Ready");
   else mark("bad", `✕ Not ready: ${status.not_ready_reason}`);
   say(at("facts"), `version ${status.version} · up ${seconds(status.uptime_s)} · `
     + `throttle mode ${status.throttle_mode} · ${time(status.at)}`);
@@ -68,6 +70,7 @@ function show(status) {
   showUnbounded(status);
   showQueries(status);
   showPipelines(status);
+  showTimes(status);
   showPanels(status);
 }
 

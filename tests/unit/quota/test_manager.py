@@ -47,6 +47,9 @@ class ManagerWorld(QuotaWorld):
         (row,) = [row for row in self.rows(now_ms) if row.entity == entity]
         return row
 
+    def gauge(self, name, **labels):
+        return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}", labels)
+
     def counted(self, name, entity, kind=CONSUMER):
         labels = {"quota_entity": entity, "quota": str(kind)}
         return self.prometheus.get_sample_value(f"kafka_quota_proxy_{name}_total", labels)
@@ -186,6 +189,47 @@ def test_further_clients_share_one_sensor_and_are_metered():
     assert charges[4] == ThrottleTime(5000.0, 5000, CONSUMER, "other")
     assert world.overflows == [(9, CONSUMER)]
     assert world.counted("violations", "other") == 1
+
+
+def test_who_shares_a_sensor_is_counted_while_connected():
+    world = ManagerWorld(ALL, max_client_entities=1)
+    clients = [world.client_quotas(f"c{number}") for number in range(4)]
+    for client in clients:
+        client.charge(CONSUMER, 1.0, 0.0)
+    assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 3
+    assert world.gauge("overflow_clients", quota="producer_byte_rate") == 0
+    clients[1].close()
+    assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 2
+    world.quotas.update(QuotaSettings(rules=(ALL,), max_client_entities=3))
+    for client in clients[2:]:
+        client.charge(CONSUMER, 1.0, 1.0)
+    assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 0
+
+
+def test_who_has_no_quota_any_more_shares_none():
+    world = ManagerWorld(ALL, max_client_entities=1)
+    for number in range(2):
+        world.client_quotas(f"c{number}").charge(CONSUMER, 1.0, 0.0)
+    assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 1
+    world.quotas.update(QuotaSettings())
+    assert list(world.quotas.settling()) == [True, True]
+    assert world.gauge("overflow_clients", quota="consumer_byte_rate") == 0
+
+
+def test_being_held_is_expected_where_the_rule_says_so():
+    world = ManagerWorld(rule(client_id="backfill", expected=True), rule(1, client_id="orders"))
+    for client_id in ("backfill", "orders"):
+        world.client_quotas(client_id).charge(CONSUMER, 1.0, 0.0)
+
+    def expected(client_id: str) -> float | None:
+        entity = f"client-id={client_id}"
+        labels = {"quota_entity": entity, "quota": "consumer_byte_rate"}
+        return world.gauge("expected_throttling", **labels)
+
+    assert (expected("backfill"), expected("orders")) == (1, None)
+    world.quotas.update(QuotaSettings(rules=(rule(client_id="backfill"),)))
+    world.client_quotas("backfill").charge(CONSUMER, 1.0, 1.0)
+    assert expected("backfill") is None
 
 
 def test_rules_overflow_apart_since_their_bounds_differ_and_rules_for_one_client_never_do():

@@ -121,6 +121,15 @@ def test_an_override_takes_all_bounds_of_the_rule_it_replaces():
     assert (desk.bound("etl"), desk.bound("etl", PRODUCER)) == (2 * MB, None)
 
 
+def test_what_is_expected_of_a_client_outlives_an_override():
+    expected = replace(rule(client_id="backfill"), expected=True)
+    desk = Desk(file=settings(expected, rule(client_id=DEFAULT)))
+    for client_id in ("backfill", DEFAULT):
+        desk.put({"client-id": client_id}, {CONSUMER: 5 * MB})
+    in_force = {name: entry.rule.expected for name, entry in desk.book.in_force().items()}
+    assert in_force == {"client-id=backfill": True, f"client-id={DEFAULT}": False}
+
+
 def test_an_override_is_replaced_by_the_next_with_its_keys_in_any_order():
     desk = Desk()
     desk.put({"user": "u", "client-id": "c"}, {CONSUMER: 1.0}, by="ann")

@@ -1,0 +1,39 @@
+"""Decide whether the proxy should get clients: what `/readyz` answers."""
+
+from dataclasses import dataclass
+
+SILENCE_GRACE_S = 30.0
+"""A cluster that was there may be silent for so long: clients try again for as long by themselves
+(request.timeout.ms), and what goes by `/readyz` would take all proxies away at once."""
+
+SILENT = "the Kafka cluster does not answer"
+REFUSED = "the Kafka cluster does not let the proxy log in"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What to answer."""
+
+    reason: str | None = None
+    """Why clients should go elsewhere; None: they can be served."""
+    warning: str | None = None
+    """What is wrong although they can be served."""
+
+
+def judge(
+    *, reachable: bool, was_reachable: bool, refusal: str | None, silent_s: float | None
+) -> Readiness:
+    """Return the readiness, from what the probes of the cluster have shown.
+
+    `reachable` is of the last probe, `was_reachable` of any, `refusal` why the last one could not
+    log in, and `silent_s` for how long none was answered; None if that is not so.
+    """
+    if reachable:
+        return Readiness()
+    if refusal is not None:
+        text = f"{REFUSED}: {refusal}"
+        # Brokers answer, and clients log in for themselves.
+        return Readiness(warning=text) if was_reachable else Readiness(text)
+    if was_reachable and silent_s is not None and silent_s < SILENCE_GRACE_S:
+        return Readiness(warning=SILENT)
+    return Readiness(SILENT)

@@ -1,0 +1,34 @@
+"""When clients are sent away, and when it is only said that something is wrong."""
+
+import pytest
+
+from proxy.admin.readiness import REFUSED, SILENCE_GRACE_S, SILENT, Readiness, judge
+
+NO_LOGIN = f"{REFUSED}: a wrong password"
+
+
+@pytest.mark.parametrize(
+    ("reachable", "was_reachable", "refusal", "silent_s", "expected"),
+    [
+        pytest.param(False, False, None, None, Readiness(SILENT), id="not probed yet"),
+        pytest.param(False, False, None, 1.0, Readiness(SILENT), id="silent from the start"),
+        pytest.param(True, True, None, None, Readiness(), id="answers"),
+        pytest.param(
+            False, False, "a wrong password", None, Readiness(NO_LOGIN), id="never let in"
+        ),
+        pytest.param(
+            *(False, True, "a wrong password", None, Readiness(warning=NO_LOGIN)),
+            id="let in no longer, clients are",
+        ),
+        pytest.param(
+            *(False, True, None, SILENCE_GRACE_S - 1, Readiness(warning=SILENT)),
+            id="silent for a moment",
+        ),
+        pytest.param(False, True, None, SILENCE_GRACE_S, Readiness(SILENT), id="silent for long"),
+    ],
+)
+def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
+    assert (
+        judge(reachable=reachable, was_reachable=was_reachable, refusal=refusal, silent_s=silent_s)
+        == expected
+    )
