@@ -2,11 +2,11 @@
 
 import asyncio
 import gc
-import os
 import resource
-import signal
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -21,30 +21,30 @@ from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelaySt
 from proxy.cluster.dial import upstream_context
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import LOGIN_REFUSED
+from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config, ListenerSection
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
+from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry, read_overrides
 from proxy.quota.rules import Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.listener import ListenerError, ListenerSettings
+from proxy.relay.listener import ListenerError, ListenerSettings, bind_ports
 from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
 from proxy.relay.tls import server_context
-from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
+from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store, read_snapshot
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 TAKE_OVER_TIMEOUT_S = 30.0
-"""How long a successor waits for the state and the admin port of the proxy that it replaces."""
+"""How long a successor waits for the state of the proxy that it replaces."""
 
-ADMIN_RETRY_S = 0.05
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
 FULL_COLLECTION_AFTER = 100
@@ -118,33 +118,35 @@ class App:
         self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
 
-    async def start(self, take_over: int | None = None) -> None:
+    async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and begin to work.
 
-        `take_over` is the process id of a proxy to replace: its ports are shared and it is told to
-        stop, then its state is waited for. New connections wait meanwhile; none is refused.
-        Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
+        `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
+        read; only then it is told to stop, and its state is waited for. New connections wait
+        meanwhile; none is refused. Raises ListenerError, AdminError, StateError, TakeOverError.
         """
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         if self._config.cluster.shows_password:
             text = "the password of cluster.sasl goes to the brokers in the clear"
             _log.warning(text, fix=HIDE_PASSWORD)
-        self.relay.open(beside=take_over is not None)
+        beside = predecessor.addresses if predecessor else None
+        self.relay.open(beside)
+        admin: list[socket.socket] = []
         try:
-            if take_over is not None:
-                os.kill(take_over, signal.SIGTERM)
-            wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
-            self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
+            admin += self._bind_admin(beside or ())
+            self._store = await asyncio.to_thread(self._open_store, predecessor)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             self._queries.load(self._store)
-            await self._start_admin(wait_s)
+            await self._start_admin(admin)
         except BaseException:
             await self.relay.close()
             self._store.close()
+            for sock in admin:
+                sock.close()
             raise
         _log.info("admin", port=self.admin.port)
         self.relay.accept()
@@ -175,8 +177,53 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._services.reapers.close()
 
-    async def _start_admin(self, wait_s: float) -> None:
-        """Open the admin port, waiting for it at most so long."""
+    def _open_store(self, predecessor: Predecessor | None) -> Store:
+        """Open the state; before that, have a predecessor stop if it could be used."""
+        state, way = self._config.state, self._bootstrap
+        before_wait: Callable[[Store], None] | None = None
+        wait_ms = 0.0
+        if predecessor is not None:
+            before_wait = partial(self._replace, predecessor)
+            wait_ms = TAKE_OVER_TIMEOUT_S * MS_PER_SECOND
+        if state.kind == "kafka":
+            return KafkaStore(
+                way.servers,
+                state.topic,
+                tls=way.tls,
+                login=way.login,
+                timeout_s=self._config.limits.connect_timeout,
+                wait_ms=wait_ms,
+                before_wait=before_wait,
+            )
+        is_file = state.kind == "sqlite"
+        if predecessor is not None:
+            found = read_snapshot(state.path, predecessor.pid) if is_file else MemoryStore()
+            self._replace(predecessor, found)
+        return SqliteStore(state.path, wait_ms=wait_ms) if is_file else MemoryStore()
+
+    def _replace(self, predecessor: Predecessor, state: Store) -> None:
+        """Get all new connections and have the predecessor stop, if we could go on with its state.
+
+        Raises StateError, ListenerError, TakeOverError; then it serves on.
+        """
+        read_overrides(state)
+        if self._stop.is_set():
+            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+        self.relay.take_over()
+        if not predecessor.stop():
+            text = "the proxy to be replaced has ended by itself"
+            _log.warning(text, process=predecessor.pid)
+
+    def _bind_admin(self, beside: Collection[Address]) -> list[socket.socket]:
+        """Return sockets that have the admin port, one for each address of its host."""
+        bind = self._config.admin.bind
+        try:
+            return bind_ports(bind.host, bind.port, beside)
+        except OSError as error:
+            raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None
+
+    async def _start_admin(self, sockets: list[socket.socket]) -> None:
+        """Serve operators on these sockets."""
         admin = self._config.admin
         self.admin = AdminServer(
             admin.bind.host,
@@ -191,21 +238,17 @@ class App:
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )
-        deadline_s = self._services.loop.time() + wait_s
-        while True:
-            try:
-                return await self.admin.start()
-            except AdminError:
-                if self._services.loop.time() >= deadline_s:
-                    raise
-            await asyncio.sleep(ADMIN_RETRY_S)
+        await self.admin.start(sockets)
 
     async def run(
-        self, stop: asyncio.Event, ready: Callable[[], None], take_over: int | None = None
+        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
     ) -> None:
         """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
-        await self.start(take_over)
+        self._stop = stop
+        await self.start(predecessor)
+        replaceable = Replaceable(self._addresses, stop.set)
         try:
+            replaceable.open()
             ready()
             stopping = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait(
@@ -215,7 +258,12 @@ class App:
             for task in done - {stopping}:
                 task.result()
         finally:
+            await replaceable.close()
             await self.stop()
+
+    def _addresses(self) -> list[Address]:
+        """Return where we listen."""
+        return [*self.relay.addresses(), *self.admin.addresses()]
 
     def _use_kafka(self, rules: Iterable[Rule]) -> None:
         self._kafka_rules = rules
@@ -314,18 +362,6 @@ def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
         credentials = Credentials(sasl.mechanism, sasl.username, sasl.password())
         login = Login(credentials, on_refused)
     return Bootstrap(servers, context, config.limits.connect_timeout, login)
-
-
-def _open_store(config: Config, bootstrap: Bootstrap, wait_ms: float) -> Store:
-    state, tls, login = config.state, bootstrap.tls, bootstrap.login
-    if state.kind == "memory":
-        return MemoryStore()
-    if state.kind == "sqlite":
-        return SqliteStore(state.path, wait_ms=wait_ms)
-    timeout_s = config.limits.connect_timeout
-    return KafkaStore(
-        bootstrap.servers, state.topic, tls=tls, login=login, timeout_s=timeout_s, wait_ms=wait_ms
-    )
 
 
 def _limits(config: Config) -> Limits:

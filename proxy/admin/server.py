@@ -2,7 +2,8 @@
 
 import ipaddress
 import logging
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
 from aiohttp import web
@@ -96,8 +97,12 @@ class AdminServer:
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
 
-    async def start(self) -> None:
-        """Open the port. Raises AdminError."""
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return where its sockets are. Only after `start`."""
+        return [address[:2] for address in self._runner.addresses] if self._runner else []
+
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Open the port, or listen on sockets that have it already. Raises AdminError."""
         if self._token is None and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
         app = web.Application(middlewares=[guard(self._token)])
@@ -120,7 +125,9 @@ class AdminServer:
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            sites: list[web.BaseSite] = [web.SockSite(self._runner, sock) for sock in sockets]
+            for site in sites or [web.TCPSite(self._runner, self._host, self._port)]:
+                await site.start()
         except OSError as error:
             await self._runner.cleanup()
             address = f"{self._host}:{self._port}"

@@ -104,10 +104,7 @@ class RuleRegistry:
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
-        overrides = {
-            record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)
-        }
-        self._sources = RuleSources(settings, (), overrides)
+        self._sources = RuleSources(settings, (), read_overrides(store))
         self._changes = self._latest = 0
         self._put_in_force(compose(self._sources))
 
@@ -210,6 +207,11 @@ def compose(sources: RuleSources) -> ComposedRules:
     in_force = {name: same[0] for name, same in in_order}
     rules = tuple(entry.rule for entry in in_force.values())
     return ComposedRules(entries, in_force, replace(settings, rules=rules), RuleTable(rules))
+
+
+def read_overrides(store: Store) -> dict[str, RuleEntry]:
+    """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
+    return {record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)}
 
 
 def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:

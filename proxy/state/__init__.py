@@ -5,6 +5,7 @@ Who writes now and then calls the store; who writes often, on the event loop, a 
 
 from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
+from .snapshot import read_snapshot
 from .sqlite import SqliteStore
 from .store import Json, MemoryStore, Record, StateError, Store
 from .writer import StateWriter
@@ -20,4 +21,5 @@ __all__ = [
     "StateError",
     "StateWriter",
     "Store",
+    "read_snapshot",
 ]

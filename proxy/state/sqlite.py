@@ -67,7 +67,7 @@ class SqliteStore(Store):
             with self._explained():
                 # Set before the first access, so that SQLite shares no memory and the lock stays.
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                schema = _identify(connection, self._path)
+                schema = identify(connection, self._path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 # Fails now, not at the first write, when the file may only be read.
@@ -127,10 +127,15 @@ class SqliteStore(Store):
         try:
             yield
         except sqlite3.Error as error:
-            raise _explain(self._path, error) from error
+            raise explain(self._path, error) from error
 
 
-def _identify(connection: sqlite3.Connection, path: str) -> int:
+def log_of(path: Path) -> Path:
+    """Return where SQLite keeps what is not in the file yet, while the file is open."""
+    return path.with_name(path.name + "-wal")
+
+
+def identify(connection: sqlite3.Connection, path: str) -> int:
     """Check that the file is sound and ours; return the number of its schema, 0 for an empty file.
 
     Changes nothing. Raises StateError when it is of another program, a newer one, or damaged, and
@@ -180,7 +185,7 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(value)
 
 
-def _explain(path: str, error: sqlite3.Error) -> StateError:
+def explain(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
