@@ -17,14 +17,20 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.cluster.dial import upstream_context
+from proxy.admin.status import (
+    BrokerStatus,
+    CertificateStatus,
+    ConfigLoad,
+    ListenerStatus,
+    RelayStatus,
+)
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config, ListenerSection
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
+from proxy.config.secrets import Secrets, read_secrets
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -38,7 +44,6 @@ from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
-from proxy.relay.tls import server_context
 from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store, read_snapshot
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
@@ -81,7 +86,8 @@ class App:
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
         errors = instruments.upstream_errors_total
-        self._bootstrap = _bootstrap(config, errors.labels(LOGIN_REFUSED).inc)
+        self._secrets = read_secrets(config)
+        self._bootstrap = _bootstrap(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
@@ -112,9 +118,15 @@ class App:
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        listeners = tuple(map(_listener, config.listeners))
+        listeners = tuple(_listener(each, self._secrets) for each in config.listeners)
         self.relay = Relay(listeners, self.brokers, self._services)
-        self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
+        self.reloader = Reloader(
+            path,
+            config,
+            partial(read_secrets, config),
+            self._apply,
+            instruments.config_reloads_total,
+        )
         self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
@@ -236,7 +248,7 @@ class App:
             history=self._history,
             reports=self._queries,
             clock_ms=clock_ms,
-            token=admin.token_file.read_text().strip() if admin.token_file else None,
+            token=self._secrets.token,
         )
         await self.admin.start(sockets)
 
@@ -281,12 +293,9 @@ class App:
             self._kafka_changed.clear()
             await self.rules.use_kafka(self._kafka_rules)
 
-    async def _apply(self, config: Config) -> None:
-        """Put quotas, throttling, limits and a new password of the same user in force."""
-        login, sasl = self._bootstrap.login, config.cluster.sasl
-        # The password of another user waits with that user for a restart.
-        if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
-            login.renew(sasl.password())
+    async def _apply(self, config: Config, secrets: Secrets) -> None:
+        """Put quotas, throttling, limits and what the files say now in force."""
+        self._use_secrets(config, secrets)
         settings = await asyncio.to_thread(lambda: config.quota_settings)
         await self.rules.use_file(settings)
         self._kafka_quotas.follow(config.quotas.source == "kafka")
@@ -294,6 +303,23 @@ class App:
         self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
+
+    def _use_secrets(self, config: Config, secrets: Secrets) -> None:
+        """Show other certificates on new connections, log in with another password, and so on."""
+        login, sasl = self._bootstrap.login, config.cluster.sasl
+        if secrets.tls_digest != self._secrets.tls_digest:
+            for name, context in secrets.listeners.items():
+                self.relay.listeners[name].use_tls(context)
+            self._bootstrap.tls = secrets.upstream
+            if isinstance(self._store, KafkaStore):
+                self._store.use_tls(secrets.upstream)
+            _log.info("certificates renewed")
+        # The password of another user waits with that user for a restart.
+        if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
+            login.renew(secrets.password)
+        if secrets.token is not None:
+            self.admin.use_token(secrets.token)
+        self._secrets = secrets
 
     def _relay_status(self) -> RelayStatus:
         return RelayStatus(
@@ -317,6 +343,10 @@ class App:
                 ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
             ],
             throttle_mode=self._services.mode.value,
+            certificates=[
+                CertificateStatus(each.section, each.file, each.not_after_s)
+                for each in self._secrets.certificates
+            ],
         )
 
     def _not_ready(self) -> str | None:
@@ -352,16 +382,14 @@ def spare_full_collections() -> None:
     gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
 
 
-def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
+def _bootstrap(config: Config, secrets: Secrets, on_refused: Callable[[], None]) -> Bootstrap:
     """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
     servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
-    tls, sasl = config.cluster.tls, config.cluster.sasl
-    context = upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None
-    login = None
-    if sasl is not None:
-        credentials = Credentials(sasl.mechanism, sasl.username, sasl.password())
+    sasl, login = config.cluster.sasl, None
+    if sasl is not None and secrets.password is not None:
+        credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
         login = Login(credentials, on_refused)
-    return Bootstrap(servers, context, config.limits.connect_timeout, login)
+    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
 
 
 def _limits(config: Config) -> Limits:
@@ -370,7 +398,7 @@ def _limits(config: Config) -> Limits:
     return Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
 
 
-def _listener(listener: ListenerSection) -> ListenerSettings:
+def _listener(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,
@@ -378,7 +406,7 @@ def _listener(listener: ListenerSection) -> ListenerSettings:
         port=listener.bind.port,
         advertised_host=listener.advertised_host,
         broker_ports=(ports.first, ports.last) if ports else None,
-        tls=server_context(tls.cert_file, tls.key_file, tls.ca_file) if tls else None,
+        tls=secrets.listeners.get(listener.name),
         sni=tls.sni if tls else None,
     )
 

@@ -20,6 +20,7 @@ from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
+from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.state import StateError
 
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
+    except BadValueError as error:  # a file that was sound a moment ago
+        return _complain(f"{error.message}\n    fix: {error.fix}", EXIT_BAD_INPUT)
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)

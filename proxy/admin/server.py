@@ -97,6 +97,10 @@ class AdminServer:
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
 
+    def use_token(self, token: str) -> None:
+        """Ask for another token from now on; it must have been one before."""
+        self._token = token
+
     def addresses(self) -> list[tuple[str, int]]:
         """Return where its sockets are. Only after `start`."""
         return [address[:2] for address in self._runner.addresses] if self._runner else []
@@ -105,7 +109,7 @@ class AdminServer:
         """Open the port, or listen on sockets that have it already. Raises AdminError."""
         if self._token is None and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        app = web.Application(middlewares=[guard(self._token)])
+        app = web.Application(middlewares=[guard(lambda: self._token)])
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),

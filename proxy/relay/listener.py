@@ -6,7 +6,7 @@ import socket
 import ssl
 from array import array
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 
 from structlog import get_logger
@@ -130,6 +130,10 @@ class Listener:
             if self._accepting:
                 self._accept(node_id, sock, at_most=BACKLOG)
             sock.close()
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Do the handshakes of connections that come from now on with another certificate."""
+        self.settings = replace(self.settings, tls=context)
 
     def addresses(self) -> list[Address]:
         """Return where its sockets are."""

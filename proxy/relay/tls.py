@@ -2,6 +2,9 @@
 
 import re
 import ssl
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 _SHORT_NAMES = {
@@ -18,6 +21,16 @@ _SHORT_NAMES = {
 
 _RFC_2253_SPECIAL = re.compile(r'([,+"\\<>;]|^[ #]|(?<=.) $)')
 """What RFC 2253, section 2.4, wants a backslash before."""
+
+
+_PEM = re.compile("-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.+?)-----END ", re.DOTALL)
+"""All that OpenSSL takes for a certificate; in a trusted one more follows it."""
+
+_CONTEXT_0 = 0xA0
+_TIMES = {0x17: "%y%m%d%H%M%S%z", 0x18: "%Y%m%d%H%M%S%z"}
+"""Form of a time by its DER tag: UTCTime, whose years are 1950 to 2049, and GeneralizedTime."""
+
+_UTC_TIME, _LAST_UTC_YEAR = 0x17, 2049
 
 
 def server_context(cert_file: Path, key_file: Path, ca_file: Path | None) -> ssl.SSLContext:
@@ -67,3 +80,40 @@ def sni_pattern(template: str) -> re.Pattern[str]:
 
 def _keep_sni(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
     sock.requested_name = name  # type: ignore[union-attr]
+
+
+def not_after(cert_file: Path) -> float:
+    """Return when a certificate in a PEM file expires, of several the first; seconds of the epoch.
+
+    Raises OSError, or ValueError for a file that holds none.
+    """
+    blocks = _PEM.findall(cert_file.read_text("latin-1"))
+    return min(_not_after(b64decode(block)) for block in blocks)
+
+
+def _not_after(certificate: bytes) -> float:
+    """Return the end of a certificate's validity (RFC 5280, section 4.1)."""
+    (_, signed), *_ = _parts(certificate)
+    (_, to_be_signed), *_ = _parts(signed)
+    parts = [part for part in _parts(to_be_signed) if part[0] != _CONTEXT_0]  # without a version
+    _serial_number, _algorithm, _issuer, (_, validity), *_ = parts
+    _, (tag, text) = _parts(validity)
+    text = text.replace(b"Z", b"+0000")
+    time = datetime.strptime(text.decode(), _TIMES[tag])  # noqa: DTZ007 - it has %z
+    if tag == _UTC_TIME and time.year > _LAST_UTC_YEAR:  # Python turns over in 1969
+        time = time.replace(year=time.year - 100)
+    return time.timestamp()
+
+
+def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield tag and content of the values of DER that follow each other."""
+    at = 0
+    while at < len(data):
+        tag, length = data[at], data[at + 1]
+        at += 2
+        if length & 0x80:  # so many bytes hold the length
+            count = length & 0x7F
+            length = int.from_bytes(data[at : at + count])
+            at += count
+        yield tag, data[at : at + length]
+        at += length

@@ -71,7 +71,8 @@ class KafkaStore(MemoryStore):
         super().__init__()
         self._name = topic
         self._timeout_s = timeout_s
-        self._client = KafkaClient(Bootstrap(servers, tls, login=login))
+        self._bootstrap = Bootstrap(servers, tls, login=login)
+        self._client = KafkaClient(self._bootstrap)
         self._topic = StateTopic(self._client, topic)
         self._producer = Producer(self._topic)
         # Callers may be in an event loop of their own, so the client's is in a thread of its own.
@@ -95,6 +96,10 @@ class KafkaStore(MemoryStore):
         except BaseException:
             self._shut_down()
             raise
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Connect with another certificate from now on."""
+        self._bootstrap.tls = tls
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
