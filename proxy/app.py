@@ -44,7 +44,14 @@ from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
-from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store, read_snapshot
+from proxy.state import (
+    KafkaStore,
+    MemoryStore,
+    SqliteStore,
+    Store,
+    open_or_start_empty,
+    read_snapshot,
+)
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 TAKE_OVER_TIMEOUT_S = 30.0
@@ -211,7 +218,10 @@ class App:
         if predecessor is not None:
             found = read_snapshot(state.path, predecessor.pid) if is_file else MemoryStore()
             self._replace(predecessor, found)
-        return SqliteStore(state.path, wait_ms=wait_ms) if is_file else MemoryStore()
+        if not is_file:
+            return MemoryStore()
+        opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
+        return opened(state.path, wait_ms=wait_ms)
 
     def _replace(self, predecessor: Predecessor, state: Store) -> None:
         """Get all new connections and have the predecessor stop, if we could go on with its state.

@@ -7,6 +7,7 @@ from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
 from .snapshot import read_snapshot
 from .sqlite import SqliteStore
+from .start_empty import open_or_start_empty
 from .store import Json, MemoryStore, Record, StateError, Store
 from .writer import StateWriter
 
@@ -21,5 +22,6 @@ __all__ = [
     "StateError",
     "StateWriter",
     "Store",
+    "open_or_start_empty",
     "read_snapshot",
 ]

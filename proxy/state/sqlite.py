@@ -41,6 +41,14 @@ PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
 
 
+FilesThere = tuple[tuple[int, int] | None, ...]
+"""Device and number of each file, None for one that is not there."""
+
+
+class DamagedError(StateError):
+    """What is in the file cannot be read, and never will be."""
+
+
 class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
@@ -48,12 +56,14 @@ class SqliteStore(Store):
     The lock is the operating system's and goes with the process, however that ends. Beside the
     file SQLite keeps `PATH-wal` while it is open. `wait_ms` is for a proxy that is about to stop.
 
-    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged,
-    not ours, or too new.
+    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged
+    (a DamagedError), not ours, or too new. A write raises it when either file was deleted or
+    replaced since: it would be lost with the file that is open.
     """
 
     def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
         self._path = str(path)
+        self._file = path
         self._lock = Lock()
         self.connection: sqlite3.Connection | None = None
         with self._explained():
@@ -79,6 +89,7 @@ class SqliteStore(Store):
             connection.close()
             raise
         self.connection = connection
+        self._files = _files_there(path)
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
@@ -101,12 +112,22 @@ class SqliteStore(Store):
         rows = [(record.key, record.text, record.version) for record in records]
         gone = [(key,) for key in delete]
         with self._use() as connection, connection:  # commits, or rolls back after an error
+            self._check_files()
             connection.execute("BEGIN IMMEDIATE")
             deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
             connection.executemany(
                 "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
             )
         return max(deleted, 0)
+
+    def _check_files(self) -> None:
+        """Raise StateError when what is written now would be lost."""
+        if _files_there(self._file) != self._files:
+            fix = "GET /v1/quotas shows the overrides in force: note them, restart quota-proxy, "
+            raise StateError(
+                f"{self._path} was deleted or replaced while it is in use, so nothing can be kept",
+                f"{fix}which begins with the file that is there then, and set them again",
+            )
 
     def close(self) -> None:
         """Close and unlock the file; the log beside it goes too."""
@@ -128,6 +149,18 @@ class SqliteStore(Store):
             yield
         except sqlite3.Error as error:
             raise explain(self._path, error) from error
+
+
+def _files_there(path: Path) -> FilesThere:
+    found: list[tuple[int, int] | None] = []
+    for each in (path, log_of(path)):
+        try:
+            stat = each.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_dev, stat.st_ino))
+    return tuple(found)
 
 
 def log_of(path: Path) -> Path:
@@ -177,7 +210,7 @@ def migrate(
 
 def _damaged(path: str, finding: str) -> StateError:
     fix = "restore it from a backup, or move it away to start without the overrides and positions "
-    return StateError(f"{path} is damaged: {finding}", f"{fix}that it holds")
+    return DamagedError(f"{path} is damaged: {finding}", f"{fix}that it holds")
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -195,7 +228,7 @@ def explain(path: str, error: sqlite3.Error) -> StateError:
                 "stop that one, or give each proxy a state.path of its own",
             )
         case sqlite3.SQLITE_NOTADB:
-            return StateError(
+            return DamagedError(
                 f"{path} is not a state file: {error}",
                 "name another file as state.path, or restore this one from a backup",
             )

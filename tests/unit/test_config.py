@@ -280,6 +280,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "kind": "sqlite",
         "path": folder / "quota-proxy.db",
         "topic": "quota-proxy-state",
+        "on_damage": "refuse",
     }
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None
