@@ -48,6 +48,7 @@ from proxy.state import (
     KafkaStore,
     MemoryStore,
     SqliteStore,
+    StateError,
     Store,
     open_or_start_empty,
     read_snapshot,
@@ -138,13 +139,16 @@ class App:
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
+        self._released = False
+        """Whether a successor may have the state."""
 
     async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and begin to work.
 
         `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
-        read; only then it is told to stop, and its state is waited for. New connections wait
-        meanwhile; none is refused. Raises ListenerError, AdminError, StateError, TakeOverError.
+        read; only then it is told to release that, which is waited for. New connections wait
+        meanwhile; none is refused. When all is open it is told to stop.
+        Raises ListenerError, AdminError, StateError, TakeOverError.
         """
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
@@ -182,13 +186,14 @@ class App:
                 *self._queries.works(),
             )
         ]
+        if predecessor is not None:
+            predecessor.stop()
 
     async def stop(self) -> None:
-        """Drain, then close everything; first what a successor waits for: state, admin port."""
+        """Drain, then close everything; first what another process may wait for."""
         try:
-            await self.admin.stop()
-            await self._queries.close()
-            await asyncio.to_thread(self._store.close)
+            if not self._released:
+                await self.release()
         finally:
             await self.relay.drain()
         for task in self._tasks:
@@ -196,8 +201,38 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._services.reapers.close()
 
+    async def release(self) -> None:
+        """Close admin port and state, for a successor; all is written by then."""
+        await self.admin.stop()
+        await self._queries.close()
+        if self._config.state.kind != "memory":  # nobody else can have that
+            await asyncio.to_thread(self._store.close)
+        self._released = True
+
+    async def resume(self) -> None:
+        """Open state and admin port again: the successor has died, or given up.
+
+        Where that fails the log says so. Clients are served in any case, as they were meanwhile.
+        """
+        try:
+            if self._config.state.kind != "memory":
+                self._store = await asyncio.to_thread(self._open_store, None)
+            self.rules.use_store(self._store)
+            self._queries.resume(self._store)
+            self._released = False
+        except StateError as error:
+            _log.error("state not opened again, nothing is kept", error=str(error))
+        try:
+            await self.admin.start(self._bind_admin(()))
+        except AdminError as error:
+            _log.error("admin port not opened again", error=str(error))
+
+    def stopped(self) -> None:
+        """Begin to stop: a successor serves."""
+        self._stop.set()
+
     def _open_store(self, predecessor: Predecessor | None) -> Store:
-        """Open the state; before that, have a predecessor stop if it could be used."""
+        """Open the state; before that, have a predecessor release it if it could be used."""
         state, way = self._config.state, self._bootstrap
         before_wait: Callable[[Store], None] | None = None
         wait_ms = 0.0
@@ -224,7 +259,7 @@ class App:
         return opened(state.path, wait_ms=wait_ms)
 
     def _replace(self, predecessor: Predecessor, state: Store) -> None:
-        """Get all new connections and have the predecessor stop, if we could go on with its state.
+        """Get all new connections and the predecessor's state, if we could go on with that.
 
         Raises StateError, ListenerError, TakeOverError; then it serves on.
         """
@@ -232,7 +267,7 @@ class App:
         if self._stop.is_set():
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
         self.relay.take_over()
-        if not predecessor.stop():
+        if not predecessor.release():
             text = "the proxy to be replaced has ended by itself"
             _log.warning(text, process=predecessor.pid)
 
@@ -268,7 +303,7 @@ class App:
         """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
         self._stop = stop
         await self.start(predecessor)
-        replaceable = Replaceable(self._addresses, stop.set)
+        replaceable = Replaceable(self)
         try:
             replaceable.open()
             ready()
@@ -283,7 +318,7 @@ class App:
             await replaceable.close()
             await self.stop()
 
-    def _addresses(self) -> list[Address]:
+    def addresses(self) -> list[Address]:
         """Return where we listen."""
         return [*self.relay.addresses(), *self.admin.addresses()]
 

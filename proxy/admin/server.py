@@ -139,8 +139,9 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close the port and every connection."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         body = await scrape(self._metrics, self._slices)

@@ -134,13 +134,7 @@ class RuleRegistry:
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)
-        value: Json = {
-            "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
-            "scope": scope,
-            "by": by,
-            "at_s": entry.at_s,
-        }
-        self._store.put(NAMESPACE + name, value, FORM)
+        self._store.put(NAMESPACE + name, _value(entry), FORM)
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
         return composed.in_force[name]
 
@@ -157,6 +151,14 @@ class RuleRegistry:
     async def use_file(self, settings: QuotaSettings) -> None:
         """Put in force the configuration's settings and rules."""
         await self._use(settings=settings)
+
+    def use_store(self, store: Store) -> None:
+        """Keep the overrides in another store from now on. Raises StateError."""
+        overrides = self._sources.overrides.items()
+        store.put_many(
+            Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides
+        )
+        self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put in force the cluster's rules, in the place of those that it had before."""
@@ -234,6 +236,16 @@ def _override(
     names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
     rule = Rule(**names, scope=scope, bounds=bounds, place=place)
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
+
+
+def _value(entry: RuleEntry) -> Json:
+    """Return what is kept of an override."""
+    return {
+        "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
+        "scope": entry.rule.scope,
+        "by": entry.by,
+        "at_s": entry.at_s,
+    }
 
 
 def _load(record: Record) -> RuleEntry:

@@ -1,16 +1,22 @@
-"""How a process takes the place of another: it proves which, asks what it has, has it stop.
+"""How a process takes the place of another, in steps that the other can go back on.
+
+The successor asks where the predecessor listens. When it could serve, it has it release what only
+one can have: state and admin port. When it serves, it has it stop. If it dies before, or gives up,
+the connection between them ends, and the predecessor takes back what it had released.
 
 Each proxy listens on a socket in Linux's abstract namespace that is named by its process id. The
 kernel says which process listens there, and who connects. So nothing but a proxy is told to stop,
-and by nobody but a process of the same user; and a proxy sees when its successor has died.
+and by nobody but a process of the same user.
 """
 
 import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from struct import Struct
+from typing import Any, Protocol
 
 from structlog import get_logger
 
@@ -19,7 +25,8 @@ from proxy.cluster.upstream import Address
 FORM = 1
 """Of the answer to a successor."""
 
-STOP = b"stop\n"
+RELEASE, STOP = b"release\n", b"stop\n"
+"""The words of a successor."""
 
 ANSWER_TIMEOUT_S = 5.0
 """For the answer of a predecessor; one that is busy for longer does not serve either."""
@@ -43,7 +50,7 @@ class TakeOverError(Exception):
 
 
 class Predecessor:
-    """The running proxy that this process is to replace. It serves on until `stop`.
+    """The running proxy that this process is to replace. It serves clients until `stop`.
 
     Raises TakeOverError when the process is no proxy that can be replaced now.
     """
@@ -59,17 +66,25 @@ class Predecessor:
             self._sock.close()
             raise
 
-    def stop(self) -> bool:
-        """Have it stop; return False when it has ended already."""
-        try:
-            self._sock.sendall(STOP)
-        except OSError:
-            return False
-        return True
+    def release(self) -> bool:
+        """Have it release state and admin port; return False when it has ended already."""
+        return self._say(RELEASE)
+
+    def stop(self) -> None:
+        """Have it stop: this process serves."""
+        self._say(STOP)
+        self.close()
 
     def close(self) -> None:
         """End the connection; before `stop` that means that it is not replaced."""
         self._sock.close()
+
+    def _say(self, word: bytes) -> bool:
+        try:
+            self._sock.sendall(word)
+        except OSError:
+            return False
+        return True
 
     def _ask(self) -> frozenset[Address]:
         try:
@@ -108,18 +123,30 @@ class Predecessor:
         return bytes(line)
 
 
-class Replaceable:
-    """Lets one successor at a time take this process's place. Make it inside an event loop.
+class Replaced(Protocol):
+    """What a proxy does while it is replaced."""
 
-    `addresses` returns where this proxy listens; `stop` is called when the successor has what it
-    needs. If it dies before, this proxy serves on, and the next one may come.
+    def addresses(self) -> Iterable[Address]:
+        """Return where it listens."""
+
+    async def release(self) -> None:
+        """Close what only one process can have."""
+
+    async def resume(self) -> None:
+        """Open it again, as far as that works."""
+
+    def stopped(self) -> None:
+        """Begin to stop."""
+
+
+class Replaceable:
+    """Lets one successor at a time take the place of this proxy. Make it inside an event loop.
+
+    If the successor dies before it serves, this proxy serves on, and the next one may come.
     """
 
-    def __init__(
-        self, addresses: Callable[[], Iterable[Address]], stop: Callable[[], None]
-    ) -> None:
-        self._addresses = addresses
-        self._stop = stop
+    def __init__(self, proxy: Replaced) -> None:
+        self._proxy = proxy
         self._loop = asyncio.get_running_loop()
         self._successor: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +171,7 @@ class Replaceable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sock.close()
 
-    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -165,31 +192,51 @@ class Replaceable:
                 self._start(self._attend(sock, pid))
 
     async def _attend(self, sock: socket.socket, pid: int) -> None:
-        """Answer a process that wants to take over, and wait for its word."""
-        rival = self._successor
-        if rival is None:
+        """Answer a process that wants to take over, and follow its words."""
+        with sock:
+            if self._successor is not None:
+                await self._answer(sock, [], rival=self._successor)
+                return
             self._successor = pid
-            _log.info("to be replaced", by=pid)
-        try:
-            with sock:
-                said = await self._word_of(sock, rival)
-        finally:
-            if rival is None:
+            try:
+                _log.info("to be replaced", by=pid)
+                if await self._is_replaced(sock):
+                    _log.info("replaced", by=pid)
+                    self._proxy.stopped()
+                else:
+                    text = "not replaced, serving on: the successor has given up"
+                    _log.warning(text, successor=pid)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error while being replaced", exc_info=error)
+            finally:
                 self._successor = None
-        if rival is None and said == STOP:
-            _log.info("replaced", by=pid)
-            self._stop()
-        elif rival is None:
-            _log.warning("not replaced, serving on: the successor has given up", successor=pid)
 
-    async def _word_of(self, sock: socket.socket, rival: int | None) -> bytes:
-        addresses = [] if rival is not None else list(self._addresses())
-        answer = {"form": FORM, "replaced_by": rival, "addresses": addresses}
+    async def _is_replaced(self, sock: socket.socket) -> bool:
+        """Return whether the successor serves; when it does not, all is as it was."""
+        await self._answer(sock, list(self._proxy.addresses()), rival=None)
+        # Who has died since it spoke needs nothing.
+        if await self._word(sock, RELEASE) != RELEASE or _has_ended(sock):
+            return False
         try:
+            await self._proxy.release()
+        except Exception as error:  # the successor finds out what it can have
+            _log.error("not all released to the successor", exc_info=error)
+        if await self._word(sock, STOP) == STOP:
+            return True
+        await self._proxy.resume()
+        return False
+
+    async def _answer(
+        self, sock: socket.socket, addresses: Sequence[Address], rival: int | None
+    ) -> None:
+        answer = {"form": FORM, "replaced_by": rival, "addresses": addresses}
+        with suppress(OSError):
             await self._loop.sock_sendall(sock, json.dumps(answer).encode() + b"\n")
-            word = b"" if rival is not None else await self._loop.sock_recv(sock, len(STOP))
-            # Whoever has died since then does not take over; of the living nothing more comes.
-            return b"" if not word or _has_ended(sock) else word
+
+    async def _word(self, sock: socket.socket, expected: bytes) -> bytes:
+        """Return what the successor says, nothing when it has gone."""
+        try:
+            return await self._loop.sock_recv(sock, len(expected))
         except OSError:
             return b""
 

@@ -22,6 +22,7 @@ from support.raw import RawClient, api_versions
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.loopback import free_ports
+from proxy.relay.take_over import Predecessor
 from proxy.state import SqliteStore
 
 OVERRIDE = "/v1/quotas/client-id=etl"
@@ -80,26 +81,46 @@ class Serving:
         return errors
 
 
+Serve = Callable[[str], Serving]
+
+
 @pytest.fixture
-def serving(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[Serving]:
+def serving_with(
+    kafka: EmbeddedBroker, tmp_path: Path, topic_names: Iterator[str]
+) -> Iterator[Serve]:
+    """`serving_with(kind)` starts a proxy with that kind of state."""
     bind_port, broker_port, admin_port = free_ports(3)
     ports = {"bind": f"{HOST}:{bind_port}", "broker_ports": f"{broker_port - 1}-{broker_port}"}
-    settings = config(
-        kafka.bootstrap,
-        listeners=[{**LISTENER, **ports}],
-        state={"kind": "sqlite", "path": str(tmp_path / "state.db")},
-        admin_port=admin_port,
-    )
+    states = {
+        "sqlite": {"kind": "sqlite", "path": str(tmp_path / "state.db")},
+        "memory": {"kind": "memory"},
+        "kafka": {"kind": "kafka", "topic": f"state-{next(topic_names)}"},
+    }
     with ExitStack() as stack:
-        process = ProxyProcess(settings, tmp_path / "first")
-        stack.callback(process.kill)
-        process.start()
-        client = stack.enter_context(RawClient(process.bootstrap))
-        client.ask(api_versions(3))
-        made = Serving(process, settings, client, tmp_path, stack)
-        made.set_quota()
-        made.check()
-        yield made
+
+        def serve(kind: str) -> Serving:
+            settings = config(
+                kafka.bootstrap,
+                listeners=[{**LISTENER, **ports}],
+                state=states[kind],
+                admin_port=admin_port,
+            )
+            process = ProxyProcess(settings, tmp_path / "first")
+            stack.callback(process.kill)
+            process.start()
+            client = stack.enter_context(RawClient(process.bootstrap))
+            client.ask(api_versions(3))
+            made = Serving(process, settings, client, tmp_path, stack)
+            made.set_quota()
+            made.check()
+            return made
+
+        yield serve
+
+
+@pytest.fixture
+def serving(serving_with: Serve) -> Serving:
+    return serving_with("sqlite")
 
 
 Spoil = Callable[[Serving], dict[str, Any]]
@@ -216,6 +237,52 @@ def test_a_bad_configuration_does_not_even_ask(serving: Serving) -> None:
     serving.check()
 
 
+def is_refused(serving: Serving) -> bool:
+    try:
+        serving.process.get("/healthz")
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory", "kafka"])
+def test_a_successor_gives_up_when_it_has_the_state(serving_with: Serve, kind: str) -> None:
+    """Clients are served all the while; then the old one has its state and admin port again."""
+    serving = serving_with(kind)
+    for _ in range(2):
+        with closing(Predecessor(serving.process.pid)) as predecessor:
+            assert predecessor.release()
+            until(lambda: is_refused(serving), "the admin port is released")
+            assert serving.client.ask(api_versions(3)).error_code == 0
+            if kind == "sqlite":
+                with closing(
+                    SqliteStore(serving.folder / "state.db", wait_ms=WAIT_S * 1000)
+                ) as state:
+                    assert len(state.items("quotas/")) == 1
+        until(lambda: not is_refused(serving), "the admin port is open again")
+        serving.check()
+        serving.set_quota()
+        serving.check()
+    with running(serving.successor(serving.settings)) as successor:
+        assert serving.process.wait() == 0
+        if kind != "memory":
+            serving.check(successor)
+
+
+def test_a_successor_gives_up_and_the_state_is_gone(serving: Serving) -> None:
+    """What it had in memory is kept in the new file."""
+    with closing(Predecessor(serving.process.pid)) as predecessor:
+        assert predecessor.release()
+        until(lambda: is_refused(serving), "the admin port is released")
+        until(lambda: not (serving.folder / "state.db-wal").exists(), "the state is released")
+        (serving.folder / "state.db").unlink()
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.check()
+    with running(serving.successor(serving.settings)) as successor:
+        assert serving.process.wait() == 0
+        serving.check(successor)
+
+
 @contextmanager
 def started(file: Path, pid: int) -> Iterator[ForkedCommand]:
     """Start a successor that may never be ready."""
@@ -253,7 +320,7 @@ def test_a_successor_is_killed_while_it_looks_at_the_state(serving: Serving) -> 
 def test_successors_are_killed_at_any_moment(
     serving: Serving, topic: Callable[..., str], fill: Callable[..., None]
 ) -> None:
-    """While the old one was not told to stop it serves on; else the next has all that it had.
+    """Until it serves the old one does, with all that it had; what is started then has it, too.
 
     A consumer that was there before, and stays, reads what comes afterwards.
     """

@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import pytest
 from relaylab.lab import until
 from structlog.testing import capture_logs
 
+from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerError, ListenerSettings
 from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError, share
 
@@ -22,6 +23,7 @@ TIMES = 20
 
 SUCCESSOR = """
 import asyncio, sys
+from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerSettings
 
 async def main(host, port):
@@ -118,13 +120,36 @@ def test_a_port_is_shared_where_addresses_meet(host, other, shared):
     assert share({(other, 9092)}, (host, 9093)) is False
 
 
-@contextmanager
-def replaceable(addresses=()) -> Iterator[tuple[Replaceable, list[str]]]:
-    stopped: list[str] = []
-    made = Replaceable(lambda: addresses, lambda: stopped.append("stop"))
+class ProxyInSteps:
+    """What a proxy is asked to do while it is replaced."""
+
+    def __init__(self, addresses: Iterable[Address] = ()) -> None:
+        self._addresses = addresses
+        self.done: list[str] = []
+
+    def addresses(self) -> Iterable[Address]:
+        return self._addresses
+
+    async def release(self) -> None:
+        self.done.append("release")
+
+    async def resume(self) -> None:
+        self.done.append("resume")
+
+    def stopped(self) -> None:
+        self.done.append("stopped")
+
+
+@asynccontextmanager
+async def replaceable(
+    addresses: Iterable[Address] = (),
+) -> AsyncIterator[tuple[Replaceable, list[str], list[dict]]]:
+    proxy = ProxyInSteps(addresses)
+    made = Replaceable(proxy)
     made.open()
     with capture_logs() as logs:
-        yield made, stopped
+        yield made, proxy.done, logs
+        await made.close()
         assert [log for log in logs if log["log_level"] == "error"] == []
 
 
@@ -132,50 +157,62 @@ async def find(pid: int) -> Predecessor:
     return await asyncio.to_thread(Predecessor, pid)
 
 
-async def test_a_successor_gets_the_addresses_and_has_it_stop():
+async def is_given_up(logs: list[dict]) -> None:
+    await until(lambda: any(log["event"].startswith("not replaced") for log in logs))
+
+
+async def test_a_successor_has_it_release_its_state_and_then_stop():
     addresses = [(HOST, port) for port in range(1, 40_000)]
-    with replaceable(addresses) as (old, stopped):
+    async with replaceable(addresses) as (_, done, _):
         predecessor = await find(os.getpid())
         assert predecessor.addresses == set(addresses)
-        assert not stopped
-        assert predecessor.stop()
-        await until(lambda: stopped)
-        await old.close()
-        predecessor.close()
+        assert done == []
+        assert predecessor.release()
+        await until(lambda: done == ["release"])
+        predecessor.stop()
+        await until(lambda: done == ["release", "stopped"])
     with pytest.raises(TakeOverError, match="serves now"):
         await find(os.getpid())
 
 
 async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():
-    with replaceable() as (old, stopped), capture_logs() as logs:
+    async with replaceable() as (_, done, logs):
         first = await find(os.getpid())
         with pytest.raises(TakeOverError, match=rf"is being replaced by process {os.getpid()} now"):
             await find(os.getpid())
         first.close()
-        await until(lambda: any(log["event"].startswith("not replaced") for log in logs))
+        await is_given_up(logs)
         second = await find(os.getpid())
-        assert second.stop()
-        await until(lambda: stopped)
-        second.close()
-        await old.close()
+        assert second.release()
+        second.stop()
+        await until(lambda: done == ["release", "stopped"])
+
+
+async def test_one_that_gives_up_when_it_has_the_state_gives_it_back():
+    async with replaceable() as (_, done, logs):
+        predecessor = await find(os.getpid())
+        assert predecessor.release()
+        await until(lambda: done == ["release"])
+        predecessor.close()
+        await is_given_up(logs)
+        assert done == ["release", "resume"]
 
 
 async def test_the_word_of_one_that_has_died_since_does_not_count():
-    with replaceable() as (old, stopped), capture_logs() as logs:
+    async with replaceable() as (_, done, logs):
         predecessor = await find(os.getpid())
-        assert predecessor.stop()
+        assert predecessor.release()
         predecessor.close()  # before the event loop sees the word
-        await until(lambda: any(log["event"].startswith("not replaced") for log in logs))
-        assert not stopped
-        await old.close()
+        await is_given_up(logs)
+        assert done == []
 
 
 async def test_a_predecessor_that_has_ended_by_itself():
-    with replaceable() as (old, _):
+    async with replaceable() as (old, _, _):
         predecessor = await find(os.getpid())
         await old.close()
-        assert not predecessor.stop()
-        predecessor.close()
+        assert not predecessor.release()
+        predecessor.stop()
 
 
 async def test_what_is_no_proxy():
@@ -210,7 +247,7 @@ async def test_a_name_that_is_taken_only_costs_the_take_over():
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         with capture_logs() as logs:
-            old = Replaceable(tuple, lambda: None)
+            old = Replaceable(ProxyInSteps())
             old.open()
             await old.close()
     assert [log["log_level"] for log in logs] == ["warning"]
