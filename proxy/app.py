@@ -4,7 +4,7 @@ import asyncio
 import gc
 import resource
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config, ListenerSection
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import Secrets, read_secrets
+from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -366,6 +366,11 @@ class App:
             self.admin.use_token(secrets.token)
         self._secrets = secrets
 
+    @property
+    def certificates(self) -> Sequence[Certificate]:
+        """Those that this proxy shows to clients and brokers now."""
+        return self._secrets.certificates
+
     def _relay_status(self) -> RelayStatus:
         return RelayStatus(
             listeners=[
@@ -390,7 +395,7 @@ class App:
             throttle_mode=self._services.mode.value,
             certificates=[
                 CertificateStatus(each.section, each.file, each.not_after_s)
-                for each in self._secrets.certificates
+                for each in self.certificates
             ],
         )
 
