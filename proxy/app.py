@@ -4,7 +4,7 @@ import asyncio
 import gc
 import resource
 import socket
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
@@ -31,6 +31,7 @@ from proxy.config import Config, ListenerSection
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.secrets import Certificate, Secrets, read_secrets
+from proxy.config.stores import StateHolder, open_store
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -44,19 +45,11 @@ from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
-from proxy.state import (
-    KafkaStore,
-    MemoryStore,
-    SqliteStore,
-    StateError,
-    Store,
-    open_or_start_empty,
-    read_snapshot,
-)
+from proxy.state import KafkaStore, MemoryStore, StateError, Store
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
-TAKE_OVER_TIMEOUT_S = 30.0
-"""How long a successor waits for the state of the proxy that it replaces."""
+RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
+"""How long, and how often, a proxy tries to take back what a successor had that died."""
 
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
@@ -155,12 +148,15 @@ class App:
         if self._config.cluster.shows_password:
             text = "the password of cluster.sasl goes to the brokers in the clear"
             _log.warning(text, fix=HIDE_PASSWORD)
-        beside = predecessor.addresses if predecessor else None
+        beside = holder = None
+        if predecessor is not None:
+            beside = predecessor.addresses
+            holder = StateHolder(predecessor.pid, partial(self._replace, predecessor))
         self.relay.open(beside)
         admin: list[socket.socket] = []
         try:
             admin += self._bind_admin(beside or ())
-            self._store = await asyncio.to_thread(self._open_store, predecessor)
+            self._store = await asyncio.to_thread(open_store, self._config, self._bootstrap, holder)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             self._queries.load(self._store)
@@ -214,49 +210,38 @@ class App:
 
         Where that fails the log says so. Clients are served in any case, as they were meanwhile.
         """
-        try:
-            if self._config.state.kind != "memory":
-                self._store = await asyncio.to_thread(self._open_store, None)
-            self.rules.use_store(self._store)
-            self._queries.resume(self._store)
-            self._released = False
-        except StateError as error:
-            _log.error("state not opened again, nothing is kept", error=str(error))
-        try:
-            await self.admin.start(self._bind_admin(()))
-        except AdminError as error:
-            _log.error("admin port not opened again", error=str(error))
+        steps: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+            ("state not opened again, nothing is kept", self._resume_state),
+            ("admin port not opened again", self._resume_admin),
+        )
+        for text, open_again in steps:
+            until_s = self._services.loop.time() + RESUME_TIMEOUT_S
+            while True:
+                try:
+                    await open_again()
+                    break
+                except (StateError, AdminError) as error:
+                    # A process that has died may have both for a moment still.
+                    if self._services.loop.time() >= until_s:
+                        _log.error(text, error=str(error))
+                        break
+                await asyncio.sleep(RESUME_RETRY_S)
+
+    async def _resume_state(self) -> None:
+        if self._config.state.kind != "memory":
+            await asyncio.to_thread(self._store.close)
+            self._store = await asyncio.to_thread(open_store, self._config, self._bootstrap)
+        self.rules.use_store(self._store)
+        self._queries.resume(self._store)
+        self._released = False
+
+    async def _resume_admin(self) -> None:
+        await self.admin.stop()
+        await self.admin.start(self._bind_admin(()))
 
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
         self._stop.set()
-
-    def _open_store(self, predecessor: Predecessor | None) -> Store:
-        """Open the state; before that, have a predecessor release it if it could be used."""
-        state, way = self._config.state, self._bootstrap
-        before_wait: Callable[[Store], None] | None = None
-        wait_ms = 0.0
-        if predecessor is not None:
-            before_wait = partial(self._replace, predecessor)
-            wait_ms = TAKE_OVER_TIMEOUT_S * MS_PER_SECOND
-        if state.kind == "kafka":
-            return KafkaStore(
-                way.servers,
-                state.topic,
-                tls=way.tls,
-                login=way.login,
-                timeout_s=self._config.limits.connect_timeout,
-                wait_ms=wait_ms,
-                before_wait=before_wait,
-            )
-        is_file = state.kind == "sqlite"
-        if predecessor is not None:
-            found = read_snapshot(state.path, predecessor.pid) if is_file else MemoryStore()
-            self._replace(predecessor, found)
-        if not is_file:
-            return MemoryStore()
-        opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
-        return opened(state.path, wait_ms=wait_ms)
 
     def _replace(self, predecessor: Predecessor, state: Store) -> None:
         """Get all new connections and the predecessor's state, if we could go on with that.

@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from support.clients import Access, Librdkafka
-from support.forked import ForkedCommand
+from support.forked import ForkedCommand, environment
 from support.operating import call, quota_proxy, running
 from support.proxy_process import HOST, LISTENER, WAIT_S, ProxyProcess, config, until
 from support.raw import RawClient, api_versions
@@ -267,6 +269,41 @@ def test_a_successor_gives_up_when_it_has_the_state(serving_with: Serve, kind: s
         assert serving.process.wait() == 0
         if kind != "memory":
             serving.check(successor)
+
+
+SUCCESSOR = """
+import socket, sys
+from pathlib import Path
+from proxy.relay.take_over import Predecessor
+from proxy.state import SqliteStore
+
+predecessor = Predecessor(int(sys.argv[1]))
+assert predecessor.release()
+state = SqliteStore(Path(sys.argv[2]), wait_ms=30_000)
+admin = socket.create_server(("127.0.0.1", int(sys.argv[3])), reuse_port=True)
+print("has all", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
+    state, admin = serving.folder / "state.db", serving.settings["admin"]["bind"]
+    arguments = [str(serving.process.pid), str(state), admin.rpartition(":")[2]]
+    command = [sys.executable, "-c", SUCCESSOR, *arguments]
+    for _ in range(3):
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+        ) as successor:
+            assert successor.stdout is not None
+            assert successor.stdout.readline() == b"has all\n"
+            successor.send_signal(signal.SIGKILL)
+        until(lambda: not is_refused(serving), "the admin port is open again")
+        serving.check()
+        serving.set_quota()
+    assert not serving.process.log("state not opened again, nothing is kept")
+    serving.process.stop()
+    serving.process.start()
+    serving.check(serving.process)
 
 
 def test_a_successor_gives_up_and_the_state_is_gone(serving: Serving) -> None:
