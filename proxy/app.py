@@ -121,13 +121,7 @@ class App:
         )
         listeners = tuple(_listener(each, self._secrets) for each in config.listeners)
         self.relay = Relay(listeners, self.brokers, self._services)
-        self.reloader = Reloader(
-            path,
-            config,
-            partial(read_secrets, config),
-            self._apply,
-            instruments.config_reloads_total,
-        )
+        self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []

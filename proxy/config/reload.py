@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from prometheus_client import Counter
 from structlog import get_logger
@@ -20,7 +19,7 @@ from structlog import get_logger
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.files import read_bytes
 from proxy.config.limited_thread import LimitedThread
-from proxy.config.secrets import secret_files
+from proxy.config.secrets import Secrets, read_secrets, secret_files
 from proxy.quota.values import BadValueError
 
 WATCH_INTERVAL_S = 1.0
@@ -43,7 +42,6 @@ NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_en
 """What is read at the start only, but for what the files say that it names. Of the last one,
 sensors follow at once and metrics do not."""
 
-Secrets = TypeVar("Secrets")
 Look = tuple[bytes, ...]
 """What stands for the content of each file, or for why it can't be read."""
 
@@ -60,24 +58,21 @@ class LoadAttempt:
     message: str
 
 
-class Reloader(Generic[Secrets]):
+class Reloader:
     """Replaces the configuration in force by `apply` when another one is written.
 
-    `read_secrets` reads, in a thread, the files that the configuration of the start names; `apply`
-    gets what it returns.
+    `apply` also gets what the files say that the configuration of the start names.
     """
 
     def __init__(
         self,
         path: Path,
         config: Config,
-        read_secrets: Callable[[], Secrets],
         apply: Callable[[Config, Secrets], Awaitable[None]],
         counter: Counter,
     ) -> None:
         self._path = path
         self._files = (path, *secret_files(config))
-        self._read_secrets = read_secrets
         self._apply = apply
         self._counter = counter
         self._at_start = config
@@ -153,7 +148,7 @@ class Reloader(Generic[Secrets]):
             _log.info("configuration reloaded", message=message)
 
     def _read(self) -> tuple[Config, Secrets]:
-        return load_config(self._path), self._read_secrets()
+        return load_config(self._path), read_secrets(self._at_start)
 
     def _hung(self, limit_s: float) -> None:
         """Record once that the files hang; when they answer again, a load follows."""
