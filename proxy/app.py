@@ -2,19 +2,19 @@
 
 import asyncio
 import gc
-import os
 import resource
-import signal
+import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
-from metrics.clock import MS_PER_SECOND, clock_ms
+from metrics.clock import clock_ms
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
@@ -22,35 +22,40 @@ from proxy.admin.readiness import Readiness, judge
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
-from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
-from proxy.cluster.dial import upstream_context
+from proxy.admin.status import (
+    BrokerStatus,
+    CertificateStatus,
+    ConfigLoad,
+    ListenerStatus,
+    RelayStatus,
+)
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
-from proxy.cluster.upstream import LOGIN_REFUSED
+from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config, ListenerSection
-from proxy.config.certificates import certificate_expiries
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
+from proxy.config.secrets import Certificate, Secrets, read_secrets
+from proxy.config.stores import StateHolder, open_store
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
+from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry, read_overrides
 from proxy.quota.rules import Rule
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.listener import ListenerError, ListenerSettings
+from proxy.relay.listener import ListenerError, ListenerSettings, bind_ports
 from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
-from proxy.relay.tls import server_context
-from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store, WatchedStore
+from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
+from proxy.state import KafkaStore, MemoryStore, StateError, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
-TAKE_OVER_TIMEOUT_S = 30.0
-"""How long a successor waits for the state and the admin port of the proxy that it replaces."""
+RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
+"""How long, and how often, a proxy tries to take back what a successor had that died."""
 
-ADMIN_RETRY_S = 0.05
 TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, and for the charts
 
 THREAD_TURN_S = 0.001
@@ -98,7 +103,8 @@ class App:
             settings, instruments, sensors, on_overflow=_log_overflow, on_state=_log_state
         )
         errors = instruments.upstream_errors_total
-        self._bootstrap = _bootstrap(config, errors.labels(LOGIN_REFUSED).inc)
+        self._secrets = read_secrets(config)
+        self._bootstrap = _bootstrap(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
@@ -126,7 +132,7 @@ class App:
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        listeners = tuple(map(_listener, config.listeners))
+        listeners = tuple(_listener(each, self._secrets) for each in config.listeners)
         self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
@@ -136,13 +142,17 @@ class App:
         )
         self._slices = Slices()
         self._tasks: list[asyncio.Task[None]] = []
+        self._stop = asyncio.Event()
+        self._released = False
+        """Whether a successor may have the state."""
 
-    async def start(self, take_over: int | None = None) -> None:
+    async def start(self, predecessor: Predecessor | None = None) -> None:
         """Open every port and begin to work.
 
-        `take_over` is the process id of a proxy to replace: its ports are shared and it is told to
-        stop, then its state is waited for. New connections wait meanwhile; none is refused.
-        Raises ListenerError, AdminError, StateError, or OSError when there is no such process.
+        `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
+        read; only then it is told to release that, which is waited for. New connections wait
+        meanwhile; none is refused. When all is open it is told to stop.
+        Raises ListenerError, AdminError, StateError, TakeOverError.
         """
         sys.setswitchinterval(THREAD_TURN_S)
         _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -150,22 +160,27 @@ class App:
         if self._config.cluster.shows_password:
             text = "the password of cluster.sasl goes to the brokers in the clear"
             _log.warning(text, fix=HIDE_PASSWORD)
-        self.relay.open(beside=take_over is not None)
+        beside = holder = None
+        if predecessor is not None:
+            beside = predecessor.addresses
+            holder = StateHolder(predecessor.pid, partial(self._replace, predecessor))
+        self.relay.open(beside)
+        admin: list[socket.socket] = []
         try:
-            if take_over is not None:
-                os.kill(take_over, signal.SIGTERM)
-            wait_s = 0.0 if take_over is None else TAKE_OVER_TIMEOUT_S
-            wait_ms, way = wait_s * MS_PER_SECOND, self._bootstrap
-            store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
-            self._store = WatchedStore(store)
+            admin += self._bind_admin(beside or ())
+            self._store.use(
+                await asyncio.to_thread(open_store, self._config, self._bootstrap, holder)
+            )
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
             self._queries.load(self._store)
-            await self._start_admin(wait_s)
+            await self._start_admin(admin)
         except BaseException:
             await self.relay.close()
             self._store.close()
+            for sock in admin:
+                sock.close()
             raise
         _log.info("admin", port=self.admin.port)
         self._show_health()
@@ -184,13 +199,14 @@ class App:
                 *self._queries.works(),
             )
         ]
+        if predecessor is not None:
+            predecessor.stop()
 
     async def stop(self) -> None:
-        """Drain, then close everything; first what a successor waits for: state, admin port."""
+        """Drain, then close everything; first what another process may wait for."""
         try:
-            await self.admin.stop()
-            await self._queries.close()
-            await asyncio.to_thread(self._store.close)
+            if not self._released:
+                await self.release()
         finally:
             await self.relay.drain()
         for task in self._tasks:
@@ -198,8 +214,75 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._services.reapers.close()
 
-    async def _start_admin(self, wait_s: float) -> None:
-        """Open the admin port, waiting for it at most so long."""
+    async def release(self) -> None:
+        """Close admin port and state, for a successor; all is written by then."""
+        await self.admin.stop()
+        await self._queries.close()
+        if self._config.state.kind != "memory":  # nobody else can have that
+            await asyncio.to_thread(self._store.close)
+        self._released = True
+
+    async def resume(self) -> None:
+        """Open state and admin port again: the successor has died, or given up.
+
+        Where that fails the log says so. Clients are served in any case, as they were meanwhile.
+        """
+        steps: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
+            ("state not opened again, nothing is kept", self._resume_state),
+            ("admin port not opened again", self._resume_admin),
+        )
+        for text, open_again in steps:
+            until_s = self._services.loop.time() + RESUME_TIMEOUT_S
+            while True:
+                try:
+                    await open_again()
+                    break
+                except (StateError, AdminError) as error:
+                    # A process that has died may have both for a moment still.
+                    if self._services.loop.time() >= until_s:
+                        _log.error(text, error=str(error))
+                        break
+                await asyncio.sleep(RESUME_RETRY_S)
+
+    async def _resume_state(self) -> None:
+        if self._config.state.kind != "memory":
+            await asyncio.to_thread(self._store.close)
+            self._store.use(await asyncio.to_thread(open_store, self._config, self._bootstrap))
+        self.rules.use_store(self._store)
+        self._queries.resume(self._store)
+        self._released = False
+
+    async def _resume_admin(self) -> None:
+        await self.admin.stop()
+        await self.admin.start(self._bind_admin(()))
+
+    def stopped(self) -> None:
+        """Begin to stop: a successor serves."""
+        self._stop.set()
+
+    def _replace(self, predecessor: Predecessor, state: Store) -> None:
+        """Get all new connections and the predecessor's state, if we could go on with that.
+
+        Raises StateError, ListenerError, TakeOverError; then it serves on.
+        """
+        read_overrides(state)
+        if self._stop.is_set():
+            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+        self.relay.take_over()
+        if not predecessor.release():
+            text = "the proxy to be replaced has ended by itself"
+            _log.warning(text, process=predecessor.pid)
+
+    def _bind_admin(self, beside: Collection[Address]) -> list[socket.socket]:
+        """Return sockets that have the admin port, one for each address of its host."""
+        bind = self._config.admin.bind
+        try:
+            return bind_ports(bind.host, bind.port, beside)
+        except OSError as error:
+            raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None
+
+    async def _start_admin(self, sockets: list[socket.socket]) -> None:
+        """Serve operators on these sockets."""
         admin = self._config.admin
         self.admin = AdminServer(
             admin.bind.host,
@@ -214,23 +297,19 @@ class App:
             history=self._history,
             reports=self._queries,
             clock_ms=clock_ms,
-            token=admin.token_file.read_text().strip() if admin.token_file else None,
+            token=self._secrets.token,
         )
-        deadline_s = self._services.loop.time() + wait_s
-        while True:
-            try:
-                return await self.admin.start()
-            except AdminError:
-                if self._services.loop.time() >= deadline_s:
-                    raise
-            await asyncio.sleep(ADMIN_RETRY_S)
+        await self.admin.start(sockets)
 
     async def run(
-        self, stop: asyncio.Event, ready: Callable[[], None], take_over: int | None = None
+        self, stop: asyncio.Event, ready: Callable[[], None], predecessor: Predecessor | None = None
     ) -> None:
         """Work until `stop` is set. Raises as `start`, or what a task of ours died of."""
-        await self.start(take_over)
+        self._stop = stop
+        await self.start(predecessor)
+        replaceable = Replaceable(self)
         try:
+            replaceable.open()
             ready()
             stopping = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait(
@@ -240,26 +319,28 @@ class App:
             for task in done - {stopping}:
                 task.result()
         finally:
+            await replaceable.close()
             await self.stop()
 
     async def _use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put the cluster's own quotas in force. Only after `start`."""
         await self.rules.use_kafka(rules)
 
+    def addresses(self) -> list[Address]:
+        """Return where we listen."""
+        return [*self.relay.addresses(), *self.admin.addresses()]
+
     async def _compose(self, compose: Compose) -> ComposedRules:
         """Compose rules in a thread; one at a time, so that the event loop has its share."""
         async with self._composing:
             return await asyncio.to_thread(compose)
 
-    async def _apply(self, config: Config) -> None:
-        """Put quotas, throttling, limits and a new password of the same user in force.
+    async def _apply(self, config: Config, secrets: Secrets) -> None:
+        """Put quotas, throttling, limits and what the files say now in force.
 
         And the log level of the file, whatever an operator has set.
         """
-        login, sasl = self._bootstrap.login, config.cluster.sasl
-        # The password of another user waits with that user for a restart.
-        if login is not None and sasl is not None and sasl == self._config.cluster.sasl:
-            login.renew(sasl.password())
+        self._use_secrets(config, secrets)
         settings = await asyncio.to_thread(lambda: config.quota_settings)
         await self.rules.use_file(settings)
         await self._kafka_quotas.follow(config.quotas.source == "kafka")
@@ -268,6 +349,29 @@ class App:
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
         log_level.set(config.log_level)
+
+    def _use_secrets(self, config: Config, secrets: Secrets) -> None:
+        """Show other certificates on new connections, log in with another password, and so on."""
+        login, sasl = self._bootstrap.login, config.cluster.sasl
+        if secrets.tls_digest != self._secrets.tls_digest:
+            for name, context in secrets.listeners.items():
+                self.relay.listeners[name].use_tls(context)
+            self._bootstrap.tls = secrets.upstream
+            if isinstance(self._store.inner, KafkaStore):
+                self._store.inner.use_tls(secrets.upstream)
+            _log.info("certificates renewed")
+        # The password of another user waits with that user for a restart.
+        if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
+            login.renew(secrets.password)
+        if secrets.token is not None:
+            self.admin.use_token(secrets.token)
+        self._secrets = secrets
+        self._show_certificates()
+
+    @property
+    def certificates(self) -> Sequence[Certificate]:
+        """Those that this proxy shows to clients and brokers now."""
+        return self._secrets.certificates
 
     def _relay_status(self) -> RelayStatus:
         return RelayStatus(
@@ -291,6 +395,10 @@ class App:
                 ConfigLoad(load.at_s, load.result, load.message) for load in self.reloader.loads
             ],
             throttle_mode=self._services.mode.value,
+            certificates=[
+                CertificateStatus(each.section, each.file, each.not_after_s)
+                for each in self.certificates
+            ],
         )
 
     def _readiness(self) -> Readiness:
@@ -312,14 +420,14 @@ class App:
         for name, listener in self.relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)
-        self._show_certificates(self._config)
+        self._show_certificates()
 
-    def _show_certificates(self, config: Config) -> None:
+    def _show_certificates(self) -> None:
         """Show when the certificates expire that were just loaded."""
         expiry = self._services.instruments.certificate_not_after_timestamp_seconds
         expiry.clear()
-        for role, listener, not_after_s in certificate_expiries(config):
-            expiry.labels(role, listener).set(not_after_s)
+        for each in self.certificates:
+            expiry.labels(each.role, each.listener).set(each.not_after_s)
 
     async def _watch_lag(self) -> None:
         """Measure the lag of the event loop, until cancelled."""
@@ -380,28 +488,14 @@ def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
         gc.freeze()
 
 
-def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
+def _bootstrap(config: Config, secrets: Secrets, on_refused: Callable[[], None]) -> Bootstrap:
     """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
     servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
-    tls, sasl = config.cluster.tls, config.cluster.sasl
-    context = upstream_context(tls.ca_file, tls.cert_file, tls.key_file) if tls else None
-    login = None
-    if sasl is not None:
-        credentials = Credentials(sasl.mechanism, sasl.username, sasl.password())
+    sasl, login = config.cluster.sasl, None
+    if sasl is not None and secrets.password is not None:
+        credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
         login = Login(credentials, on_refused)
-    return Bootstrap(servers, context, config.limits.connect_timeout, login)
-
-
-def _open_store(config: Config, bootstrap: Bootstrap, wait_ms: float) -> Store:
-    state, tls, login = config.state, bootstrap.tls, bootstrap.login
-    if state.kind == "memory":
-        return MemoryStore()
-    if state.kind == "sqlite":
-        return SqliteStore(state.path, wait_ms=wait_ms)
-    timeout_s = config.limits.connect_timeout
-    return KafkaStore(
-        bootstrap.servers, state.topic, tls=tls, login=login, timeout_s=timeout_s, wait_ms=wait_ms
-    )
+    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
 
 
 def _limits(config: Config) -> Limits:
@@ -410,7 +504,7 @@ def _limits(config: Config) -> Limits:
     return Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
 
 
-def _listener(listener: ListenerSection) -> ListenerSettings:
+def _listener(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,
@@ -418,7 +512,7 @@ def _listener(listener: ListenerSection) -> ListenerSettings:
         port=listener.bind.port,
         advertised_host=listener.advertised_host,
         broker_ports=(ports.first, ports.last) if ports else None,
-        tls=server_context(tls.cert_file, tls.key_file, tls.ca_file) if tls else None,
+        tls=secrets.listeners.get(listener.name),
         sni=tls.sni if tls else None,
     )
 

@@ -21,6 +21,8 @@ from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
+from proxy.quota.values import BadValueError
+from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.state import StateError
 
 EXIT_DONE = 0
@@ -38,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
+    except BadValueError as error:  # a file that was sound a moment ago
+        return _complain(f"{error.message}\n    fix: {error.fix}", EXIT_BAD_INPUT)
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except (DevkitError, StateError) as error:
+    except (DevkitError, StateError, TakeOverError) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
@@ -62,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--log-format", choices=("console", "json"), default="json")
     copy_help = "copy record data through user space always"
     run.add_argument("--no-splice", action="store_true", help=copy_help)
-    heir_help = "replace this running proxy: share its ports, then tell it to stop"
+    heir_help = "replace this running proxy: check and open all, then have it stop"
     run.add_argument("--take-over", type=_process, metavar="PID", help=heir_help)
     run.set_defaults(command=_run)
 
@@ -105,15 +109,11 @@ def _number(what: str, low: int, high: float) -> Callable[[str], int]:
 
 
 def _process(text: str) -> int:
-    """Parse the id of a running proxy. 0 and below would mean many processes."""
+    """Parse the id of another process."""
     if not text.isdecimal() or int(text) in (0, os.getpid()):
         raise argparse.ArgumentTypeError(f"{text!r} is not the id of another process")
-    try:
-        command = Path(f"/proc/{int(text)}/cmdline").read_bytes().split(b"\0")
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"no process {text!r} to replace: {error}") from None
-    if b"run" not in command:
-        raise argparse.ArgumentTypeError(f"process {text} is not `quota-proxy run`")
+    if not Path(f"/proc/{int(text)}").is_dir():
+        raise argparse.ArgumentTypeError(f"no process {text!r} to replace")
     return int(text)
 
 
@@ -129,19 +129,27 @@ def _say(line: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
+    predecessor = None
+    if options.take_over is not None:
+        try:
+            predecessor = Predecessor(options.take_over)
+        except TakeOverError as error:
+            return _complain(f"--take-over: {error}", EXIT_BAD_INPUT)
     configure_logging(options.log_format)
-    uvloop.run(_serve(config, options))
+    uvloop.run(_serve(config, options, predecessor))
     return EXIT_DONE
 
 
-async def _serve(config: Config, options: argparse.Namespace) -> None:
+async def _serve(
+    config: Config, options: argparse.Namespace, predecessor: Predecessor | None
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     app = App(config, options.config, splice=not options.no_splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, app.reloader.request)
-    await app.run(stop, _started, options.take_over)
+    await app.run(stop, _started, predecessor)
 
 
 def _started() -> None:

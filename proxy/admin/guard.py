@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -18,7 +19,7 @@ _SCHEME = "Bearer "
 _log = get_logger(__name__)
 
 
-def guard(token: str | None) -> Middleware:
+def guard(token_now: Callable[[], str | None]) -> Middleware:
     """Return the middleware that answers only requests that show what they must.
 
     With a token: the token, to change anything. Without one the server is on loopback, where the
@@ -30,6 +31,7 @@ def guard(token: str | None) -> Middleware:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        token = token_now()
         try:
             if token is None:
                 _refuse_foreign_host(request)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
@@ -109,11 +110,19 @@ class AdminServer:
         assert self._runner is not None
         return int(self._runner.addresses[0][1])
 
-    async def start(self) -> None:
-        """Open the port. Raises AdminError."""
+    def use_token(self, token: str) -> None:
+        """Ask for another token from now on; it must have been one before."""
+        self._token = token
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return where its sockets are. Only after `start`."""
+        return [address[:2] for address in self._runner.addresses] if self._runner else []
+
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Open the port, or listen on sockets that have it already. Raises AdminError."""
         if self._token is None and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        app = web.Application(middlewares=[guard(self._token)])
+        app = web.Application(middlewares=[guard(lambda: self._token)])
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),
@@ -133,7 +142,9 @@ class AdminServer:
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            sites: list[web.BaseSite] = [web.SockSite(self._runner, sock) for sock in sockets]
+            for site in sites or [web.TCPSite(self._runner, self._host, self._port)]:
+                await site.start()
         except OSError as error:
             await self._runner.cleanup()
             address = f"{self._host}:{self._port}"
@@ -141,8 +152,9 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Close the port and every connection."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         body = await scrape(self._metrics, self._slices)

@@ -48,6 +48,17 @@ class ConfigLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class CertificateStatus:
+    """A certificate that the proxy shows to clients or to brokers."""
+
+    section: str
+    """Where the configuration names it."""
+    file: str
+    not_after_s: float
+    """When it expires, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class RelayStatus:
     """What the rest of the program is at this moment."""
 
@@ -61,6 +72,8 @@ class RelayStatus:
     """The latest, the newest first; a handful."""
     throttle_mode: str
     """`delay` or `mute`."""
+    certificates: Sequence[CertificateStatus] = ()
+    """Those in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,10 @@ class Status:
             "config_loads": [
                 {"at": iso(load.at_s), "result": load.result, "message": load.message}
                 for load in relay.config_loads
+            ],
+            "certificates": [
+                {"section": each.section, "file": each.file, "not_after": iso(each.not_after_s)}
+                for each in relay.certificates
             ],
             "bounded": found.total,
             "throttled": found.throttled,

@@ -17,7 +17,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS, find_bound_problems, find_key_problems
 from proxy.quota.values import BadValueError, shown
 
-STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka"}
+STATE_KEYS: Final = {"path": "sqlite", "topic": "kafka", "on_damage": "sqlite"}
 """The kind of state that has a use for the key."""
 STATE_KINDS: Final = {
     "memory": "keeps nothing",

@@ -14,6 +14,9 @@ from proxy.quota.values import BadValueError, shown
 Loc = tuple[str | int, ...]
 """Where a value stands in the document: keys and list positions from the top down."""
 
+MAX_REPEATED_VALUES = 100_000
+"""Values that aliases may stand for, all of them together. Few bytes can name billions."""
+
 WHOLE_FILE = 0
 """The line number of a problem that concerns the file and no line of it."""
 
@@ -87,6 +90,19 @@ class Document:
     """The keys and list items that have no value."""
     problems: list[ConfigProblem] = field(default_factory=list)
     """Mistakes that did not keep the rest from being read."""
+    _built: set[yaml.Node] = field(default_factory=set)
+    _repeated: int = 0
+    """Values that were built again, as aliases stand for them."""
+
+    def count(self, node: yaml.Node, loc: Loc) -> None:
+        """Count a value that is built. Raises ConfigError when aliases make too many of them."""
+        if node not in self._built:
+            self._built.add(node)
+            return
+        self._repeated += 1
+        if self._repeated > MAX_REPEATED_VALUES:
+            message = f"aliases (*name) stand for more than {MAX_REPEATED_VALUES} values"
+            raise ConfigError([self.problem(loc, message, "write out what is meant")])
 
     def line(self, loc: Loc) -> int:
         """Return the line of a key, or of the nearest thing around it that is in the file."""
@@ -159,6 +175,7 @@ def _free(loader: _Loader, root: yaml.Node) -> None:
 def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> object:
     """Turn a node into plain values and note the lines of what it holds."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
+    document.count(node, loc)
     if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
         fix = "remove the word that begins with !"
         document.problems.append(document.problem(loc, f"has the tag {shown(node.tag)}", fix))

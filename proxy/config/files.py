@@ -2,11 +2,15 @@
 
 import os
 import ssl
+import stat
 from pathlib import Path
 
 from pydantic import ValidationInfo
 
 from proxy.quota.values import BadValueError, shown
+
+MAX_FILE_MIB = 4
+"""The longest file that is read."""
 
 
 def _bad(path: Path, message: str, fix: str) -> BadValueError:
@@ -14,9 +18,15 @@ def _bad(path: Path, message: str, fix: str) -> BadValueError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file."""
+    """Read a whole file, of `MAX_FILE_MIB` at most."""
+    most = MAX_FILE_MIB * 2**20
     try:
-        return path.read_bytes()
+        # Who opens a pipe that nobody writes to waits for good, but for O_NONBLOCK.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(number, "rb") as file:  # noqa: PTH123
+            os.set_blocking(number, True)
+            content = file.read(most + 1)
+            is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         reason = "does not exist", "create it or correct its path"
     except IsADirectoryError:
@@ -25,6 +35,14 @@ def read_bytes(path: Path) -> bytes:
         reason = "may not be read by this user", "let the user that runs quota-proxy read it"
     except OSError as error:
         reason = f"cannot be read: {error.strerror}", "correct its path"
+    else:
+        if is_pipe and not content:
+            reason = "is a pipe that nobody writes to", "name a file"
+        elif len(content) > most:
+            fix = "make it shorter, or correct its path"
+            reason = f"has more than {MAX_FILE_MIB} MiB, which is too long", fix
+        else:
+            return content
     raise _bad(path, *reason)
 
 
@@ -60,6 +78,8 @@ def check_private_key(path: Path) -> Path:
 
 def check_pair(cert_file: Path, key_file: Path) -> None:
     """Check that a key belongs to a certificate and is not damaged."""
+    check_private_key(key_file)
+    check_certificates(cert_file)
     try:
         # A passphrase is given so that OpenSSL never asks for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, password="")
@@ -75,9 +95,19 @@ def check_pair(cert_file: Path, key_file: Path) -> None:
 
 def check_token(path: Path) -> Path:
     """Return `path` when it holds a token."""
-    if not read_bytes(path).strip():
-        raise _bad(path, "is empty", "put the token into it, on one line")
+    read_token(path)
     return path
+
+
+def read_token(path: Path) -> str:
+    """Return the token in a file."""
+    try:
+        token = read_bytes(path).decode().strip()
+    except UnicodeDecodeError:
+        raise _bad(path, "is not UTF-8", "save the file as UTF-8") from None
+    if not token:
+        raise _bad(path, "is empty", "put the token into it, on one line")
+    return token
 
 
 def check_password(path: Path) -> Path:

@@ -211,12 +211,14 @@ class LimitsSection(fields.Section):
 class StateSection(fields.Section):
     """Where state outlives a restart. `path` is of use only to `sqlite`, `topic` only to `kafka`.
 
-    The topic is in the cluster behind the proxy, is made by it, and serves one proxy.
+    The topic is in the cluster behind the proxy, is made by it, and serves one proxy. `on_damage`
+    is what becomes of a start when the file of `sqlite` is damaged.
     """
 
     kind: Literal["memory", "sqlite", "kafka"] = "sqlite"
     path: fields.FilePath = Field(default=Path("quota-proxy.db"), validate_default=True)
     topic: Topic = "quota-proxy-state"
+    on_damage: Literal["refuse", "start_empty"] = "refuse"
 
     @field_validator("path")
     @classmethod

@@ -1,10 +1,15 @@
-"""Loads the configuration again on SIGHUP or when its file has changed, all of it or nothing."""
+"""Loads the configuration again on SIGHUP or when one of its files has changed, all or nothing.
+
+Its files are the YAML file and those that it names: certificates, keys, passwords, tokens.
+"""
 
 import asyncio
+import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,16 +17,33 @@ from prometheus_client import Counter
 from structlog import get_logger
 
 from proxy.config import Config, ConfigError, load_config
+from proxy.config.files import read_bytes
+from proxy.config.limited_thread import LimitedThread
+from proxy.config.secrets import Secrets, read_secrets, secret_files
+from proxy.quota.values import BadValueError
 
 WATCH_INTERVAL_S = 1.0
-"""Between two looks at the file, which work with ConfigMap mounts too, where a link is replaced. A
+"""Between two looks at the files, which work with ConfigMap mounts too, where a link is replaced. A
 change counts when two looks saw the same: the first may find a file that is just being written."""
+
+REQUEST_INTERVAL_S = 1.0
+"""At least, between two loads that are requested: requests meanwhile count as one."""
+
+LOOK_LIMIT_S = 10.0
+"""For a look at the files. One that takes longer hangs, as on a network file system."""
+
+LOAD_LIMIT_S = 300.0
+"""For a load; to read a file as long as any may be takes a minute or two."""
 
 KEPT_LOADS = 20
 """How many loads are remembered."""
 
 NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_entities")
-"""What is read at the start only. Of the last one, sensors follow at once and metrics do not."""
+"""What is read at the start only, but for what the files say that it names. Of the last one,
+sensors follow at once and metrics do not."""
+
+Look = tuple[bytes, ...]
+"""What stands for the content of each file, or for why it can't be read."""
 
 _log = get_logger(__name__)
 
@@ -37,22 +59,28 @@ class LoadAttempt:
 
 
 class Reloader:
-    """Replaces the configuration in force by `apply` when another one is written."""
+    """Replaces the configuration in force by `apply` when another one is written.
+
+    `apply` also gets what the files say that the configuration of the start names.
+    """
 
     def __init__(
         self,
         path: Path,
         config: Config,
-        apply: Callable[[Config], Awaitable[None]],
+        apply: Callable[[Config, Secrets], Awaitable[None]],
         counter: Counter,
     ) -> None:
         self._path = path
+        self._files = (path, *secret_files(config))
         self._apply = apply
         self._counter = counter
         self._at_start = config
-        self._secrets = _secrets(config)
         self._requested = asyncio.Event()
-        self._seen = _content(path)
+        self._thread = LimitedThread()
+        self._seen = _look(self._files)
+        self._hangs = False
+        self._loaded_s = -REQUEST_INTERVAL_S
         self.loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
         """The latest loads, the newest first."""
         for result in ("ok", "failed"):  # one that is there from the start shows its first increase
@@ -64,53 +92,87 @@ class Reloader:
         self._requested.set()
 
     async def watch(self) -> None:
-        """Load when it is requested, or when the file has changed, until cancelled."""
+        """Load when it is requested, or when a file has changed, until cancelled."""
         last = self._seen
         while True:
             try:
                 async with asyncio.timeout(WATCH_INTERVAL_S):
                     await self._requested.wait()
             except TimeoutError:
-                before, last = last, _content(self._path)
+                look = await self._look()
+                if look is None:
+                    continue
+                before, last = last, look
                 if last == self._seen or last != before:
                     continue
+            else:
+                await asyncio.sleep(self._loaded_s + REQUEST_INTERVAL_S - time.monotonic())
             self._requested.clear()
             await self._load()
+            self._loaded_s = time.monotonic()
+
+    async def _look(self) -> Look | None:
+        """Return how the files are now, None if they cannot be read in time."""
+        try:
+            look = await self._thread.call(partial(_look, self._files), LOOK_LIMIT_S)
+        except TimeoutError:
+            self._hung(LOOK_LIMIT_S)
+            return None
+        if self._hangs:  # perhaps a request came to nothing meanwhile
+            self._hangs = False
+            self.request()
+        return look
 
     async def _load(self) -> None:
-        self._seen = _content(self._path)
-        try:
-            config = await asyncio.to_thread(load_config, self._path)
-            await self._apply(config)
-        except Exception as error:  # a defect of ours must not end the proxy
-            is_ours = not isinstance(error, ConfigError)
-            self._remember("failed", f"unexpected error: {error}" if is_ours else str(error))
-            details = {"exc_info": error} if is_ours else {"problems": str(error)}
-            _log.error("configuration not reloaded, the old one stays", **details)
+        look = await self._look()
+        if look is None:
             return
-        parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
-        waiting = [key for key, part in parts if part(config) != part(self._at_start)]
-        if _secrets(config) != self._secrets:
-            waiting.append("certificates, keys and token")
-        message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
-        self._remember("ok", message)
-        _log.info("configuration reloaded", message=message)
+        self._seen = look
+        try:
+            config, secrets = await self._thread.call(self._read, LOAD_LIMIT_S)
+            await self._apply(config, secrets)
+        except TimeoutError:
+            self._hung(LOAD_LIMIT_S)
+        except ConfigError as error:
+            self._failed(str(error), problems=str(error))
+        except BadValueError as error:
+            text = f"{error.message}\n    fix: {error.fix}"
+            self._failed(text, problems=text)
+        except Exception as error:  # a defect of ours must not end the proxy
+            self._failed(f"unexpected error: {error}", exc_info=error)
+        else:
+            parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
+            waiting = [key for key, part in parts if part(config) != part(self._at_start)]
+            message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
+            self._remember("ok", message)
+            _log.info("configuration reloaded", message=message)
+
+    def _read(self) -> tuple[Config, Secrets]:
+        return load_config(self._path), read_secrets(self._at_start)
+
+    def _hung(self, limit_s: float) -> None:
+        """Record once that the files hang; when they answer again, a load follows."""
+        if not self._hangs:
+            self._hangs = True
+            text = f"{self._path}: it, or a file that it names, was not read in {limit_s:g} s"
+            text += "\n    fix: look at the file system that it is on; or name a file, not a pipe"
+            self._failed(text, problems=text)
+
+    def _failed(self, message: str, **about: object) -> None:
+        self._remember("failed", message)
+        _log.error("configuration not reloaded, the old one stays", **about)
 
     def _remember(self, result: str, message: str) -> None:
         self._counter.labels(result).inc()
         self.loads.appendleft(LoadAttempt(time.time(), result, message))
 
 
-def _secrets(config: Config) -> list[bytes | None]:
-    sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
-    names = ("ca_file", "cert_file", "key_file")
-    paths = [getattr(section, name, None) for section in sections for name in names]
-    return [_content(path) for path in (*paths, config.admin.token_file) if path is not None]
+def _look(paths: Iterable[Path]) -> Look:
+    return tuple(map(_digest, paths))
 
 
-def _content(path: Path) -> bytes | None:
-    """Return the file's content, None when it can't be read: the load will say why."""
+def _digest(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError:
-        return None
+        return hashlib.sha256(read_bytes(path)).digest()
+    except BadValueError as error:
+        return error.message.encode()

@@ -136,6 +136,10 @@ class RunningPipelines:
         for problem in problems:
             _log.warning("state of a pipeline not taken up", problem=problem)
 
+    def resume(self, store: Store) -> None:
+        """Write to a store again after `close`, beginning with what has changed meanwhile."""
+        self._store, self._writer = store, StateWriter(store)
+
     async def close(self) -> None:
         """Keep what is due, and keep nothing more: the store may be closed then."""
         await self.keep()

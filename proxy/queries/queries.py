@@ -127,6 +127,11 @@ class Queries:
         self._writer = StateWriter(store)
         self._pipelines.load(store)
 
+    def resume(self, store: Store) -> None:
+        """Write to a store again after `close`, beginning with what has changed meanwhile."""
+        self._writer = StateWriter(store)
+        self._pipelines.resume(store)
+
     def update(self, progress: ProgressSettings, pipelines: Iterable[PipelineSettings]) -> None:
         """Follow the queries and pipelines of another configuration."""
         self._registry.update(progress)

@@ -105,10 +105,7 @@ class RuleRegistry:
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
-        overrides = {
-            record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)
-        }
-        self._sources = RuleSources(settings, (), overrides)
+        self._sources = RuleSources(settings, (), read_overrides(store))
         self._changes = self._latest = 0
         self._put_in_force(compose(self._sources))
 
@@ -138,13 +135,7 @@ class RuleRegistry:
         """
         name = selector(keys)
         entry = _override(keys, bounds, scope, by, at_s)
-        value: Json = {
-            "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
-            "scope": scope,
-            "by": by,
-            "at_s": entry.at_s,
-        }
-        self._store.put(NAMESPACE + name, value, FORM)
+        self._store.put(NAMESPACE + name, _value(entry), FORM)
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
         return composed.in_force[name]
 
@@ -161,6 +152,14 @@ class RuleRegistry:
     async def use_file(self, settings: QuotaSettings) -> None:
         """Put in force the configuration's settings and rules."""
         await self._use(settings=settings)
+
+    def use_store(self, store: Store) -> None:
+        """Keep the overrides in another store from now on. Raises StateError."""
+        overrides = self._sources.overrides.items()
+        store.put_many(
+            Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides
+        )
+        self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put in force the cluster's rules, in the place of those that it had before."""
@@ -221,6 +220,11 @@ def compose(sources: RuleSources) -> ComposedRules:
     return ComposedRules(entries, in_force, replace(settings, rules=rules), RuleTable(rules))
 
 
+def read_overrides(store: Store) -> dict[str, RuleEntry]:
+    """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
+    return {record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)}
+
+
 def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
     """Return a rule with what the file's rule for the same keys says of an adaptive bound."""
     if rule.scope != "each" or QuotaKind.CONSUMER_BYTE_RATE not in rule.bounds:
@@ -241,6 +245,16 @@ def _override(
     names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
     rule = Rule(**names, scope=scope, bounds=bounds, place=place)
     return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
+
+
+def _value(entry: RuleEntry) -> Json:
+    """Return what is kept of an override."""
+    return {
+        "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
+        "scope": entry.rule.scope,
+        "by": entry.by,
+        "at_s": entry.at_s,
+    }
 
 
 def _load(record: Record) -> RuleEntry:

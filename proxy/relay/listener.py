@@ -5,12 +5,14 @@ import re
 import socket
 import ssl
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from struct import Struct
 
 from structlog import get_logger
 
+from proxy.cluster.upstream import Address
+from proxy.relay.take_over import share
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 64
@@ -87,19 +89,32 @@ class Listener:
     _no_port_for: set[int] = field(default_factory=set)
     _accepting: bool = False
 
-    def open(self, *, beside: bool = False) -> None:
+    def open(self, beside: Collection[Address] | None = None) -> None:
         """Open the bootstrap port and all broker ports. Raises ListenerError.
 
-        Connections wait until `accept`. `beside`: the process that has the ports now is replaced.
+        Connections wait until `accept`. `beside` are the addresses of a process that is replaced:
+        it shares its ports, and gets all connections until `take_over`.
         """
         settings = self.settings
-        self.bootstrap_port = self._listen(None, settings.port, beside=beside)
+        self.bootstrap_port = self._listen(None, settings.port, beside)
         if settings.sni is not None:
             self._pattern = sni_pattern(settings.sni)
         elif settings.broker_ports is not None and settings.broker_ports != (0, 0):
             first, last = settings.broker_ports
             for port in range(first, last + 1):
-                self._listen(port - first, port, beside=beside)
+                self._listen(port - first, port, beside)
+
+    def take_over(self) -> None:
+        """Have new connections come here, where they wait until `accept`. Raises ListenerError.
+
+        If this process dies, they reach the one beside it again.
+        """
+        for node_id, sock in self._sockets.items():
+            try:
+                sock.listen(BACKLOG)
+                _steer_here(sock)
+            except OSError as error:
+                raise self._failure(self._ports[node_id], error) from None
 
     def accept(self) -> None:
         """Begin to accept."""
@@ -115,6 +130,14 @@ class Listener:
             if self._accepting:
                 self._accept(node_id, sock, at_most=BACKLOG)
             sock.close()
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Do the handshakes of connections that come from now on with another certificate."""
+        self.settings = replace(self.settings, tls=context)
+
+    def addresses(self) -> list[Address]:
+        """Return where its sockets are."""
+        return [sock.getsockname()[:2] for sock in self._sockets.values()]
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
         """Return what clients are told for a broker; None if it has no port here."""
@@ -146,19 +169,23 @@ class Listener:
         match = self._pattern and self._pattern.fullmatch(server_name or "")
         return int(match["node_id"]) if match else None
 
-    def _listen(self, node_id: int | None, port: int, *, beside: bool = False) -> int:
-        host = self.settings.host
+    def _listen(
+        self, node_id: int | None, port: int, beside: Collection[Address] | None = None
+    ) -> int:
         try:
-            sock = _open_port(host, port, beside=beside)
+            self._sockets[node_id] = sock = _bind_port(self.settings.host, port, beside or ())
+            if beside is None:
+                sock.listen(BACKLOG)
         except OSError as error:
-            raise ListenerError(
-                f"listener {self.settings.name!r}: {host}:{port}: {error.strerror or error}"
-            ) from None
-        self._sockets[node_id] = sock
+            raise self._failure(port, error) from None
         self._ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:
             self._watch(node_id)
         return bound
+
+    def _failure(self, port: int, error: OSError) -> ListenerError:
+        place = f"listener {self.settings.name!r}: {self.settings.host}:{port}"
+        return ListenerError(f"{place}: {error.strerror or error}")
 
     def _watch(self, node_id: int | None) -> None:
         """Accept connections of a socket that is still open."""
@@ -183,39 +210,66 @@ class Listener:
             self.accepted(client, Origin(self, address[0], node_id))
 
 
-def _open_port(host: str, port: int, *, beside: bool) -> socket.socket:
-    """Return a listening socket; nobody accepts on it yet. Raises OSError.
+def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket.socket]:
+    """Return a socket for each address of a host, for one that serves no Kafka clients.
 
-    Every port may be shared with a later process of the same user, so that it can take over. With
-    `beside` that other process is there already, and all new connections come here from now on;
-    otherwise a port that somebody has is an error.
+    They do not listen yet. Raises OSError, as `_bind_port`.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for address in dict.fromkeys(str(each[4][0]) for each in found):
+            sockets.append(_bind_port(address, port, beside, v6_only=True))
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind_port(
+    host: str, port: int, beside: Collection[Address], *, v6_only: bool = False
+) -> socket.socket:
+    """Return a socket that has a port and does not listen yet. Raises OSError.
+
+    A port that somebody has is an error, unless it is one of `beside`, the addresses of a process
+    that is replaced. All are bound so that a later process of the same user can share them.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    if not beside and port:
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if port and not share(beside, _resolved(host, port, family)):
+        with _new_socket(family, v6_only=v6_only) as probe:
             probe.bind((host, port))
-    sock = socket.socket(family)
+    sock = _new_socket(family, v6_only=v6_only)
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)
-        if beside:
-            _steer_here(sock)
     except OSError:
         sock.close()
         raise
     return sock
 
 
+def _new_socket(family: socket.AddressFamily, *, v6_only: bool) -> socket.socket:
+    sock = socket.socket(family)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if v6_only and family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
+
+
+def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
+    """Return an address as the kernel names it."""
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return str(found[0][4][0]), port
+
+
 def _steer_here(sock: socket.socket) -> None:
     """Send new connections to this socket of the group that shares the port.
 
     Without this the kernel spreads them, and those that the old process has not accepted when it
-    closes its socket are reset. When it has gone, the index is out of range and the kernel falls
-    back to spreading, over one socket then.
+    closes its socket are reset. When either has gone, the index is out of range and the kernel
+    falls back to spreading, over the one socket that is left.
     """
     instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, _NEWCOMER))
     address, count = instructions.buffer_info()

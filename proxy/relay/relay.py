@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from functools import partial
 from structlog import get_logger
 
 from proxy.cluster.dial import handshake, limit_unsent, tune
-from proxy.cluster.upstream import LOCAL, UpstreamError
+from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
 from proxy.relay.connection import Connection
@@ -54,11 +55,11 @@ class Relay:
         """How many clients are connected, handshakes under way included."""
         return self.connected_through.total()
 
-    def open(self, *, beside: bool = False) -> None:
+    def open(self, beside: Collection[Address] | None = None) -> None:
         """Open every port, as `Listener.open`; after a ListenerError all are closed again."""
         try:
             for listener in self.listeners.values():
-                listener.open(beside=beside)
+                listener.open(beside)
                 name, host = listener.settings.name, listener.settings.host
                 self._services.instruments.connections.labels(name).set(0)
                 _log.info("listening", listener=name, host=host, port=listener.bootstrap_port)
@@ -66,6 +67,15 @@ class Relay:
             for listener in self.listeners.values():
                 listener.close()
             raise
+
+    def addresses(self) -> list[Address]:
+        """Return where the listeners' sockets are."""
+        return [each for listener in self.listeners.values() for each in listener.addresses()]
+
+    def take_over(self) -> None:
+        """Have new connections come here, as `Listener.take_over`."""
+        for listener in self.listeners.values():
+            listener.take_over()
 
     def accept(self) -> None:
         """Begin to accept connections."""

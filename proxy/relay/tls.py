@@ -2,7 +2,10 @@
 
 import re
 import ssl
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from cryptography.x509 import load_pem_x509_certificates
 
 _SHORT_NAMES = {
     "commonName": "CN",
@@ -67,3 +70,12 @@ def sni_pattern(template: str) -> re.Pattern[str]:
 
 def _keep_sni(sock: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
     sock.requested_name = name  # type: ignore[union-attr]
+
+
+def not_after(file: Path, choose: Callable[[Iterable[float]], float] = min) -> float:
+    """Return when the certificates in a PEM file expire: of several the first, or as told.
+
+    In seconds since the epoch. Raises OSError, or ValueError for a file that holds none.
+    """
+    found = load_pem_x509_certificates(file.read_bytes())
+    return choose(each.not_valid_after_utc.timestamp() for each in found)

@@ -5,7 +5,9 @@ Who writes now and then calls the store; who writes often, on the event loop, a 
 
 from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
+from .snapshot import read_snapshot
 from .sqlite import SqliteStore
+from .start_empty import open_or_start_empty
 from .store import Json, MemoryStore, Record, StateError, Store
 from .watched import WatchedStore
 from .writer import StateWriter
@@ -22,4 +24,6 @@ __all__ = [
     "StateWriter",
     "Store",
     "WatchedStore",
+    "open_or_start_empty",
+    "read_snapshot",
 ]

@@ -41,6 +41,14 @@ PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
 
 
+FilesThere = tuple[tuple[int, int] | None, ...]
+"""Device and number of each file, None for one that is not there."""
+
+
+class DamagedError(StateError):
+    """What is in the file cannot be read, and never will be."""
+
+
 class SqliteStore(Store):
     """Records in a SQLite file, which is made when it does not exist.
 
@@ -48,12 +56,14 @@ class SqliteStore(Store):
     The lock is the operating system's and goes with the process, however that ends. Beside the
     file SQLite keeps `PATH-wal` while it is open. `wait_ms` is for a proxy that is about to stop.
 
-    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged,
-    not ours, or too new.
+    Raises StateError, and leaves the file as it is, when it cannot be opened, is in use, damaged
+    (a DamagedError), not ours, or too new. A write raises it when either file was deleted or
+    replaced since: it would be lost with the file that is open.
     """
 
     def __init__(self, path: Path, *, wait_ms: float = 0.0) -> None:
         self._path = str(path)
+        self._file = path
         self._lock = Lock()
         self.connection: sqlite3.Connection | None = None
         with self._explained():
@@ -67,7 +77,7 @@ class SqliteStore(Store):
             with self._explained():
                 # Set before the first access, so that SQLite shares no memory and the lock stays.
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                schema = _identify(connection, self._path)
+                schema = identify(connection, self._path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
                 # Fails now, not at the first write, when the file may only be read.
@@ -79,6 +89,7 @@ class SqliteStore(Store):
             connection.close()
             raise
         self.connection = connection
+        self._files = _files_there(path)
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
@@ -101,12 +112,22 @@ class SqliteStore(Store):
         rows = [(record.key, record.text, record.version) for record in records]
         gone = [(key,) for key in delete]
         with self._use() as connection, connection:  # commits, or rolls back after an error
+            self._check_files()
             connection.execute("BEGIN IMMEDIATE")
             deleted = connection.executemany("DELETE FROM record WHERE key = ?", gone).rowcount
             connection.executemany(
                 "INSERT OR REPLACE INTO record (key, value, version) VALUES (?, ?, ?)", rows
             )
         return max(deleted, 0)
+
+    def _check_files(self) -> None:
+        """Raise StateError when what is written now would be lost."""
+        if _files_there(self._file) != self._files:
+            fix = "GET /v1/quotas shows the overrides in force: note them, restart quota-proxy, "
+            raise StateError(
+                f"{self._path} was deleted or replaced while it is in use, so nothing can be kept",
+                f"{fix}which begins with the file that is there then, and set them again",
+            )
 
     def close(self) -> None:
         """Close and unlock the file; the log beside it goes too."""
@@ -127,10 +148,27 @@ class SqliteStore(Store):
         try:
             yield
         except sqlite3.Error as error:
-            raise _explain(self._path, error) from error
+            raise explain(self._path, error) from error
 
 
-def _identify(connection: sqlite3.Connection, path: str) -> int:
+def _files_there(path: Path) -> FilesThere:
+    found: list[tuple[int, int] | None] = []
+    for each in (path, log_of(path)):
+        try:
+            stat = each.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((stat.st_dev, stat.st_ino))
+    return tuple(found)
+
+
+def log_of(path: Path) -> Path:
+    """Return where SQLite keeps what is not in the file yet, while the file is open."""
+    return path.with_name(path.name + "-wal")
+
+
+def identify(connection: sqlite3.Connection, path: str) -> int:
     """Check that the file is sound and ours; return the number of its schema, 0 for an empty file.
 
     Changes nothing. Raises StateError when it is of another program, a newer one, or damaged, and
@@ -172,7 +210,7 @@ def migrate(
 
 def _damaged(path: str, finding: str) -> StateError:
     fix = "restore it from a backup, or move it away to start without the overrides and positions "
-    return StateError(f"{path} is damaged: {finding}", f"{fix}that it holds")
+    return DamagedError(f"{path} is damaged: {finding}", f"{fix}that it holds")
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -180,7 +218,7 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
     return int(value)
 
 
-def _explain(path: str, error: sqlite3.Error) -> StateError:
+def explain(path: str, error: sqlite3.Error) -> StateError:
     """Return SQLite's error in words that help."""
     # Errors of Python's own layer, such as text that is not UTF-8, have no code of SQLite.
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY_CODE:
@@ -190,7 +228,7 @@ def _explain(path: str, error: sqlite3.Error) -> StateError:
                 "stop that one, or give each proxy a state.path of its own",
             )
         case sqlite3.SQLITE_NOTADB:
-            return StateError(
+            return DamagedError(
                 f"{path} is not a state file: {error}",
                 "name another file as state.path, or restore this one from a backup",
             )

@@ -20,24 +20,28 @@ class WatchedStore(Store):
     """Another store, and whether it took the last write."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.inner = store
         self._closed = False
         self._is_idle = True
         """Whether nothing was written since the last check."""
         self.writable = True
 
+    def use(self, store: Store) -> None:
+        """Go on with another store, in the place of one that is closed or was empty."""
+        self.inner, self._closed, self.writable = store, False, True
+
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
-        return self._store.get(key)
+        return self.inner.get(key)
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
-        return self._store.items(prefix)
+        return self.inner.items(prefix)
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
         try:
-            deleted = self._store.put_many(records, delete=delete)
+            deleted = self.inner.put_many(records, delete=delete)
         except StateError as error:
             if self.writable:
                 _log.error("state not writable", problem=error.what, fix=error.fix)
@@ -51,7 +55,7 @@ class WatchedStore(Store):
     def close(self) -> None:
         """Close the state; a second time does nothing."""
         self._closed = True
-        self._store.close()
+        self.inner.close()
 
     async def watch(self) -> None:
         """Write something now and then when nobody else does, until cancelled."""

@@ -37,8 +37,9 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
         ("quotas: 5\n", "proxy.yaml"),
         (yaml.safe_dump(config(NOBODY) | {"speed": 1}), "speed"),
         (yaml.safe_dump(config(NOBODY, limits={"idle_timeout": "fast"})), "idle_timeout"),
+        ("#" * (4 * 2**20 + 1), "has more than 4 MiB, which is too long"),
     ],
-    ids=["no YAML", "no sections", "unknown key", "bad value"],
+    ids=["no YAML", "no sections", "unknown key", "bad value", "too long"],
 )
 def test_bad_configuration(
     write: Callable[[str], Path],

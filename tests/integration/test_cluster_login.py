@@ -401,6 +401,14 @@ def test_clients_are_served_when_it_is_let_in_no_longer(
         assert Librdkafka().consume(client, name, 1).count == 1
 
 
+def test_a_new_password_is_noticed(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    made = configured(kafka, tmp_path, password="wrong-one")
+    with proxy_with(made, tmp_path) as process:
+        until(lambda: process.log("cluster not reachable"), "it is refused")
+        (tmp_path / "password").write_text(PASSWORDS[USER])
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+
+
 def test_another_user_waits_for_a_restart(kafka: EmbeddedBroker, tmp_path: Path) -> None:
     """With its password: the one of another user would not fit the user in force."""
     made = configured(kafka, tmp_path, "SCRAM-SHA-512")

@@ -1,6 +1,8 @@
 """A changed configuration takes effect in a running proxy; a bad one changes nothing."""
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from support.raw import RawClient, api_versions, fetch
 from proxy.devkit.broker import EmbeddedBroker
 
 NOTICED_WITHIN_S = 10
+STORM_S = 3
 PLENTY_BYTES = 10**9
 SLOW_BOUND_BYTES = 50_000
 RECORD_BYTES = 500_000
@@ -138,6 +141,51 @@ def test_the_log_level_is_that_of_the_file_until_somebody_sets_another(
     hang_up(process)
     until(lambda: reloads(process)["ok"] == 2, "it is loaded")
     assert is_told()
+
+
+def test_a_storm_of_signals_is_a_load_a_second(process: ProxyProcess) -> None:
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + STORM_S:
+        hang_up(process)
+        time.sleep(0.01)
+    until(lambda: reloads(process)["ok"] > STORM_S, "the last one is done")
+    time.sleep(2)
+    done = reloads(process)
+    assert done["ok"] <= STORM_S + 2
+    assert done["failed"] == 0
+
+
+@pytest.mark.slow
+def test_a_path_that_hangs_stops_nothing(process: ProxyProcess, make: Make, records: str) -> None:
+    """A pipe that somebody has open and does not write to is as a file system that is gone."""
+    whole = process.config_file.read_text()
+    process.config_file.unlink()
+    os.mkfifo(process.config_file)
+    keeping = os.open(process.config_file, os.O_RDWR)
+    with RawClient(process.bootstrap, CLIENT) as client:
+        until(lambda: reloads(process)["failed"] == 1, "it is given up")
+        hang_up(process)
+        until_bound(process, client, records, PLENTY_BYTES, NOTICED_WITHIN_S)
+        assert (
+            "was not read in 10 s\n    fix: look at the file system" in loads(process)[0]["message"]
+        )
+        process.config_file.unlink()
+        process.config_file.write_text(whole.replace(str(PLENTY_BYTES), str(PLENTY_BYTES + 1)))
+        os.close(keeping)
+        until_bound(process, client, records, PLENTY_BYTES + 1, NOTICED_WITHIN_S)
+    assert reloads(process)["failed"] == 1
+
+
+@pytest.mark.slow
+def test_a_path_that_hangs_does_not_keep_it_from_stopping(process: ProxyProcess) -> None:
+    process.config_file.unlink()
+    os.mkfifo(process.config_file)
+    keeping = os.open(process.config_file, os.O_RDWR)
+    try:
+        until(lambda: reloads(process)["failed"] == 1, "it is given up")
+        process.stop()
+    finally:
+        os.close(keeping)
 
 
 def test_what_was_measured_is_kept(make: Make, tmp_path: Path, records: str) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -125,6 +126,14 @@ MANY_DIGITS = (
     "config.yaml:5: quotas.rules[0].request_percentage: a number of more than 60 digits is too "
     "large\n    fix: write at most 1000000000000"
 )
+
+
+def laughs(depth: int) -> str:
+    """Name 9 to the power of `depth` values in a few lines."""
+    lines = [f"  - &l{level} [{', '.join([f'*l{level - 1}'] * 9)}]" for level in range(1, depth)]
+    return "\n".join(["x:", "  - &l0 [y, y, y, y, y, y, y, y, y]", *lines, ""])
+
+
 UNPRINTABLE_CASES = [
     pytest.param(b"", EMPTY, id="an empty file"),
     pytest.param(b"# only\n\n# comments\n", EMPTY, id="only comments"),
@@ -148,6 +157,54 @@ def test_a_mistake_is_told_in_full(
     with pytest.raises(ConfigError) as caught:
         load(content)
     assert str(caught.value).replace(f"{folder}{os.sep}", "") == message
+
+
+def test_a_few_bytes_cannot_name_billions_of_values(
+    folder: Path, load: Callable[[str | bytes], Config]
+) -> None:
+    text = MINIMAL + laughs(9)
+    assert len(text) < 1000
+    with pytest.raises(ConfigError, match=r"aliases .* stand for more than 100000 values\n"):
+        load(text)
+
+
+def test_aliases_are_good_for_a_rule_of_many(load: Callable[[str | bytes], Config]) -> None:
+    rules = [f"    - {{client-id: c{number}, consumer_byte_rate: *rate}}" for number in range(100)]
+    text = "\n".join(["quotas:", "  window: 1s", "  rules:", *rules])
+    text = text.replace("*rate}", "&rate 5MiB}", 1)
+    config = load(f"{MINIMAL}{text}\n")
+    assert {rule.consumer_byte_rate for rule in config.quotas.rules} == {5 * MIB}
+
+
+@pytest.mark.parametrize("length", [4 * MIB, 4 * MIB + 1])
+def test_a_file_that_is_too_long(load: Callable[[str | bytes], Config], length: int) -> None:
+    text = MINIMAL + "#" * (length - len(MINIMAL))
+    if length <= 4 * MIB:
+        load(text)
+        return
+    with pytest.raises(ConfigError, match=r'config.yaml" has more than 4 MiB.*\n    fix: make it'):
+        load(text)
+
+
+def test_what_never_ends_is_too_long() -> None:
+    with pytest.raises(ConfigError, match='"/dev/zero" has more than 4 MiB'):
+        load_config(Path("/dev/zero"))
+
+
+def test_a_pipe_is_read_where_somebody_writes_to_it(tmp_path: Path) -> None:
+    """As a shell's `<(...)` is. Where nobody does, nobody is waited for."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="is a pipe that nobody writes to\n    fix: name a file"):
+        load_config(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # so that it can be opened for writing
+    with path.open("w") as writer:
+        writer.write(MINIMAL)
+        writer.flush()
+        threading.Timer(0.05, writer.close).start()
+        config = load_config(path)
+    os.close(reader)
+    assert config.listeners[0].name == "a"
 
 
 def test_an_error_carries_its_problems_as_data(
@@ -223,6 +280,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "kind": "sqlite",
         "path": folder / "quota-proxy.db",
         "topic": "quota-proxy-state",
+        "on_damage": "refuse",
     }
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -12,7 +12,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Login
 from proxy.cluster.upstream import Address, RefusedError, UpstreamError
-from proxy.state.store import MemoryStore, Record, StateError
+from proxy.state.store import MemoryStore, Record, StateError, Store
 
 from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
 from .producer import Producer
@@ -53,7 +53,8 @@ class KafkaStore(MemoryStore):
 
     `servers`, at least one, have Kafka 2.5 or later. `topic` is the transactional id too: each
     proxy needs its own. `timeout_s` is for each write with all its attempts. A proxy that has the
-    state and is about to stop gets `wait_ms`; then it is taken from it.
+    state and is about to stop gets `wait_ms`; then it is taken from it. `before_wait` is called
+    with what it has, when that was read; what it raises is raised, and the other keeps the state.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class KafkaStore(MemoryStore):
         login: Login | None = None,
         timeout_s: float = TIMEOUT_S,
         wait_ms: float = 0.0,
+        before_wait: Callable[[Store], None] | None = None,
     ) -> None:
         super().__init__()
         self._name = topic
         self._timeout_s = timeout_s
-        self._client = KafkaClient(Bootstrap(servers, tls, login=login))
+        self._bootstrap = Bootstrap(servers, tls, login=login)
+        self._client = KafkaClient(self._bootstrap)
         self._topic = StateTopic(self._client, topic)
         self._producer = Producer(self._topic)
         # Callers may be in an event loop of their own, so the client's is in a thread of its own.
@@ -85,10 +88,18 @@ class KafkaStore(MemoryStore):
         self._closed = False
         try:
             with self._explained("opened"):
-                self._run(self._start(wait_ms))
+                self._run(self._look(reader := StateReader(self._topic)))
+            if before_wait is not None:
+                before_wait(self)
+            with self._explained("opened"):
+                self._run(self._take(reader, wait_ms))
         except BaseException:
             self._shut_down()
             raise
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Connect with another certificate from now on."""
+        self._bootstrap.tls = tls
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
@@ -130,20 +141,20 @@ class KafkaStore(MemoryStore):
             self._thread.submit(close).result()
         self._thread.shutdown()
 
-    async def _start(self, wait_ms: float) -> None:
+    async def _look(self, reader: StateReader) -> None:
+        """Read all once before it is taken from anybody: it may be that we cannot use it."""
         async with self._client.within(self._timeout_s):
             await self._topic.ensure()
-        # All is read once before it is taken from anybody: it may be that we cannot use it.
-        reader = StateReader(self._topic)
+        async with self._client.within(LOAD_TIMEOUT_S, "not read to its end"):
+            await self._load(reader)
+
+    async def _take(self, reader: StateReader, wait_ms: float) -> None:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_ms / MS_PER_SECOND
-        while True:
+        while self._owner is not None and (left_s := end_s - loop.time()) > 0:
+            await asyncio.sleep(min(OWNER_POLL_S, left_s))
             async with self._client.within(LOAD_TIMEOUT_S, "not read to its end"):
                 await self._load(reader)
-            left_s = end_s - loop.time()
-            if self._owner is None or left_s <= 0:
-                break
-            await asyncio.sleep(min(OWNER_POLL_S, left_s))
         async with self._client.within(LOAD_TIMEOUT_S):
             await self._own(reader)
 

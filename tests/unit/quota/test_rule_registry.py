@@ -165,6 +165,18 @@ def test_overrides_survive_a_restart(tmp_path):
     desk.store.close()
 
 
+def test_overrides_are_kept_in_another_store_from_then_on():
+    desk = Desk()
+    desk.put({"client-id": "etl"}, {CONSUMER: 3 * MB}, by="anna", at_s=NOON_S)
+    before, desk.store = desk.book.entries(), MemoryStore()
+    desk.book.use_store(desk.store)
+    assert desk.book.entries() == before
+    desk.put({"client-id": "new"}, {CONSUMER: 4 * MB})
+    before = desk.book.entries()
+    desk.reopen()
+    assert desk.book.entries() == before
+
+
 def test_a_reload_swaps_the_rules_of_the_file_and_keeps_the_others():
     desk = Desk()
     desk.put({"client-id": "etl"}, {CONSUMER: 5 * MB})

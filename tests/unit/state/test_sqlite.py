@@ -203,6 +203,51 @@ def test_a_successor_waits_for_the_file(path):
         assert store.get("a/b").value == 1
 
 
+# Files that go while they are in use
+
+
+def _deleted(path):
+    path.unlink()
+
+
+def _log_deleted(path):
+    path.with_name("state.db-wal").unlink()
+
+
+def _moved(path):
+    path.rename(path.with_name("moved.db"))
+
+
+def _replaced(path):
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("spoil", [_deleted, _log_deleted, _moved, _replaced])
+def test_a_write_to_a_file_that_is_gone_is_an_error(path, spoil):
+    with closing(SqliteStore(path)) as store:
+        store.put("a/b", "old")
+        spoil(path)
+        for _ in range(2):
+            with pytest.raises(StateError, match=r"was deleted or replaced .*\n    fix: GET "):
+                store.put("a/b", "new")
+            with pytest.raises(StateError, match="was deleted or replaced"):
+                store.delete("a/b")
+        assert store.get("a/b").value == "old"
+
+
+def test_a_file_that_is_put_back_is_written_again(path):
+    with closing(SqliteStore(path)) as store:
+        path.rename(path.with_name("moved.db"))
+        with pytest.raises(StateError, match="was deleted or replaced"):
+            store.put("a/b", 1)
+        path.with_name("moved.db").rename(path)
+        store.put("a/b", 2)
+    with closing(SqliteStore(path)) as store:
+        assert store.get("a/b").value == 2
+
+
 # Crashes
 
 

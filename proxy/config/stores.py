@@ -1,0 +1,55 @@
+"""Opens the state that a configuration names, also one that another proxy is about to release."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metrics.clock import MS_PER_SECOND
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.config.models import Config
+from proxy.state import (
+    KafkaStore,
+    MemoryStore,
+    SqliteStore,
+    Store,
+    open_or_start_empty,
+    read_snapshot,
+)
+
+RELEASE_TIMEOUT_S = 30.0
+"""How long a successor waits for the state of the proxy that it replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateHolder:
+    """The process that has the state now."""
+
+    pid: int
+    release: Callable[[Store], None]
+    """Has it release the state, of which it gets what is there; what it raises is raised."""
+
+
+def open_store(config: Config, way: Bootstrap, holder: StateHolder | None = None) -> Store:
+    """Open the state. A `holder` is asked for it when we have seen that we could use it.
+
+    Raises StateError.
+    """
+    state = config.state
+    wait_ms = RELEASE_TIMEOUT_S * MS_PER_SECOND if holder else 0.0
+    if state.kind == "kafka":
+        return KafkaStore(
+            way.servers,
+            state.topic,
+            tls=way.tls,
+            login=way.login,
+            timeout_s=config.limits.connect_timeout,
+            wait_ms=wait_ms,
+            before_wait=holder.release if holder else None,
+        )
+    if state.kind == "memory":
+        if holder is not None:
+            holder.release(MemoryStore())
+        return MemoryStore()
+    if holder is not None:
+        holder.release(read_snapshot(state.path, holder.pid))
+    opened = open_or_start_empty if state.on_damage == "start_empty" else SqliteStore
+    return opened(state.path, wait_ms=wait_ms)

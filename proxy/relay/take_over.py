@@ -1,0 +1,271 @@
+"""How a process takes the place of another, in steps that the other can go back on.
+
+The successor asks where the predecessor listens. When it could serve, it has it release what only
+one can have: state and admin port. When it serves, it has it stop. If it dies before, or gives up,
+the connection between them ends, and the predecessor takes back what it had released.
+
+Each proxy listens on a socket in Linux's abstract namespace that is named by its process id. The
+kernel says which process listens there, and who connects. So nothing but a proxy is told to stop,
+and by nobody but a process of the same user.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import Any, Protocol
+
+from structlog import get_logger
+
+from proxy.cluster.upstream import Address
+
+FORM = 1
+"""Of the answer to a successor."""
+
+RELEASE, STOP = b"release\n", b"stop\n"
+"""The words of a successor."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""For the answer of a predecessor; one that is busy for longer does not serve either."""
+
+MAX_ANSWER_BYTES = 4 * 2**20
+"""More than all 65535 ports take."""
+
+READ_BYTES = 64 * 2**10
+BACKLOG = 8
+
+_CREDENTIALS = Struct("3i")  # Linux's ucred: process, user, group
+
+_log = get_logger(__name__)
+
+
+class TakeOverError(Exception):
+    """A process cannot be replaced; it goes on as before."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}\n    fix: {fix}")
+
+
+class Predecessor:
+    """The running proxy that this process is to replace. It serves clients until `stop`.
+
+    Raises TakeOverError when the process is no proxy that can be replaced now.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            self.addresses = self._ask()
+            """Where it listens; these ports may be shared with it."""
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def release(self) -> bool:
+        """Have it release state and admin port; return False when it has ended already."""
+        return self._say(RELEASE)
+
+    def stop(self) -> None:
+        """Have it stop: this process serves."""
+        self._say(STOP)
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; before `stop` that means that it is not replaced."""
+        self._sock.close()
+
+    def _say(self, word: bytes) -> bool:
+        try:
+            self._sock.sendall(word)
+        except OSError:
+            return False
+        return True
+
+    def _ask(self) -> frozenset[Address]:
+        try:
+            self._sock.connect(_name(self.pid))
+            pid, uid = _peer(self._sock)
+        except OSError:
+            pid, uid = 0, os.geteuid()
+        if pid != self.pid or uid != os.geteuid():
+            raise TakeOverError(
+                f"process {self.pid} is no `quota-proxy run` of this user that serves now",
+                "give the process id of a proxy that has said `ready` and was not told to stop",
+            )
+        try:
+            answer = json.loads(self._read_line())
+            rival, addresses = answer["replaced_by"], answer["addresses"]
+            found = frozenset((str(host), int(port)) for host, port in addresses)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TakeOverError(
+                f"process {self.pid} does not answer: {error or type(error).__name__}",
+                "if it does not serve any more, kill it and start without --take-over",
+            ) from None
+        if rival is not None:
+            raise TakeOverError(
+                f"process {self.pid} is being replaced by process {rival} now",
+                "wait for that one, or end it: then the proxy can be replaced again",
+            )
+        return found
+
+    def _read_line(self) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            part = self._sock.recv(READ_BYTES)
+            line += part
+            if not part or len(line) > MAX_ANSWER_BYTES:
+                raise ConnectionError("the connection ended")
+        return bytes(line)
+
+
+class Replaced(Protocol):
+    """What a proxy does while it is replaced."""
+
+    def addresses(self) -> Iterable[Address]:
+        """Return where it listens."""
+
+    async def release(self) -> None:
+        """Close what only one process can have."""
+
+    async def resume(self) -> None:
+        """Open it again, as far as that works."""
+
+    def stopped(self) -> None:
+        """Begin to stop."""
+
+
+class Replaceable:
+    """Lets one successor at a time take the place of this proxy. Make it inside an event loop.
+
+    If the successor dies before it serves, this proxy serves on, and the next one may come.
+    """
+
+    def __init__(self, proxy: Replaced) -> None:
+        self._proxy = proxy
+        self._loop = asyncio.get_running_loop()
+        self._successor: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.setblocking(False)
+
+    def open(self) -> None:
+        """Begin to listen; where that is not possible the log says so, and nothing else is lost."""
+        try:
+            self._sock.bind(_name(os.getpid()))
+            self._sock.listen(BACKLOG)
+        except OSError as error:
+            text = "this proxy cannot be replaced by run --take-over"
+            _log.warning(text, error=str(error))
+            return
+        self._start(self._accept())
+
+    async def close(self) -> None:
+        """Be replaceable no more."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._sock.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(self._sock)
+            except OSError as error:
+                _log.error("can't accept a successor", error=str(error))
+                await asyncio.sleep(ANSWER_TIMEOUT_S)
+                continue
+            sock.setblocking(False)
+            pid, uid = _peer(sock)
+            if uid != os.geteuid() or len(self._tasks) > BACKLOG:
+                sock.close()
+            else:
+                self._start(self._attend(sock, pid))
+
+    async def _attend(self, sock: socket.socket, pid: int) -> None:
+        """Answer a process that wants to take over, and follow its words."""
+        with sock:
+            if self._successor is not None:
+                await self._answer(sock, [], rival=self._successor)
+                return
+            self._successor = pid
+            try:
+                _log.info("to be replaced", by=pid)
+                if await self._is_replaced(sock):
+                    _log.info("replaced", by=pid)
+                    self._proxy.stopped()
+                else:
+                    text = "not replaced, serving on: the successor has given up"
+                    _log.warning(text, successor=pid)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error while being replaced", exc_info=error)
+            finally:
+                self._successor = None
+
+    async def _is_replaced(self, sock: socket.socket) -> bool:
+        """Return whether the successor serves; when it does not, all is as it was."""
+        await self._answer(sock, list(self._proxy.addresses()), rival=None)
+        # Who has died since it spoke needs nothing.
+        if await self._word(sock, RELEASE) != RELEASE or _has_ended(sock):
+            return False
+        try:
+            await self._proxy.release()
+        except Exception as error:  # the successor finds out what it can have
+            _log.error("not all released to the successor", exc_info=error)
+        if await self._word(sock, STOP) == STOP:
+            return True
+        await self._proxy.resume()
+        return False
+
+    async def _answer(
+        self, sock: socket.socket, addresses: Sequence[Address], rival: int | None
+    ) -> None:
+        answer = {"form": FORM, "replaced_by": rival, "addresses": addresses}
+        with suppress(OSError):
+            await self._loop.sock_sendall(sock, json.dumps(answer).encode() + b"\n")
+
+    async def _word(self, sock: socket.socket, expected: bytes) -> bytes:
+        """Return what the successor says, nothing when it has gone."""
+        try:
+            return await self._loop.sock_recv(sock, len(expected))
+        except OSError:
+            return b""
+
+
+def share(addresses: Collection[Address], wanted: Address) -> bool:
+    """Return whether a port that is wanted is that of one of these addresses."""
+    host, port = wanted
+    return any(
+        port == other_port and (host == other or not _ANY.isdisjoint((host, other)))
+        for other, other_port in addresses
+    )
+
+
+_ANY = frozenset({"0.0.0.0", "::"})
+
+
+def _name(pid: int) -> str:
+    return f"\0quota-proxy/{pid}"
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user of who connected, or of who listens."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid

@@ -1,0 +1,253 @@
+"""A process that takes the place of another: which one, who may, and what if it dies on the way."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+from relaylab.lab import until
+from structlog.testing import capture_logs
+
+from proxy.cluster.upstream import Address
+from proxy.relay.listener import Listener, ListenerError, ListenerSettings
+from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError, share
+
+HOST = "127.0.0.1"
+TIMES = 20
+
+SUCCESSOR = """
+import asyncio, sys
+from proxy.cluster.upstream import Address
+from proxy.relay.listener import Listener, ListenerSettings
+
+async def main(host, port):
+    settings = ListenerSettings("main", host, port, "x", None)
+    listener = Listener(settings, asyncio.get_running_loop(), print, print)
+    listener.open({(host, port)})
+    print("open", flush=True)
+    sys.stdin.readline()
+    listener.take_over()
+    print("taken over", flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def listener(port: int, accepted: list) -> Listener:
+    settings = ListenerSettings("main", HOST, port, "proxy.example", None)
+    loop = asyncio.get_running_loop()
+    return Listener(settings, loop, lambda sock, _: accepted.append(sock), lambda: None)
+
+
+def python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a script in another process."""
+    command = [sys.executable, "-c", script, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, **pipes)
+
+
+async def test_what_connects_reaches_the_old_one_again_when_the_successor_is_killed():
+    accepted = []
+    old = listener(0, accepted)
+    old.open()
+    old.accept()
+
+    async def reaches_the_old_one(times: int = TIMES) -> None:
+        for _ in range(times):
+            count = len(accepted)
+            with socket.create_connection((HOST, old.bootstrap_port)):
+                await until(lambda count=count: len(accepted) > count)
+
+    try:
+        for _ in range(2):  # what the first one has left behind does no harm to the second
+            with python(SUCCESSOR, HOST, str(old.bootstrap_port)) as successor:
+                assert successor.stdout.readline() == b"open\n"
+                await reaches_the_old_one()
+                successor.stdin.write(b"\n")
+                successor.stdin.flush()
+                assert successor.stdout.readline() == b"taken over\n"
+                count = len(accepted)
+                waiting = socket.create_connection((HOST, old.bootstrap_port))
+                successor.send_signal(signal.SIGKILL)
+            with waiting, pytest.raises(ConnectionResetError):
+                waiting.recv(1)
+            assert len(accepted) == count
+            await reaches_the_old_one()
+    finally:
+        old.close()
+        for sock in accepted:
+            sock.close()
+
+
+async def test_only_the_ports_of_the_predecessor_are_shared():
+    accepted = []
+    old, new = listener(0, accepted), None
+    old.open()
+    port = old.bootstrap_port
+    try:
+        for beside in (None, (), {(HOST, port + 1)}, {("127.0.0.2", port)}):
+            new = listener(port, accepted)
+            with pytest.raises(ListenerError, match="in use"):
+                new.open(beside)
+        for beside in ({(HOST, port)}, {("0.0.0.0", port)}):
+            new = listener(port, accepted)
+            new.open(beside)
+            new.take_over()
+            new.close()
+    finally:
+        old.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "other", "shared"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("0.0.0.0", "127.0.0.2", True),
+        ("::1", "::", True),
+    ],
+)
+def test_a_port_is_shared_where_addresses_meet(host, other, shared):
+    assert share({(other, 9092)}, (host, 9092)) is shared
+    assert share({(other, 9092)}, (host, 9093)) is False
+
+
+class ProxyInSteps:
+    """What a proxy is asked to do while it is replaced."""
+
+    def __init__(self, addresses: Iterable[Address] = ()) -> None:
+        self._addresses = addresses
+        self.done: list[str] = []
+
+    def addresses(self) -> Iterable[Address]:
+        return self._addresses
+
+    async def release(self) -> None:
+        self.done.append("release")
+
+    async def resume(self) -> None:
+        self.done.append("resume")
+
+    def stopped(self) -> None:
+        self.done.append("stopped")
+
+
+@asynccontextmanager
+async def replaceable(
+    addresses: Iterable[Address] = (),
+) -> AsyncIterator[tuple[Replaceable, list[str], list[dict]]]:
+    proxy = ProxyInSteps(addresses)
+    made = Replaceable(proxy)
+    made.open()
+    with capture_logs() as logs:
+        yield made, proxy.done, logs
+        await made.close()
+        assert [log for log in logs if log["log_level"] == "error"] == []
+
+
+async def find(pid: int) -> Predecessor:
+    return await asyncio.to_thread(Predecessor, pid)
+
+
+async def is_given_up(logs: list[dict]) -> None:
+    await until(lambda: any(log["event"].startswith("not replaced") for log in logs))
+
+
+async def test_a_successor_has_it_release_its_state_and_then_stop():
+    addresses = [(HOST, port) for port in range(1, 40_000)]
+    async with replaceable(addresses) as (_, done, _):
+        predecessor = await find(os.getpid())
+        assert predecessor.addresses == set(addresses)
+        assert done == []
+        assert predecessor.release()
+        await until(lambda: done == ["release"])
+        predecessor.stop()
+        await until(lambda: done == ["release", "stopped"])
+    with pytest.raises(TakeOverError, match="serves now"):
+        await find(os.getpid())
+
+
+async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():
+    async with replaceable() as (_, done, logs):
+        first = await find(os.getpid())
+        with pytest.raises(TakeOverError, match=rf"is being replaced by process {os.getpid()} now"):
+            await find(os.getpid())
+        first.close()
+        await is_given_up(logs)
+        second = await find(os.getpid())
+        assert second.release()
+        second.stop()
+        await until(lambda: done == ["release", "stopped"])
+
+
+async def test_one_that_gives_up_when_it_has_the_state_gives_it_back():
+    async with replaceable() as (_, done, logs):
+        predecessor = await find(os.getpid())
+        assert predecessor.release()
+        await until(lambda: done == ["release"])
+        predecessor.close()
+        await is_given_up(logs)
+        assert done == ["release", "resume"]
+
+
+async def test_the_word_of_one_that_has_died_since_does_not_count():
+    async with replaceable() as (_, done, logs):
+        predecessor = await find(os.getpid())
+        assert predecessor.release()
+        predecessor.close()  # before the event loop sees the word
+        await is_given_up(logs)
+        assert done == []
+
+
+async def test_a_predecessor_that_has_ended_by_itself():
+    async with replaceable() as (old, _, _):
+        predecessor = await find(os.getpid())
+        await old.close()
+        assert not predecessor.release()
+        predecessor.stop()
+
+
+async def test_what_is_no_proxy():
+    """Neither by its command line, nor by a socket that somebody else has in its name."""
+    with python("input()", "-m", "proxy", "run") as process:
+        with pytest.raises(TakeOverError, match="is no `quota-proxy run`"):
+            await find(process.pid)
+        with socket.socket(socket.AF_UNIX) as impostor:
+            impostor.bind(f"\0quota-proxy/{process.pid}")
+            impostor.listen()
+            with pytest.raises(TakeOverError, match="is no `quota-proxy run`"):
+                await find(process.pid)
+        process.communicate(b"\n")
+
+
+@pytest.mark.parametrize("said", [b"", b"hello\n", b"[]\n", json.dumps({"form": 1}).encode()])
+async def test_what_does_not_answer_as_a_proxy_does(said):
+    def answer(sock: socket.socket) -> None:
+        with sock.accept()[0] as client:
+            client.sendall(said)
+
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(f"\0quota-proxy/{os.getpid()}")
+        sock.listen()
+        answering = asyncio.create_task(asyncio.to_thread(answer, sock))
+        with pytest.raises(TakeOverError, match=r"does not answer: .*\n    fix: if it does not"):
+            await find(os.getpid())
+        await answering
+
+
+async def test_a_name_that_is_taken_only_costs_the_take_over():
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(f"\0quota-proxy/{os.getpid()}")
+        with capture_logs() as logs:
+            old = Replaceable(ProxyInSteps())
+            old.open()
+            await old.close()
+    assert [log["log_level"] for log in logs] == ["warning"]
