@@ -5,8 +5,9 @@ import gc
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
@@ -14,6 +15,9 @@ from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.admin.access import Access, AdminToken, Right
+from proxy.admin.admin_port import PortLimits
+from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
@@ -23,6 +27,9 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED
 from proxy.config import Config, ListenerSection
+from proxy.config.check_report import find_start_hints
+from proxy.config.descriptors import share_files
+from proxy.config.differences import find_differences
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.queries.queries import Queries
@@ -65,11 +72,13 @@ class App:
     """All rules in force and where they come from. Only after `start`."""
     admin: AdminServer
     """Only after `start`."""
+    audit: AuditLog
+    """What was changed, and by whom. Only after `start`."""
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
         settings = config.quota_settings
-        self._config = config
+        self._config = self._in_force = config
         self._store: Store = MemoryStore()
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
@@ -131,6 +140,8 @@ class App:
         if self._config.cluster.shows_password:
             text = "the password of cluster.sasl goes to the brokers in the clear"
             _log.warning(text, fix=HIDE_PASSWORD)
+        for hint in find_start_hints(self._config):
+            _log.warning("configuration hint", hint=hint)
         self.relay.open(beside=take_over is not None)
         try:
             if take_over is not None:
@@ -141,6 +152,7 @@ class App:
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             self._queries.load(self._store)
+            self.audit = AuditLog(self._store)
             await self._start_admin(wait_s)
         except BaseException:
             await self.relay.close()
@@ -166,6 +178,7 @@ class App:
         """Drain, then close everything; first what a successor waits for: state, admin port."""
         try:
             await self.admin.stop()
+            await self.audit.close()
             await self._queries.close()
             await asyncio.to_thread(self._store.close)
         finally:
@@ -177,7 +190,7 @@ class App:
 
     async def _start_admin(self, wait_s: float) -> None:
         """Open the admin port, waiting for it at most so long."""
-        admin = self._config.admin
+        admin, tls = self._config.admin, self._config.admin.tls
         self.admin = AdminServer(
             admin.bind.host,
             admin.bind.port,
@@ -189,7 +202,10 @@ class App:
             history=self._history,
             reports=self._queries,
             clock_ms=clock_ms,
-            token=admin.token_file.read_text().strip() if admin.token_file else None,
+            audit=self.audit,
+            access=_access(self._config),
+            limits=_port_limits(self._config),
+            tls=server_context(tls.cert_file, tls.key_file, tls.ca_file) if tls else None,
         )
         deadline_s = self._services.loop.time() + wait_s
         while True:
@@ -246,6 +262,10 @@ class App:
         self._queries.update(config.progress_settings, config.pipeline_settings)
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
+        before, self._in_force = self._in_force, config
+        was, is_now = await asyncio.to_thread(find_differences, before, config)
+        if was or is_now:
+            await self.audit.record(BY_FILE, "configuration", was, is_now, time.time())
 
     def _relay_status(self) -> RelayStatus:
         return RelayStatus(
@@ -316,6 +336,32 @@ def _bootstrap(config: Config, on_refused: Callable[[], None]) -> Bootstrap:
     return Bootstrap(servers, context, config.limits.connect_timeout, login)
 
 
+def _access(config: Config) -> Access:
+    """Read the tokens of the admin port, and who may do what there."""
+    admin = config.admin
+    tokens = [
+        AdminToken(
+            token.name, token.token_file.read_text().strip(), tuple(map(Right, token.rights))
+        )
+        for token in admin.tokens
+    ]
+    if admin.token_file is not None:
+        tokens.append(AdminToken("admin", admin.token_file.read_text().strip()))
+    hosts = (admin.bind.host, *admin.hosts, *(each.advertised_host for each in config.listeners))
+    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
+
+
+def _port_limits(config: Config) -> PortLimits:
+    """Return how many connections the admin port has, and for how long."""
+    admin = config.admin
+    return PortLimits(
+        share_files(config).admin,
+        admin.max_connections_per_ip,
+        admin.head_timeout,
+        admin.idle_timeout,
+    )
+
+
 def _open_store(config: Config, bootstrap: Bootstrap, wait_ms: float) -> Store:
     state, tls, login = config.state, bootstrap.tls, bootstrap.login
     if state.kind == "memory":
@@ -331,7 +377,8 @@ def _open_store(config: Config, bootstrap: Bootstrap, wait_ms: float) -> Store:
 def _limits(config: Config) -> Limits:
     """Return the relay's limits; the configuration's durations are seconds, too."""
     names = (field.name for field in fields(Limits))
-    return Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
+    limits = Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
+    return replace(limits, max_connections=share_files(config).clients)
 
 
 def _listener(listener: ListenerSection) -> ListenerSettings:

@@ -102,10 +102,12 @@ class Reloader:
 
 
 def _secrets(config: Config) -> list[bytes | None]:
-    sections = [config.cluster.tls, *(listener.tls for listener in config.listeners)]
+    listeners = (listener.tls for listener in config.listeners)
+    sections = [config.cluster.tls, *listeners, config.admin.tls]
     names = ("ca_file", "cert_file", "key_file")
     paths = [getattr(section, name, None) for section in sections for name in names]
-    return [_content(path) for path in (*paths, config.admin.token_file) if path is not None]
+    tokens = [config.admin.token_file, *(token.token_file for token in config.admin.tokens)]
+    return [_content(path) for path in (*paths, *tokens) if path is not None]
 
 
 def _content(path: Path) -> bytes | None:

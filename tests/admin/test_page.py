@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, running
 from chromium import PHONE, WIDE, Page, text
-from status_page import CLIENTS, visited
+from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
+from proxy.admin.audit import BY_FILE
 from proxy.admin.server import PAGE_FILES
 
 SHOWN = f"{CLIENTS} === 7"
@@ -80,6 +81,25 @@ async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Pag
     assert "No contact with the proxy" in await page.run(text("#lost"))
     async with running(world.server(port=port)):
         await page.until("document.getElementById('lost').hidden")
+
+
+async def test_changes_are_shown_with_who_made_them(page: Page):
+    world = changed_world()
+    async with visited(world.server(), page) as url:
+        await page.open(url, f"{CHANGES} === 4")
+        rows = await page.run("[...document.querySelectorAll('#changes tr')].map(r => r.innerText)")
+        assert HOSTILE in rows[0]
+        assert r"et\u200bl" in rows[0]
+        assert "nothing" in rows[1]
+        for part in ("night-shift", "10.20.30.40", "quota client-id=etl-orders"):
+            assert part in rows[2]
+        for part in ("consumer_byte_rate 10MiB per second", "source override"):
+            assert part in rows[2]
+        assert "and 4 more, see v1/audit" in rows[3]
+        assert await page.run("document.querySelectorAll('main img').length") == 0
+        await world.audit.record(BY_FILE, "throttling", None, "paused", 1_790_000_100.0)
+        await page.until(f"{CHANGES} === 5")
+        assert "paused" in await page.run(text("#changes tr"))
 
 
 HIDE = """(hidden) => {
