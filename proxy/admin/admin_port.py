@@ -34,8 +34,8 @@ _log = get_logger(__name__)
 class PortLimits:
     """How many connections there may be, and for how long; durations in seconds."""
 
-    connections: int = 200
-    per_address: int = 50
+    connections: int = 500
+    per_address: int = 200
     head_s: float = 10.0
     """From the start of a connection to the end of its first request's head, TLS included."""
     idle_s: float = 75.0

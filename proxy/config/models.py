@@ -261,8 +261,8 @@ class AdminSection(fields.Section):
         "/metrics",
     )
     hosts: tuple[fields.HostName, ...] = ()
-    max_connections: fields.Count = 200
-    max_connections_per_ip: fields.Count = 50
+    max_connections: fields.Count = 500
+    max_connections_per_ip: fields.Count = 200
     head_timeout: fields.Duration = 10.0
     idle_timeout: fields.Duration = 75.0
 

@@ -233,8 +233,8 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
         "read_needs_token": False,
         "open_paths": ("/healthz", "/readyz", "/metrics"),
         "hosts": (),
-        "max_connections": 200,
-        "max_connections_per_ip": 50,
+        "max_connections": 500,
+        "max_connections_per_ip": 200,
         "head_timeout": 10.0,
         "idle_timeout": 75.0,
     }

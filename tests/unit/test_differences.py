@@ -57,11 +57,17 @@ CASES = {
         {"queries[orders].commit_group": "a"},
         {"queries[orders].commit_group": "b"},
     ),
+    "a section": (
+        "",
+        "admin: {bind: '[::1]:9645'}\nprogress: {answer_lookups: false}\n",
+        {"admin.bind": "127.0.0.1:9644", "progress.answer_lookups": True},
+        {"admin.bind": "[::1]:9645", "progress.answer_lookups": False},
+    ),
     "what a list is": (
         "admin: {hosts: [a.example]}\n",
         "admin: {hosts: [a.example, b.example]}\n",
-        {"admin.hosts": "['a.example']"},
-        {"admin.hosts": "['a.example', 'b.example']"},
+        {"admin.hosts": "a.example"},
+        {"admin.hosts": "a.example, b.example"},
     ),
 }
 
