@@ -25,7 +25,7 @@ OUT_OF_FILES_PAUSE_S = 0.5
 BACKLOG = 128
 
 LOG_INTERVAL_S = 60.0
-"""Between two log lines about connections that were refused or closed."""
+"""Between two log lines about connections that were refused, or closed for others."""
 
 _log = get_logger(__name__)
 
@@ -61,16 +61,18 @@ class PortConnection(asyncio.Protocol):
         self._port = port
         self._sock = sock
         self._transport: asyncio.Transport | None = None
-        self._deadline = port.after(port.limits.head_s, self._run_out)
+        self._is_over = False
+        self._deadline = port.after(port.limits.head_s, self.close)
 
     def request_came(self) -> None:
         """Record that the head of a request is complete."""
         self.is_busy = True
         self._deadline.cancel()
-        self._deadline = self._port.after(self._port.limits.idle_s, self._run_out)
+        self._deadline = self._port.after(self._port.limits.idle_s, self.close)
 
     def close(self) -> None:
         """Close at once, whatever is still to be sent."""
+        self.over()
         if self._transport is not None:
             self._transport.abort()
         else:
@@ -79,13 +81,16 @@ class PortConnection(asyncio.Protocol):
 
     def over(self) -> None:
         """Forget the connection; a second time does nothing."""
+        self._is_over = True
         self._deadline.cancel()
         self._port.forget(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to speak HTTP."""
+        """Begin to speak HTTP, unless the time ran out while the last of a handshake came."""
         self._transport = cast(asyncio.Transport, transport)
         self.http.connection_made(transport)
+        if self._is_over:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End it."""
@@ -103,10 +108,6 @@ class PortConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:  # noqa: D102
         self.http.resume_writing()
-
-    def _run_out(self) -> None:
-        self._port.count("no request came in time")
-        self.close()
 
 
 class AdminPort:
@@ -179,7 +180,7 @@ class AdminPort:
         return self._loop.call_later(delay_s, call)
 
     def count(self, what: str) -> None:
-        """Count a connection that was refused or closed, and say so in the log now and then."""
+        """Count a connection that is refused or gives way, and say so in the log now and then."""
         self._counted[what] = self._counted.get(what, 0) + 1
         if self._loop.time() >= self._next_log_s:
             self._next_log_s = self._loop.time() + LOG_INTERVAL_S
@@ -242,7 +243,7 @@ class AdminPort:
         if idle is None or len(crowd) <= own + 1:
             self.count("too many")
             return False
-        self.count("made room for another address")
+        self.count("closed for another address")
         idle.close()
         return True
 
