@@ -115,6 +115,8 @@ class AuditLog:
 
     def latest(self, text: str = "") -> Iterator[AuditedChange]:
         """Yield the changes, the newest first, whose author or subject has `text` (lower case)."""
+        if not text:
+            return reversed(self._changes)
         return (
             change
             for change in reversed(self._changes)

@@ -1,7 +1,6 @@
 """Shows recorded changes, and what a rule is before and after one."""
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import iso
@@ -15,13 +14,12 @@ Document = Mapping[str, object]
 
 def change_documents(
     audit: AuditLog, text: str = "", limit: int = SHOWN_CHANGES
-) -> tuple[int, list[Document]]:
+) -> tuple[int, Iterator[Document]]:
     """Return how many changes have `text` (lower case), and the newest of them, as documents."""
     found = list(audit.latest(text))
-    return len(found), [
-        {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)}
-        for change in islice(found, limit)
-    ]
+    return len(found), (
+        {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)} for change in found[:limit]
+    )
 
 
 def rule_shown(entry: RuleEntry | None) -> Document | None:

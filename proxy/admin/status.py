@@ -117,5 +117,5 @@ class Status:
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
             "changes_total": changes_total,
-            "changes": changes,
+            "changes": list(changes),
         }

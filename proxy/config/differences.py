@@ -8,10 +8,10 @@ from proxy.config.models import Config
 from proxy.quota.entities import QuotaKind
 from proxy.quota.validation import RULE_KEYS
 
-MAX_SHOWN_KEYS = 100
+MAX_SHOWN_KEYS = 50
 """Keys of one change that are shown; a file may be new as a whole."""
 
-MAX_SHOWN_CHARS = 200
+MAX_SHOWN_CHARS = 100
 """Of one value."""
 
 REST_KEY = "more"

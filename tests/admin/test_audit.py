@@ -70,6 +70,13 @@ async def test_without_tokens_it_is_somebody_here(ask: Ask):
     assert (await changes(ask))[0]["after"] is None
 
 
+async def test_where_a_change_came_from_is_not_what_it_says(ask: Ask):
+    forged = {"X-Forwarded-For": "10.9.9.9", "Forwarded": "for=10.9.9.9", "X-Real-IP": "10.9.9.9"}
+    await ask("PUT", ETL, json={"consumer_byte_rate": "1MiB", "by": "file"}, headers=forged)
+    (change,) = await changes(ask)
+    assert (change["who"], change["address"]) == ("local", "127.0.0.1")
+
+
 async def test_what_is_not_changed_is_not_recorded(world: AdminWorld, ask_ops: Ask):
     ops = {"Authorization": "Bearer ops-text"}
     body = {"consumer_byte_rate": "1MiB"}

@@ -1,15 +1,17 @@
 """Each token may do what its rights say and nobody else may; which names the server answers to."""
 
+import asyncio
 from base64 import b64encode
 from dataclasses import replace
 
 import pytest
-from admin_world import AdminWorld, serve
+from admin_world import AdminWorld, running, serve
 
 from proxy.admin.access import OPEN_PATHS, Access, AdminToken, Right
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
+LIMIT_S = 20
 BODY = {"consumer_byte_rate": "1MiB"}
 
 TOKENS = (
@@ -153,6 +155,39 @@ async def test_only_known_names_are_answered_without_a_token(
         if access.tokens:
             shown = {"Host": host, **bearer("spark")}
             assert (await ask("GET", "/v1/status", headers=shown)).status == 200
+
+
+HOSTILE_HEADERS = {
+    "two tokens, the right one last": (
+        401,
+        "Authorization: Bearer nobody-text\r\nAuthorization: Bearer ops-text",
+    ),
+    "a token without its scheme": (401, "Authorization: ops-text"),
+    "two schemes": (401, "Authorization: Basic Bearer ops-text"),
+    "a list of tokens": (401, "Authorization: Bearer nobody-text, ops-text"),
+    "a tab in the place of the space": (401, "Authorization: Bearer\tops-text"),
+    "bytes that are no text": (401, "Authorization: Bearer \udcff\udcfe"),
+    "a token of many bytes": (401, f"Authorization: Bearer {'x' * 8000}"),
+    "a folded line": (400, "Authorization: Bearer\r\n ops-text"),
+    "a control character": (400, "Authorization: Bearer ops-text\x00"),
+    "another method by a header": (401, "X-HTTP-Method-Override: GET"),
+    "another path by a header": (401, "X-Original-URL: /v1/spark/batches"),
+    "a token in a cookie": (401, "Cookie: Authorization=Bearer ops-text"),
+}
+
+
+@pytest.mark.parametrize(("status", "headers"), HOSTILE_HEADERS.values(), ids=HOSTILE_HEADERS)
+async def test_hostile_headers_open_nothing(world: AdminWorld, status: int, headers: str):
+    server = world.server(access=OPEN)
+    async with running(server):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        head = f"DELETE {ETL} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
+        writer.write(head.encode("utf-8", "surrogateescape"))
+        answer = await asyncio.wait_for(reader.read(), LIMIT_S)
+        writer.close()
+    assert answer.split()[1] == str(status).encode(), answer
+    assert b"Traceback" not in answer
+    assert len(world.rules.entries()) == 4
 
 
 async def test_tokens_may_be_replaced_while_it_runs(world: AdminWorld):
