@@ -9,6 +9,7 @@ from chromium import PHONE, WIDE, Page, text
 from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
+from proxy.admin.access import Access, AdminToken, Right
 from proxy.admin.audit import BY_FILE
 from proxy.admin.server import PAGE_FILES
 
@@ -100,6 +101,21 @@ async def test_changes_are_shown_with_who_made_them(page: Page):
         await world.audit.record(BY_FILE, "throttling", None, "paused", 1_790_000_100.0)
         await page.until(f"{CHANGES} === 5")
         assert "paused" in await page.run(text("#changes tr"))
+
+
+async def test_a_page_that_wants_a_token_takes_it_as_password(world: AdminWorld, page: Page):
+    scene(world)
+    desk = AdminToken("desk", "desk-text", (Right.READ,))
+    server = world.server(access=Access((desk,), read_needs_token=True))
+    async with visited(server, page) as url:
+        await page.give_password("desk-text")
+        await page.open(url, SHOWN)
+        assert await page.run(text("#state")) == "✓ Ready"
+        assert page.asked_for_password == 1
+        put = "fetch('/v1/quotas/user=a', {method: 'PUT', headers: {'Content-Type': "
+        put += "'application/json'}, body: '{\"consumer_byte_rate\": 1}'}).then(a => a.status)"
+        assert await page.run(put) == 401  # a password is not enough to change something
+        page.complaints.clear()
 
 
 HIDE = """(hidden) => {
