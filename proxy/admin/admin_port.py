@@ -7,7 +7,7 @@ open must not keep operators out, nor take the descriptors and the memory that t
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
@@ -16,8 +16,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-ACCEPTS_PER_TURN = 16
-"""Connections taken before others run."""
+ACCEPTS_PER_TURN = 4
+"""Connections taken before others run: each costs as much as some requests of clients."""
 
 OUT_OF_FILES_PAUSE_S = 0.5
 """Pause of accepting when the process has no descriptor left."""
@@ -25,7 +25,7 @@ OUT_OF_FILES_PAUSE_S = 0.5
 BACKLOG = 128
 
 LOG_INTERVAL_S = 60.0
-"""Between two log lines about connections that were refused, or closed for others."""
+"""Between two log lines about connections that were closed for others."""
 
 _log = get_logger(__name__)
 
@@ -67,6 +67,7 @@ class PortConnection(asyncio.Protocol):
     def request_came(self) -> None:
         """Record that the head of a request is complete."""
         self.is_busy = True
+        self._port.used(self)
         self._deadline.cancel()
         self._deadline = self._port.after(self._port.limits.idle_s, self.close)
 
@@ -122,27 +123,22 @@ class AdminPort:
         self._loop = asyncio.get_running_loop()
         self._sockets: list[socket.socket] = []
         self._by_address: dict[str, dict[PortConnection, None]] = {}
-        """The oldest first."""
+        """Those first that asked for nothing for longest."""
         self._by_http: dict[object, PortConnection] = {}
-        self._counted: dict[str, int] = {}
+        self._closed = 0
+        """How many were closed for others."""
         self._next_log_s = 0.0
-        self.number = 0
-        """The port that is open, also when any free one was asked for. Only after `open`."""
+        self.addresses: list[tuple[str, int]] = []
+        """Where its sockets are, or were; empty before `serve`."""
 
-    async def open(self, host: str, port: int, make_http: Callable[[], asyncio.Protocol]) -> None:
-        """Listen on all addresses of a host. Raises OSError; then none is open.
-
-        `make_http` makes the protocol of each connection.
-        """
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        try:
-            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-                self._sockets.append(_listen(family, address))
-        except OSError:
-            self.close()
-            raise
-        self.number = int(self._sockets[0].getsockname()[1])
-        for sock in self._sockets:
+    def serve(
+        self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """Accept connections of listening sockets; `make_http` makes the protocol of each."""
+        self._sockets = list(sockets)
+        self.addresses = [sock.getsockname()[:2] for sock in sockets]
+        for sock in sockets:
+            sock.setblocking(False)
             self._watch_socket(sock, make_http)
 
     def close(self) -> None:
@@ -167,6 +163,11 @@ class AdminPort:
         finally:
             connection.is_busy = False
 
+    def used(self, connection: PortConnection) -> None:
+        """Record that something was asked for on a connection that is not over."""
+        of_address = self._by_address[connection.address]
+        of_address[connection] = of_address.pop(connection)
+
     def forget(self, connection: PortConnection) -> None:
         """Drop a connection that is no more."""
         if self._by_http.pop(connection.http, None) is not None:
@@ -179,14 +180,6 @@ class AdminPort:
         """Call something later."""
         return self._loop.call_later(delay_s, call)
 
-    def count(self, what: str) -> None:
-        """Count a connection that is refused or gives way, and say so in the log now and then."""
-        self._counted[what] = self._counted.get(what, 0) + 1
-        if self._loop.time() >= self._next_log_s:
-            self._next_log_s = self._loop.time() + LOG_INTERVAL_S
-            counted, self._counted = self._counted, {}
-            _log.warning("admin connections refused or closed", **{"reasons": counted})
-
     def _watch_socket(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
         if sock in self._sockets:
             self._loop.add_reader(sock.fileno(), self._accept, sock, make_http)
@@ -198,16 +191,14 @@ class AdminPort:
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:
-                self.count(f"can't accept: {error.strerror}")
+                _log.error("can't accept", error=str(error), listener="admin")
                 self._loop.remove_reader(sock.fileno())
                 self._loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch_socket, sock, make_http)
                 return
-            if self._make_room(str(address[0])):
-                self._begin(client, str(address[0]), make_http())
-            else:
-                client.close()
+            self._begin(client, str(address[0]), make_http())
 
     def _begin(self, client: socket.socket, address: str, http: asyncio.Protocol) -> None:
+        self._make_room(address)
         client.setblocking(False)
         connection = PortConnection(self, client, address, http)
         self._by_http[connection.http] = connection
@@ -226,39 +217,42 @@ class AdminPort:
             if not is_made:
                 connection.over()
 
-    def _make_room(self, address: str) -> bool:
-        """Return whether one more connection from an address may be open.
+    def _make_room(self, address: str) -> None:
+        """Close a connection, if there are as many as may be, for one more from an address.
 
-        Where there are as many as may be, one of the address with most of them gives way, if that
-        still has more than this one: who floods the port keeps out no one else.
+        It is one of that address, if this has as many as one may have; else of the address with
+        most of them. There it is the one that asked for nothing for longest, and is not waiting for
+        an answer if another is not. So who floods the port with idle connections keeps no one out.
         """
-        own = len(self._by_address.get(address, ()))
-        if own >= self.limits.per_address:
-            self.count("too many from one address")
-            return False
-        if len(self._by_http) < self.limits.connections:
-            return True
-        crowd = max(self._by_address.values(), key=len)
-        idle = next((each for each in crowd if not each.is_busy), None)
-        if idle is None or len(crowd) <= own + 1:
-            self.count("too many")
-            return False
-        self.count("closed for another address")
-        idle.close()
-        return True
+        crowd = self._by_address.get(address, {})
+        if len(crowd) < self.limits.per_address:
+            if len(self._by_http) < self.limits.connections:
+                return
+            crowd = max(self._by_address.values(), key=len)
+        longest_idle = next((each for each in crowd if not each.is_busy), next(iter(crowd)))
+        longest_idle.close()
+        self._closed += 1
+        if self._loop.time() >= self._next_log_s:
+            self._next_log_s = self._loop.time() + LOG_INTERVAL_S
+            text = "too many connections to the admin port: those idle for longest are closed"
+            _log.warning(text, closed=self._closed, crowded_by=longest_idle.address)
 
 
-def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
-    """Return a listening socket. Raises OSError."""
-    sock = socket.socket(family)
+async def listen(host: str, port: int) -> list[socket.socket]:
+    """Return a listening socket for each address of a host. Raises OSError; then none is open."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sockets: list[socket.socket] = []
     try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            sockets.append(sock := socket.socket(family))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
     except OSError:
-        sock.close()
+        for sock in sockets:
+            sock.close()
         raise
-    return sock
+    return sockets

@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.access import Access
-from proxy.admin.admin_port import AdminPort, PortLimits
+from proxy.admin.admin_port import AdminPort, PortLimits, listen
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
@@ -107,7 +107,7 @@ class AdminServer:
     def port(self) -> int:
         """The port that is open, also when any free one was asked for. Only after `start`."""
         assert self._opened is not None
-        return self._opened.number
+        return self._opened.addresses[0][1]
 
     def use_access(self, access: Access) -> None:
         """Replace who may do what, from the next request on."""
@@ -139,7 +139,7 @@ class AdminServer:
         await runner.setup()
         assert runner.server is not None
         try:
-            await opened.open(self._host, self._port, runner.server)
+            opened.serve(await listen(self._host, self._port), runner.server)
         except OSError as error:
             await runner.cleanup()
             address = f"{self._host}:{self._port}"
