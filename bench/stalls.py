@@ -20,6 +20,8 @@ from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.admin.access import Access
+from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
@@ -104,6 +106,8 @@ class _Proxy:
             history=self.history,
             clock_ms=clock_ms,
             reports=_NoQueries(),
+            audit=AuditLog(MemoryStore()),
+            access=Access(),
         )
 
     def use(self, number: int) -> ClientQuotas:

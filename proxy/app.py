@@ -5,8 +5,9 @@ import gc
 import resource
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import clock_ms
+from proxy.admin.access import Access, AdminToken, Right
+from proxy.admin.admin_port import PortLimits
+from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
@@ -33,9 +37,12 @@ from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Credentials, Login
 from proxy.cluster.upstream import LOGIN_REFUSED, Address
 from proxy.config import Config, ListenerSection
+from proxy.config.check_report import find_start_hints
+from proxy.config.descriptors import share_files
+from proxy.config.differences import find_differences
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import Certificate, Secrets, read_secrets
+from proxy.config.secrets import ALL_RIGHTS, Certificate, Secrets, read_secrets
 from proxy.config.stores import StateHolder, open_store
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
@@ -86,12 +93,14 @@ class App:
     """All rules in force and where they come from. Only after `start`."""
     admin: AdminServer
     """Only after `start`."""
+    audit: AuditLog
+    """What was changed, and by whom. Only after `start`."""
 
     def __init__(self, config: Config, path: Path, *, splice: bool = True) -> None:
         loop = asyncio.get_running_loop()
         settings = config.quota_settings
         log_level.set(config.log_level)
-        self._config = config
+        self._config = self._in_force = config
         self._store = WatchedStore(MemoryStore())
         self.metrics = CollectorRegistry()
         instruments = Instruments(self.metrics, max_label_sets=config.limits.max_client_entities)
@@ -160,6 +169,8 @@ class App:
         if self._config.cluster.shows_password:
             text = "the password of cluster.sasl goes to the brokers in the clear"
             _log.warning(text, fix=HIDE_PASSWORD)
+        for hint in find_start_hints(self._config):
+            _log.warning("configuration hint", hint=hint)
         beside = holder = None
         if predecessor is not None:
             beside = predecessor.addresses
@@ -175,6 +186,7 @@ class App:
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
             self._queries.load(self._store)
+            self.audit = AuditLog(self._store)
             await self._start_admin(admin)
         except BaseException:
             await self.relay.close()
@@ -217,6 +229,7 @@ class App:
     async def release(self) -> None:
         """Close admin port and state, for a successor; all is written by then."""
         await self.admin.stop()
+        await self.audit.close()
         await self._queries.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
@@ -297,7 +310,10 @@ class App:
             history=self._history,
             reports=self._queries,
             clock_ms=clock_ms,
-            token=self._secrets.token,
+            audit=self.audit,
+            access=_access(self._config, self._secrets),
+            limits=_port_limits(self._config),
+            tls=self._secrets.admin,
         )
         await self.admin.start(sockets)
 
@@ -349,6 +365,10 @@ class App:
         self._services.limits = _limits(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
         log_level.set(config.log_level)
+        before, self._in_force = self._in_force, config
+        was, is_now = await asyncio.to_thread(find_differences, before, config)
+        if was or is_now:
+            await self.audit.record(BY_FILE, "configuration", was, is_now, time.time())
 
     def _use_secrets(self, config: Config, secrets: Secrets) -> None:
         """Show other certificates on new connections, log in with another password, and so on."""
@@ -357,14 +377,15 @@ class App:
             for name, context in secrets.listeners.items():
                 self.relay.listeners[name].use_tls(context)
             self._bootstrap.tls = secrets.upstream
+            self.admin.use_tls(secrets.admin)
             if isinstance(self._store.inner, KafkaStore):
                 self._store.inner.use_tls(secrets.upstream)
             _log.info("certificates renewed")
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
-        if secrets.token is not None:
-            self.admin.use_token(secrets.token)
+        if config.admin.bind == self._config.admin.bind:  # another one may need no token
+            self.admin.use_access(_access(config, secrets))
         self._secrets = secrets
         self._show_certificates()
 
@@ -498,10 +519,35 @@ def _bootstrap(config: Config, secrets: Secrets, on_refused: Callable[[], None])
     return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
 
 
+def _access(config: Config, secrets: Secrets) -> Access:
+    """Return who may do what on the admin port."""
+    admin = config.admin
+    tokens = [
+        AdminToken(each.name, secrets.tokens[each.name], tuple(map(Right, each.rights)))
+        for each in admin.tokens
+    ]
+    if admin.token_file is not None:
+        tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
+    hosts = (admin.bind.host, *admin.hosts, *(each.advertised_host for each in config.listeners))
+    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
+
+
+def _port_limits(config: Config) -> PortLimits:
+    """Return how many connections the admin port has, and for how long."""
+    admin = config.admin
+    return PortLimits(
+        share_files(config).admin,
+        admin.max_connections_per_ip,
+        admin.head_timeout,
+        admin.idle_timeout,
+    )
+
+
 def _limits(config: Config) -> Limits:
     """Return the relay's limits; the configuration's durations are seconds, too."""
     names = (field.name for field in fields(Limits))
-    return Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
+    limits = Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
+    return replace(limits, max_connections=share_files(config).clients)
 
 
 def _listener(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
 
     top = commands.add_parser("top", help="watch a running proxy in the terminal")
     top.add_argument("--url", default="http://127.0.0.1:9644", help="its admin address")
+    top.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
+    cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
+    top.add_argument("--cert-file", type=Path, help=cert_help)
+    top.add_argument("--token-file", type=Path, help="where admin.read_needs_token is set")
     top.add_argument("--once", action="store_true", help="print once and end")
     top.set_defaults(command=_top)
 
@@ -199,9 +204,14 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _top(options: argparse.Namespace) -> int:
-    from proxy.admin.top import run_top  # noqa: PLC0415 - not needed by the proxy
+    from proxy.admin.top import AdminAddress, run_top  # noqa: PLC0415 - not needed by the proxy
 
-    return run_top(options.url, once=options.once)
+    tls = ssl.create_default_context(cafile=options.ca_file)
+    if options.cert_file is not None:
+        tls.load_cert_chain(options.cert_file)
+    token = options.token_file.read_text().strip() if options.token_file is not None else None
+    address = AdminAddress(options.url, tls, token)
+    return run_top(address, once=options.once)
 
 
 def _broker(options: argparse.Namespace) -> int:

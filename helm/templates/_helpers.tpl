@@ -30,8 +30,40 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The Secret with the tokens that the chart makes itself. */}}
+{{- define "quota-proxy.ownSecret" -}}
+{{- printf "%s-admin" (include "quota-proxy.fullname" .) -}}
+{{- end -}}
+
 {{- define "quota-proxy.adminSecret" -}}
-{{- .Values.adminToken.existingSecret | default (printf "%s-admin" (include "quota-proxy.fullname" .)) -}}
+{{- .Values.adminToken.existingSecret | default (include "quota-proxy.ownSecret" .) -}}
+{{- end -}}
+
+{{/* The keys in that Secret, as {"keys": [...]}. */}}
+{{- define "quota-proxy.ownTokenKeys" -}}
+{{- $keys := list -}}
+{{- if not .Values.adminToken.existingSecret -}}{{- $keys = append $keys .Values.adminToken.key -}}{{- end -}}
+{{- range $name, $token := .Values.adminTokens -}}
+  {{- if not $token.existingSecret -}}{{- $keys = append $keys (printf "token-%s" $name) -}}{{- end -}}
+{{- end -}}
+{{- dict "keys" $keys | toJson -}}
+{{- end -}}
+
+{{/* Names of the admin Service, and of each replica there, as {"names": [...]}. */}}
+{{- define "quota-proxy.adminNames" -}}
+{{- $name := include "quota-proxy.fullname" . -}}
+{{- $places := list (printf "%s-admin" $name) -}}
+{{- range $number := until (int .Values.replicas) -}}
+  {{- $places = append $places (printf "%s-%d.%s-admin" $name $number $name) -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $place := $places -}}
+  {{- $namespace := $.Release.Namespace -}}
+  {{- range $rest := list "" (printf ".%s" $namespace) (printf ".%s.svc" $namespace) (printf ".%s.svc.cluster.local" $namespace) -}}
+    {{- $names = append $names (print $place $rest) -}}
+  {{- end -}}
+{{- end -}}
+{{- dict "names" $names | toJson -}}
 {{- end -}}
 
 {{/* The proxy's configuration, with what the chart knows better filled in. */}}
@@ -57,8 +89,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if regexMatch "^(127\\.|localhost:|\\[::1\\])" $admin.bind -}}
   {{- fail (printf "admin.bind %s can't be reached by the kubelet's probes: write 0.0.0.0:9644, or leave it out" $admin.bind) -}}
 {{- end -}}
+{{- if and $admin.tls $admin.tls.ca_file -}}
+  {{- fail "admin.tls.ca_file asks for a certificate, and the kubelet's probes have none: leave it out" -}}
+{{- end -}}
+{{- if $admin.read_needs_token -}}
+  {{- range $path := list "/healthz" "/readyz" -}}
+    {{- if not (has $path ($admin.open_paths | default (list "/healthz" "/readyz"))) -}}
+      {{- fail (printf "admin.open_paths lacks %s, and the kubelet's probes have no token" $path) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- $tokens := $admin.tokens | default list -}}
+{{- range $name, $token := .Values.adminTokens -}}
+  {{- $file := printf "/etc/quota-proxy/admin/tokens/%s" $name -}}
+  {{- $tokens = append $tokens (dict "name" $name "token_file" $file "rights" $token.rights) -}}
+{{- end -}}
+{{- $_ := set $admin "tokens" $tokens -}}
+{{- $_ := set $admin "hosts" (concat ($admin.hosts | default list) (include "quota-proxy.adminNames" . | fromJson).names) -}}
 {{- $_ := set $config "admin" $admin -}}
 {{- $config | toYaml -}}
+{{- end -}}
+
+{{- define "quota-proxy.adminScheme" -}}
+{{- $config := include "quota-proxy.config" . | fromYaml -}}
+{{- if $config.admin.tls -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
 {{- define "quota-proxy.adminPort" -}}

@@ -63,16 +63,16 @@ spec:
         - {containerPort: {{ .port }}}
         {{- end }}
       startupProbe:
-        httpGet: {path: /healthz, port: admin}
+        httpGet: {path: /healthz, port: admin, scheme: {{ include "quota-proxy.adminScheme" . | upper }}}
         periodSeconds: 1
         failureThreshold: 60
       livenessProbe:
-        httpGet: {path: /healthz, port: admin}
+        httpGet: {path: /healthz, port: admin, scheme: {{ include "quota-proxy.adminScheme" . | upper }}}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 3
       readinessProbe:
-        httpGet: {path: /readyz, port: admin}
+        httpGet: {path: /readyz, port: admin, scheme: {{ include "quota-proxy.adminScheme" . | upper }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2
@@ -99,10 +99,17 @@ spec:
     - name: config
       configMap: {name: {{ include "quota-proxy.fullname" . }}}
     - name: admin-token
-      secret:
-        secretName: {{ include "quota-proxy.adminSecret" . }}
+      projected:
         defaultMode: 0440
-        items: [{key: {{ .Values.adminToken.key }}, path: token}]
+        sources:
+          - secret:
+              name: {{ include "quota-proxy.adminSecret" . }}
+              items: [{key: {{ .Values.adminToken.key }}, path: token}]
+          {{- range $name, $token := .Values.adminTokens }}
+          - secret:
+              name: {{ $token.existingSecret | default (include "quota-proxy.ownSecret" $) }}
+              items: [{key: {{ if $token.existingSecret }}{{ $token.key | default "token" }}{{ else }}token-{{ $name }}{{ end }}, path: tokens/{{ $name }}}]
+          {{- end }}
     {{- if not (include "quota-proxy.isStateful" .) }}
     - name: state
       emptyDir: {}

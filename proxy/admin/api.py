@@ -1,15 +1,19 @@
-"""The paths below `/v1`: clients, quotas, status; reports of Spark jobs, progress, pipelines."""
+"""The paths below `/v1`: clients, quotas, status, audit, batch reports, progress, pipelines."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
 from structlog import get_logger
 
+from proxy.admin.audit import AuditLog
+from proxy.admin.audit_documents import change_documents, rule_shown
 from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.guard import REPORT_PATH, current_author
 from proxy.admin.log_level import log_level_routes
 from proxy.admin.overrides import parse_override
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
@@ -58,6 +62,7 @@ class ApiRoutes:
     queries: QueryDocuments
     clock_ms: Callable[[], float]
     slices: Slices
+    audit: AuditLog
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
@@ -68,10 +73,11 @@ class ApiRoutes:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
-            web.post("/v1/spark/batches", self._post_report),
+            web.post(REPORT_PATH, self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
             *log_level_routes(),
+            web.get("/v1/audit", self._get_audit),
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:
@@ -107,29 +113,52 @@ class ApiRoutes:
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
+        name = selector(keys)
         try:
-            about = (override.bounds, override.scope, override.by, time.time())
-            entry = await self.rules.put(keys, *about)
+            async with self._audited(name):
+                about = (override.bounds, override.scope, override.by, time.time())
+                entry = await self.rules.put(keys, *about)
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        name = selector(keys)
-        _log.info("quota overridden", selector=name, by=override.by, remote=request.remote)
+        about_log = {"who": current_author().name, "remote": request.remote}
+        _log.info("quota overridden", selector=name, by=override.by, **about_log)
         return answer(rule_entry(entry))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
         name = selector(keys)
         try:
-            deleted = await self.rules.delete(keys)
+            async with self._audited(name):
+                if not await self.rules.delete(keys):
+                    fix = "see GET /v1/quotas; rules of the file are changed in the file"
+                    raise ApiError(404, f"no override is in force for {name}", fix)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        if not deleted:
-            fix = "see GET /v1/quotas; rules of the file are changed in the file"
-            raise ApiError(404, f"no override is in force for {name}", fix)
-        _log.info("quota override deleted", selector=name, remote=request.remote)
+        about_log = {"who": current_author().name, "remote": request.remote}
+        _log.info("quota override deleted", selector=name, **about_log)
         return answer({"deleted": name})
+
+    @asynccontextmanager
+    async def _audited(self, name: str) -> AsyncIterator[None]:
+        """Record the change of an override, unless it is not made, which the body says by raising.
+
+        That of a request that is cancelled is recorded, too: it is kept, and so in force.
+        """
+        before = rule_shown(self.rules.in_force().get(name))
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            await self._record_override(name, before)
+            raise
+        await self._record_override(name, before)
+
+    async def _record_override(self, name: str, before: object) -> None:
+        after = rule_shown(self.rules.in_force().get(name))
+        await self.audit.record(current_author(), f"quota {name}", before, after, time.time())
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)
@@ -160,6 +189,10 @@ class ApiRoutes:
             "configuration",
         )
         return answer({"pipelines": documents})
+
+    async def _get_audit(self, request: web.Request) -> web.Response:
+        total, changes = change_documents(self.audit, *_filter_and_limit(request))
+        return await answer_in_slices({"total": total, "changes": changes}, self.slices)
 
 
 def _filter_and_limit(request: web.Request) -> tuple[str, int]:

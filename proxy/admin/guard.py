@@ -1,43 +1,66 @@
 """Decides whether an admin request may pass, and turns every failure into a JSON error."""
 
-import hmac
-import ipaddress
-from collections.abc import Callable
-from urllib.parse import urlsplit
+import binascii
+from base64 import b64decode
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 from structlog import get_logger
 
+from proxy.admin.access import Access, AdminToken, Right
+from proxy.admin.audit import LOCAL, Author
 from proxy.admin.replies import ApiError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing; all others need the token when one is set."""
+"""Methods that change nothing."""
 
-_SCHEME = "Bearer "
+REPORT_PATH = "/v1/spark/batches"
+
+_author: ContextVar[Author] = ContextVar("author")
+
+_BEARER, _BASIC = "bearer", "basic"
+
+_CHALLENGES: Mapping[Right, str] = MappingProxyType(
+    dict.fromkeys(Right, 'Bearer realm="quota-proxy"')
+    # Makes a browser ask for a name, which may be any, and the token as the password.
+    | {Right.READ: 'Basic realm="quota-proxy", charset="UTF-8"'}
+)
+
+_TASKS: Mapping[Right, str] = MappingProxyType(
+    {
+        Right.READ: "read this",
+        Right.REPORT: "send a report",
+        Right.QUOTAS: "change this",
+    }
+)
 
 _log = get_logger(__name__)
 
 
-def guard(token_now: Callable[[], str | None]) -> Middleware:
-    """Return the middleware that answers only requests that show what they must.
+class Guard:
+    """Lets only those requests pass that show what they must.
 
-    With a token: the token, to change anything. Without one the server is on loopback, where the
-    danger is a web page in a browser on the same machine. It may send requests here, and by DNS
-    rebinding (its own name made to point at 127.0.0.1) read the answers. So then the `Host` must
-    be an address or `localhost`, which no attacker's name is, and an `Origin`, which browsers add
-    to what changes something, must be this server's.
+    A request needs a token with the right to what it does, unless that is open to all. Beside that
+    there is the danger of a web page in the browser of somebody who can connect here. It may send
+    requests, and by DNS rebinding (its own name made to point at this server) read the answers. So
+    who shows no token must name an address, `localhost` or a known name as `Host`, which no
+    attacker's name is. Where no tokens are, an `Origin`, which browsers add to what changes
+    something, must be this server's. A token for a change is never taken as a password, which
+    browsers send along by themselves.
     """
 
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        """May be replaced at any time."""
+
     @web.middleware
-    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        token = token_now()
+    async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request that may pass; as a JSON error, one that may not or that fails."""
         try:
-            if token is None:
-                _refuse_foreign_host(request)
-                _refuse_foreign_origin(request)
-            elif request.method not in SAFE_METHODS:
-                _require_token(request, token)
+            _author.set(Author(self._admit(request), request.remote))
             return await handler(request)
         except ApiError as error:
             return error.response()
@@ -50,42 +73,80 @@ def guard(token_now: Callable[[], str | None]) -> Middleware:
             fix = "look at the proxy's log; the request may be sent again"
             return ApiError(500, "the proxy failed to answer this request", fix).response()
 
-    return answer
+    def _admit(self, request: web.Request) -> str:
+        """Return the name of the one who asks. Raises ApiError for a request that must not pass."""
+        access, right = self.access, _right_for(request)
+        token = access.find(shown) if (shown := _shown_token(request, right)) else None
+        is_open = access.is_open(right, request.path)
+        if not is_open:
+            _require(token, right, request)
+        if token is not None:
+            return token.name
+        if not access.tokens or request.path not in access.open_paths:
+            _refuse_foreign_host(request, access)
+        if right is not Right.READ:
+            _refuse_foreign_origin(request)
+        return LOCAL
 
 
-def _require_token(request: web.Request, token: str) -> None:
-    given = request.headers.get("Authorization", "")
+def current_author() -> Author:
+    """Return who sent the request that is being answered; only for one that passed the guard."""
+    return _author.get()
+
+
+def _right_for(request: web.Request) -> Right:
+    """Return the right that a request needs; whatever is not known as harmless needs the most."""
+    if request.method in SAFE_METHODS:
+        return Right.READ
+    resource = request.match_info.route.resource
+    is_report = resource is not None and resource.canonical == REPORT_PATH
+    return Right.REPORT if is_report else Right.QUOTAS
+
+
+def _shown_token(request: web.Request, right: Right) -> bytes | None:
+    """Return the token that a request shows: as a bearer's, or, to read, as a password."""
+    scheme, _, value = request.headers.get("Authorization", "").partition(" ")
     # Undecodable header bytes arrive as surrogates; they must not make the comparison fail.
-    shown = given.removeprefix(_SCHEME).strip().encode("utf-8", "surrogateescape")
-    if given.startswith(_SCHEME) and hmac.compare_digest(shown, token.encode()):
-        return
-    raise ApiError(
-        401,
-        "the token is wrong" if given else "a token is needed to change something",
-        "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file",
-        {"WWW-Authenticate": 'Bearer realm="quota-proxy"'},
-    )
+    shown = value.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == _BEARER:
+        return shown
+    if scheme.lower() == _BASIC and right is Right.READ:
+        try:
+            return b64decode(shown, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return None
+    return None
 
 
-def _refuse_foreign_host(request: web.Request) -> None:
+def _require(token: AdminToken | None, right: Right, request: web.Request) -> None:
+    if token is None:
+        is_wrong = "Authorization" in request.headers
+        raise ApiError(
+            401,
+            "the token is wrong" if is_wrong else f"a token is needed to {_TASKS[right]}",
+            "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file, or "
+            f"of one of admin.tokens with the right {right}",
+            {"WWW-Authenticate": _CHALLENGES[right]},
+        )
+    if right not in token.rights:
+        raise ApiError(
+            403,
+            f"the token {token.name!r} may not {_TASKS[right]}",
+            f"use a token with the right {right}; this one has {', '.join(sorted(token.rights))}",
+        )
+
+
+def _refuse_foreign_host(request: web.Request, access: Access) -> None:
     host = request.headers.get("Host")
-    if host is not None and not _is_own_name(host):  # every browser sends one
-        fix = "ask for localhost or 127.0.0.1, or set admin.token_file"
+    if host is not None and not access.knows_host(host):  # every browser sends one
+        fix = "ask for an address or localhost, add the name to admin.hosts, or show a token"
         raise ApiError(421, f"the Host {host!r} is not this server's", fix)
-
-
-def _is_own_name(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def _refuse_foreign_origin(request: web.Request) -> None:
     origin = request.headers.get("Origin")
-    own = f"http://{request.headers.get('Host')}"
-    if request.method not in SAFE_METHODS and origin not in (None, own):
+    scheme = "https" if request.secure else "http"
+    if origin not in (None, f"{scheme}://{request.headers.get('Host')}"):
         fix = "send it from a program on this machine, or set admin.token_file"
         raise ApiError(403, f"the request comes from a page of {origin!r}", fix)
 

@@ -3,15 +3,19 @@
 import ipaddress
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from proxy.admin.access import Access
+from proxy.admin.admin_port import AdminPort, PortLimits, listen
 from proxy.admin.api import ApiRoutes
+from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
-from proxy.admin.guard import guard
+from proxy.admin.guard import Guard
 from proxy.admin.history import History
 from proxy.admin.query_documents import Cached, Document, QueryDocuments, Reports
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, scrape
@@ -20,6 +24,7 @@ from proxy.admin.status import NotReady, RelayStatus, Status
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 
+DEFAULT_LIMITS = PortLimits()
 SHUTDOWN_TIMEOUT_S = 1.0  # for requests in progress when the server stops
 
 PAGE_HEADERS = {
@@ -34,7 +39,7 @@ PAGE_HEADERS = {
 
 _SCRIPTS = (
     *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches", "times"),
-    *("ask", "rows", "section", "chart", "format"),
+    *("ask", "rows", "section", "chart", "format", "changes"),
 )
 
 PAGE_FILES = {
@@ -58,9 +63,9 @@ class AdminError(Exception):
 class AdminServer:
     """Serves operators on one address: metrics, health, the API and the status page.
 
-    `host` is loopback unless there is a `token`, which a request must carry to change something;
-    `port` 0 is any free one. Whoever made `history` takes its samples, and `clock_ms` is the
-    monotonic time that `quotas` is fed with.
+    `host` is loopback unless `access` has tokens; `port` 0 is any free one. Whoever made `history`
+    takes its samples, whoever made `audit` closes it, and `clock_ms` is the monotonic time that
+    `quotas` is fed with.
     """
 
     def __init__(
@@ -76,7 +81,10 @@ class AdminServer:
         history: History,
         clock_ms: Callable[[], float],
         reports: Reports,
-        token: str | None = None,
+        audit: AuditLog,
+        access: Access,
+        limits: PortLimits = DEFAULT_LIMITS,
+        tls: ssl.SSLContext | None = None,
         warning: NotReady = lambda: None,
         request_times: Callable[[], Sequence[Document]] = tuple,
     ) -> None:
@@ -85,7 +93,9 @@ class AdminServer:
         self._metrics = metrics
         self._not_ready = not_ready
         self._warning = warning
-        self._token = token
+        self._guard = Guard(access)
+        self._limits = limits
+        self._tls = tls
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
         clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
@@ -97,32 +107,43 @@ class AdminServer:
             history,
             queries,
             pipelines,
+            audit,
             clock_ms(),
             warning,
             request_times,
         )
-        self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
+        self._api = ApiRoutes(
+            clients, rules, status, reports, queries, clock_ms, self._slices, audit
+        )
         self._runner: web.AppRunner | None = None
+        self._opened: AdminPort | None = None
 
     @property
     def port(self) -> int:
         """The port that is open, also when any free one was asked for. Only after `start`."""
-        assert self._runner is not None
-        return int(self._runner.addresses[0][1])
+        assert self._opened is not None
+        return self._opened.addresses[0][1]
 
-    def use_token(self, token: str) -> None:
-        """Ask for another token from now on; it must have been one before."""
-        self._token = token
+    def use_access(self, access: Access) -> None:
+        """Replace who may do what, from the next request on."""
+        self._guard.access = access
+
+    def use_tls(self, tls: ssl.SSLContext | None) -> None:
+        """Replace what new connections are shown; None stays None."""
+        self._tls = tls
+        if self._opened is not None:
+            self._opened.tls = tls
 
     def addresses(self) -> list[tuple[str, int]]:
         """Return where its sockets are. Only after `start`."""
-        return [address[:2] for address in self._runner.addresses] if self._runner else []
+        return self._opened.addresses if self._opened else []
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """Open the port, or listen on sockets that have it already. Raises AdminError."""
-        if self._token is None and not _is_loopback(self._host):
+        """Open the port, or accept on sockets that have it already. Raises AdminError."""
+        if not self._guard.access.tokens and not _is_loopback(self._host):
             raise AdminError(f"admin.bind: {self._host} can be reached by others; set a token")
-        app = web.Application(middlewares=[guard(lambda: self._token)])
+        opened = AdminPort(self._limits, self._tls)
+        app = web.Application(middlewares=[opened.watch, self._guard.answer])
         app.add_routes(
             [
                 web.get("/metrics", self._get_metrics),
@@ -133,25 +154,27 @@ class AdminServer:
             ]
         )
         # A compressed body is taken as it is, and so refused: none is long enough to need it.
-        self._runner = web.AppRunner(
+        runner = web.AppRunner(
             app,
             access_log=None,
             logger=_quiet,
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             auto_decompress=False,
         )
-        await self._runner.setup()
+        await runner.setup()
+        assert runner.server is not None
         try:
-            sites: list[web.BaseSite] = [web.SockSite(self._runner, sock) for sock in sockets]
-            for site in sites or [web.TCPSite(self._runner, self._host, self._port)]:
-                await site.start()
+            opened.serve(sockets or await listen(self._host, self._port), runner.server)
         except OSError as error:
-            await self._runner.cleanup()
+            await runner.cleanup()
             address = f"{self._host}:{self._port}"
             raise AdminError(f"admin.bind: {address}: {error.strerror or error}") from None
+        self._runner, self._opened = runner, opened
 
     async def stop(self) -> None:
         """Close the port and every connection."""
+        if self._opened is not None:
+            self._opened.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 
 from metrics.clock import MS_PER_SECOND
 from proxy import __version__
+from proxy.admin.audit import AuditLog
+from proxy.admin.audit_documents import change_documents
 from proxy.admin.client_documents import ClientDocuments, iso
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
@@ -86,6 +88,7 @@ class Status:
     history: History
     queries: QueryDocuments
     pipelines: Callable[[], Sequence[Document]]
+    audit: AuditLog
     started_ms: float
     """When the proxy started, on the monotonic clock."""
     warning: NotReady = lambda: None
@@ -101,6 +104,7 @@ class Status:
         found = await self.clients.closest_to_bound(text, limit)
         described = await self.clients.describe(found.rows, now_ms)
         pipelines = self.pipelines()
+        changes_total, changes = change_documents(self.audit)
         return {
             "version": __version__,
             "at": iso(now_s),
@@ -134,4 +138,6 @@ class Status:
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
             "request_times": list(self.request_times()),
+            "changes_total": changes_total,
+            "changes": list(changes),
         }

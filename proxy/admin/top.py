@@ -4,17 +4,20 @@ import json
 import os
 import select
 import signal
+import ssl
 import sys
 import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -32,8 +35,29 @@ HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 EXIT_DONE, EXIT_FAILED = 0, 1
 
-# A proxy of the environment is for other hosts; this one is named by its own address.
-_opener = build_opener(ProxyHandler({}))
+
+@dataclass(frozen=True, slots=True)
+class AdminAddress:
+    """Where a proxy's admin server is, and what it wants to see."""
+
+    url: str
+    """Such as `http://127.0.0.1:9644`."""
+    tls: ssl.SSLContext | None = None
+    """None: the system's authorities sign its certificate, and it wants none of ours."""
+    token: str | None = field(default=None, repr=False)
+
+    def open(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        """Ask for a path. Raises OSError, HTTPException, or ValueError for what is no URL."""
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise ValueError("it is not a URL such as http://127.0.0.1:9644")
+        request = Request(f"{self.url.rstrip('/')}{path}")
+        if self.token is not None:
+            # Not where we are redirected to: it is for this server only.
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
+        # A proxy of the environment is for other hosts; this one is named by its own address.
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self.tls))
+        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=TIMEOUT_S)
+        return answer
 
 
 class UnreachableError(Exception):
@@ -41,17 +65,21 @@ class UnreachableError(Exception):
 
 
 def run_top(
-    url: str, *, once: bool = False, console: Console | None = None, errors: Console | None = None
+    address: AdminAddress,
+    *,
+    once: bool = False,
+    console: Console | None = None,
+    errors: Console | None = None,
 ) -> int:
     """Show the status until `q`; where there is no terminal, or with `once`, print it once.
 
     A proxy that stops answering while the view is up is said so, and asked again. Printed once,
-    queries and pipelines follow the clients. `url` is such as `http://127.0.0.1:9644`. Returns the
-    exit code: 0, or 1 when the proxy could not be reached at the start.
+    queries and pipelines follow the clients. Returns the exit code: 0, or 1 when the proxy could
+    not be reached at the start.
     """
     console = console or Console()
     try:
-        status = fetch_status(url)
+        status = fetch_status(address)
     except UnreachableError as error:
         text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
         errors = errors or Console(stderr=True)
@@ -66,19 +94,19 @@ def run_top(
         console.print(screen(status, "held", console.width, views=views))
         return EXIT_DONE
     with suppress(KeyboardInterrupt):
-        _watch(url, status, console)
+        _watch(address, status, console)
     return EXIT_DONE
 
 
-def fetch_status(url: str) -> dict[str, Any]:
+def fetch_status(address: AdminAddress) -> dict[str, Any]:
     """Return what `GET /v1/status` gives. Raises UnreachableError."""
+    url = address.url
     try:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-        with _opener.open(f"{url.rstrip('/')}/v1/status?limit={LIMIT}", timeout=TIMEOUT_S) as reply:
+        with address.open(f"/v1/status?limit={LIMIT}") as reply:
             status = json.load(reply)
     except HTTPError as error:
-        raise UnreachableError(f"{url} answered {error.code} {error.reason}") from None
+        wants = "; it wants --token-file" if error.code == HTTPStatus.UNAUTHORIZED else ""
+        raise UnreachableError(f"{url} answered {error.code} {error.reason}{wants}") from None
     except URLError as error:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
@@ -89,7 +117,7 @@ def fetch_status(url: str) -> dict[str, Any]:
     return status
 
 
-def _watch(url: str, status: dict[str, Any], console: Console) -> None:
+def _watch(address: AdminAddress, status: dict[str, Any], console: Console) -> None:
     order, view = "held", CLIENTS
     lost = ""
     next_s = time.monotonic() + INTERVAL_S
@@ -106,7 +134,7 @@ def _watch(url: str, status: dict[str, Any], console: Console) -> None:
             order, view = ORDERS.get(key, order), VIEWS.get(key, view)
             if time.monotonic() >= next_s:
                 try:
-                    status, lost = fetch_status(url), ""
+                    status, lost = fetch_status(address), ""
                 except UnreachableError as error:
                     lost = f"{error}; trying again"
                 next_s = time.monotonic() + INTERVAL_S

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from metrics.clock import MS_PER_SECOND
+from proxy.config.descriptors import share_files
 from proxy.config.fields import format_duration
+from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.pipeline_models import PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
@@ -23,10 +25,23 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
         yield from find_gaps(table, names, config.limits.max_client_entities)
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
+    yield from find_start_hints(config)
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
     yield from find_advice(config, table)
+
+
+def find_start_hints(config: Config) -> Iterator[str]:
+    """Yield a line for each thing that a start logs as well: too few files, secrets in the open."""
+    if (hint := share_files(config).hint) is not None:
+        yield hint
+    yield from find_exposed(config.secret_files)
+    if not config.admin.read_needs_token:
+        for number, token in enumerate(config.admin.tokens):
+            if set(token.rights) == {"read"}:
+                use = "allows only what all may do; fix: write read_needs_token: true"
+                yield f"admin.tokens[{number}] ({token.name}) {use}, or remove it"
 
 
 def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:

@@ -63,6 +63,7 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
         yield from _used_twice(document, queries, key, "query")
     yield from _same_clients(document, queries)
     yield from _used_twice(document, pipelines, "name", "pipeline")
+    yield from _used_twice(document, _tokens(data.get("admin")), "name", "token")
     yield from pipeline_checks.find_problems(document)
     yield from _too_many(document, "queries", [data.get("queries")], "names {} queries")
     nodes = [pipeline.get(key) for _, pipeline in pipelines for key in ("sources", "stages")]
@@ -75,6 +76,10 @@ def _items(value: object, loc: Loc) -> list[_Item]:
     if not isinstance(value, list):
         return []
     return [((*loc, index), item) for index, item in enumerate(value) if isinstance(item, dict)]
+
+
+def _tokens(admin: object) -> list[_Item]:
+    return _items(admin.get("tokens") if isinstance(admin, dict) else None, ("admin", "tokens"))
 
 
 def _at(document: Document, loc: Loc) -> str:

@@ -40,6 +40,13 @@ MAX_DURATION_S: Final = Decimal(365 * 24 * 3600)
 MIN_INTERVAL_S: Final = 0.001
 """The shortest batch interval: Spark counts in milliseconds."""
 
+RESERVED_NAMES: Final = {
+    "admin": "the token in admin.token_file",
+    "local": "those who need no token",
+    "file": "the configuration file",
+}
+"""How others than tokens by name are called, where changes are recorded."""
+
 _DURATION_FIX = f"write a number and one of {' '.join(DURATION_UNITS)}, such as 20s"
 
 
@@ -105,6 +112,16 @@ def _query_client(value: object) -> str:
     return client_id
 
 
+def _token_name(value: object) -> str:
+    name = parse_text(value)
+    if name in RESERVED_NAMES:
+        message = f"{shown(name)} is the name of {RESERVED_NAMES[name]}"
+        raise BadValueError(message, "choose another name")
+    if not name.isprintable():
+        raise BadValueError(f"{shown(name)} is not printable", "choose another name")
+    return name
+
+
 def _batch_interval(value: object) -> Seconds:
     interval = parse_duration(value)
     if interval < MIN_INTERVAL_S:
@@ -156,6 +173,8 @@ Gain = Annotated[float, BeforeValidator(_GAIN)]
 """How strongly a controller answers to an error; 0: not at all."""
 Text = Annotated[str, BeforeValidator(parse_text)]
 Prefix = Annotated[str, BeforeValidator(parse_prefix)]
+TokenName = Annotated[str, BeforeValidator(_token_name)]
+HostName = Annotated[str, BeforeValidator(endpoints.parse_advertised_host)]
 QueryClient = Annotated[str, BeforeValidator(_query_client)]
 Endpoint = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_endpoint)]
 Bind = Annotated[endpoints.HostPort, BeforeValidator(endpoints.parse_bind)]

@@ -3,6 +3,7 @@
 import os
 import ssl
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationInfo
@@ -11,6 +12,8 @@ from proxy.quota.values import BadValueError, shown
 
 MAX_FILE_MIB = 4
 """The longest file that is read."""
+EXPOSED_MODE = stat.S_IRWXO | stat.S_IWGRP
+"""What a file with a secret must not allow; its group may read it, as Kubernetes mounts it so."""
 
 
 def _bad(path: Path, message: str, fix: str) -> BadValueError:
@@ -108,6 +111,30 @@ def read_token(path: Path) -> str:
     if not token:
         raise _bad(path, "is empty", "put the token into it, on one line")
     return token
+
+
+def find_same(paths: Iterable[Path]) -> tuple[str, str] | None:
+    """Return two files that hold the same token, if there are."""
+    seen: dict[bytes, Path] = {}
+    for path in paths:
+        other = seen.setdefault(read_bytes(path).strip(), path)
+        if other is not path:
+            return shown(str(other)), shown(str(path))
+    return None
+
+
+def find_exposed(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield a line for each file with a secret that others may read, or its group may write."""
+    for path in dict.fromkeys(paths):
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+        except OSError:
+            continue
+        if mode & EXPOSED_MODE:
+            yield (
+                f"{path} holds a secret and its mode is {mode:04o}: others may read it, or its "
+                f"group may write it; fix: chmod 600 {path}"
+            )
 
 
 def check_password(path: Path) -> Path:

@@ -4,7 +4,7 @@ The names of the keys are contracts with users. A model checks its values; what 
 rules or listeners together is in `checks`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -86,17 +86,12 @@ class ClusterSection(fields.Section):
         return servers
 
 
-class ListenerTls(fields.Section):
-    """TLS to the clients.
-
-    With `ca_file`, clients must show a certificate that it signed. With `sni`, the brokers share
-    the listener's one port and are told apart by the server name that a client asks for.
-    """
+class ServerTls(fields.Section):
+    """TLS to those who connect; with `ca_file` they must show a certificate that it signed."""
 
     cert_file: fields.CertificateFile = Field(examples=["cert_file: server.pem"])
     key_file: fields.KeyFile = Field(examples=["key_file: server.key"])
     ca_file: fields.CertificateFile | None = None
-    sni: fields.Sni | None = None
 
     @field_validator("key_file")
     @classmethod
@@ -104,6 +99,16 @@ class ListenerTls(fields.Section):
         if "cert_file" in info.data:
             files.check_pair(info.data["cert_file"], key_file)
         return key_file
+
+
+class ListenerTls(ServerTls):
+    """TLS to the clients.
+
+    With `sni`, the brokers share the listener's one port and are told apart by the server name that
+    a client asks for.
+    """
+
+    sni: fields.Sni | None = None
 
 
 class ListenerSection(fields.Section):
@@ -228,20 +233,67 @@ class StateSection(fields.Section):
         return path
 
 
+class TokenSection(fields.Section):
+    """A bearer token and what those may do who show it."""
+
+    name: fields.TokenName = Field(examples=["name: spark"])
+    token_file: fields.TokenFile = Field(examples=["token_file: spark-token"])
+    rights: tuple[Literal["read", "report", "quotas"], ...] = Field(examples=["rights: [report]"])
+
+    @field_validator("rights")
+    @classmethod
+    def _not_empty(cls, rights: tuple[str, ...]) -> tuple[str, ...]:
+        if not rights:
+            raise BadValueError("allow nothing", "write at least one of read, report, quotas")
+        return rights
+
+
 class AdminSection(fields.Section):
-    """The HTTP server for metrics, health and the API; others may reach it only with a token."""
+    """The HTTP server for metrics, health and the API; others may reach it only with a token.
+
+    `token_file` holds a token with all rights. `open_paths` need no token also where reading does.
+    `hosts` are names that the server is asked by.
+    """
 
     bind: fields.Bind = endpoints.HostPort("127.0.0.1", 9644)
+    tls: ServerTls | None = None
+    tokens: tuple[TokenSection, ...] = ()
     token_file: fields.TokenFile | None = Field(default=None, validate_default=True)
+    read_needs_token: StrictBool = Field(default=False, validate_default=True)
+    open_paths: tuple[Literal["/healthz", "/readyz", "/metrics"], ...] = (
+        "/healthz",
+        "/readyz",
+        "/metrics",
+    )
+    hosts: tuple[fields.HostName, ...] = ()
+    max_connections: fields.Count = 500
+    max_connections_per_ip: fields.Count = 200
+    head_timeout: fields.Duration = 10.0
+    idle_timeout: fields.Duration = 75.0
 
     @field_validator("token_file")
     @classmethod
     def _guarded(cls, token_file: Path | None, info: Info) -> Path | None:
-        bind = info.data.get("bind")
-        if token_file is None and bind is not None and not bind.is_loopback:
+        bind, tokens = info.data.get("bind"), info.data.get("tokens")
+        if token_file is None and tokens == () and bind is not None and not bind.is_loopback:
             fix = "add token_file, or bind to 127.0.0.1"
             raise BadValueError(f"is missing, and others can reach {bind}", fix)
+        token_files = [token.token_file for token in tokens or ()]
+        same = files.find_same([*token_files, *([token_file] if token_file else ())])
+        if same is not None:
+            message = f"and admin.tokens hold one token twice, in {same[0]} and {same[1]}"
+            raise BadValueError(message, "put a token of its own into each file")
         return token_file
+
+    @field_validator("read_needs_token")
+    @classmethod
+    def _readable(cls, read_needs_token: bool, info: Info) -> bool:
+        if read_needs_token and info.data.get("tokens") is not None and "token_file" in info.data:
+            readers = [token for token in info.data["tokens"] if "read" in token.rights]
+            if not readers and info.data["token_file"] is None:
+                fix = "add token_file, or a token with the right read"
+                raise BadValueError("is set, and no token may read", fix)
+        return read_needs_token
 
 
 class ProgressSection(fields.Section):
@@ -282,6 +334,20 @@ class Config(fields.Section):
             fix = "write at least one, see examples/minimal.yaml"
             raise BadValueError("names no listener", fix)
         return listeners
+
+    @property
+    def secret_files(self) -> Iterator[Path]:
+        """The files that nobody else should be able to read."""
+        servers = (*(listener.tls for listener in self.listeners), self.admin.tls)
+        for tls in (self.cluster.tls, *servers):
+            if tls is not None and tls.key_file is not None:
+                yield tls.key_file
+        if self.cluster.sasl is not None:
+            yield self.cluster.sasl.password_file
+        if self.admin.token_file is not None:
+            yield self.admin.token_file
+        for token in self.admin.tokens:
+            yield token.token_file
 
     @property
     def quota_settings(self) -> QuotaSettings:

@@ -19,7 +19,7 @@ from structlog import get_logger
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.files import read_bytes
 from proxy.config.limited_thread import LimitedThread
-from proxy.config.secrets import Secrets, read_secrets, secret_files
+from proxy.config.secrets import Secrets, named_files, read_secrets
 from proxy.quota.values import BadValueError
 
 WATCH_INTERVAL_S = 1.0
@@ -72,7 +72,7 @@ class Reloader:
         counter: Counter,
     ) -> None:
         self._path = path
-        self._files = (path, *secret_files(config))
+        self._files = (path, *named_files(config))
         self._apply = apply
         self._counter = counter
         self._at_start = config

@@ -12,14 +12,17 @@ from pathlib import Path
 from proxy.cluster.dial import upstream_context
 from proxy.config import files
 from proxy.config.fields import Section
-from proxy.config.models import ClusterTls, Config, ListenerTls
+from proxy.config.models import ClusterTls, Config, ServerTls
 from proxy.relay.tls import not_after, server_context
 
 NAME_ENDING = "_file"
 
 
-CLUSTER = ""
-"""In the place of a listener's name, of what is for brokers."""
+NO_LISTENER = ""
+"""In the place of a listener's name, of what is for brokers, or for operators."""
+
+ALL_RIGHTS = "admin"
+"""Name of the token in `admin.token_file`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,15 @@ class Certificate:
     """A file of certificates that is in use."""
 
     role: str
-    """`server`: shown to clients; `client`: shown to brokers; `client_ca`, `broker_ca`: by which
-    those are checked."""
+    """`server`: shown to clients; `client`: shown to brokers; `admin`: shown to operators;
+    `client_ca`, `broker_ca`, `admin_ca`: by which those are checked."""
     listener: str
-    """Its name, or CLUSTER."""
+    """Its name, or NO_LISTENER."""
+    section: str
+    """Where the configuration names it, such as `cluster.tls`."""
     file: str
     not_after_s: float
     """When the first of a chain expires, or the last of the authorities; seconds of the epoch."""
-
-    @property
-    def section(self) -> str:
-        """Where the configuration names it."""
-        return f"listeners {self.listener!r}" if self.listener else "cluster.tls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,16 @@ class Secrets:
     """That towards the brokers."""
     password: str | None = field(repr=False)
     """With which the proxy itself logs in to them."""
-    token: str | None = field(repr=False)
-    """Of the admin server."""
+    tokens: Mapping[str, str] = field(repr=False)
+    """Those of the admin server, by name."""
+    admin: ssl.SSLContext | None = field(repr=False)
+    """The TLS of the admin server."""
     certificates: tuple[Certificate, ...]
     tls_digest: bytes = field(repr=False)
     """Of the files behind the TLS contexts: with the same content these need not be replaced."""
 
 
-def secret_files(section: Section) -> Iterator[Path]:
+def named_files(section: Section) -> Iterator[Path]:
     """Yield the files that a section, or one within it, names."""
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -66,41 +68,56 @@ def secret_files(section: Section) -> Iterator[Path]:
             yield value
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, Section):
-                yield from secret_files(each)
+                yield from named_files(each)
 
 
 def read_secrets(config: Config) -> Secrets:
     """Read the files as they are now. Raises BadValueError: one is bad, or a key does not fit."""
-    sasl, token_file = config.cluster.sasl, config.admin.token_file
-    upstream = config.cluster.tls
+    sasl, upstream, admin = config.cluster.sasl, config.cluster.tls, config.admin
     of_listeners = {each.name: each.tls for each in config.listeners if each.tls is not None}
-    sections: dict[str, ClusterTls | ListenerTls] = {**of_listeners}
+    uses = [_Use("server", name, f"listeners {name!r}", tls) for name, tls in of_listeners.items()]
     if upstream:
-        sections[CLUSTER] = upstream
+        uses.append(_Use("client", NO_LISTENER, "cluster.tls", upstream))
+    if admin.tls:
+        uses.append(_Use("admin", NO_LISTENER, "admin.tls", admin.tls))
     digest = hashlib.sha256()
-    for path in (path for section in sections.values() for path in secret_files(section)):
+    for path in (path for use in uses for path in named_files(use.tls)):
         digest.update(files.read_bytes(path))
+    tokens = {each.name: files.read_token(each.token_file) for each in admin.tokens}
+    if admin.token_file is not None:
+        tokens[ALL_RIGHTS] = files.read_token(admin.token_file)
     return Secrets(
         listeners={name: _server_context(section) for name, section in of_listeners.items()},
         upstream=_upstream_context(upstream) if upstream else None,
         password=sasl.password() if sasl else None,
-        token=files.read_token(token_file) if token_file else None,
-        certificates=tuple(
-            each for name, section in sections.items() for each in _certificates(name, section)
-        ),
+        tokens=tokens,
+        admin=_server_context(admin.tls) if admin.tls else None,
+        certificates=tuple(each for use in uses for each in use.certificates()),
         tls_digest=digest.digest(),
     )
 
 
-def _certificates(listener: str, tls: ClusterTls | ListenerTls) -> Iterator[Certificate]:
-    own, authorities = ("server", "client_ca") if listener else ("client", "broker_ca")
-    if tls.cert_file is not None:
-        yield Certificate(own, listener, str(tls.cert_file), not_after(tls.cert_file))
-    if tls.ca_file is not None:
-        yield Certificate(authorities, listener, str(tls.ca_file), not_after(tls.ca_file, max))
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a section of TLS is for."""
+
+    role: str
+    listener: str
+    section: str
+    tls: ClusterTls | ServerTls
+
+    def certificates(self) -> Iterator[Certificate]:
+        authorities = {"server": "client_ca", "client": "broker_ca", "admin": "admin_ca"}[self.role]
+        for role, path, choose in (
+            (self.role, self.tls.cert_file, min),
+            (authorities, self.tls.ca_file, max),
+        ):
+            if path is not None:
+                end_s = not_after(path, choose)
+                yield Certificate(role, self.listener, self.section, str(path), end_s)
 
 
-def _server_context(tls: ListenerTls) -> ssl.SSLContext:
+def _server_context(tls: ServerTls) -> ssl.SSLContext:
     files.check_pair(tls.cert_file, tls.key_file)
     if tls.ca_file is not None:
         files.check_certificates(tls.ca_file)

@@ -142,7 +142,8 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
 
     Args:
         url: the proxy's admin address, `http://HOST:PORT` or `https://HOST:PORT`.
-        token: the text of the proxy's `admin.token_file`; None when it has none.
+        token: the text of a token of the proxy that may report: of one in `admin.tokens` with the
+            right `report`, or of `admin.token_file`; None when it has none.
         clients: name of a query (id of one without a name) -> the Kafka client id that it reads
             with. A query that is not in it reads with its name.
         queue_size: reports that may wait, from 1. One more drops the oldest one about a batch,
@@ -151,6 +152,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         max_retries: how often a report is sent again, from 0; then it is dropped. While the proxy
             is away only what a later report says again is dropped so.
         ca_file: who may sign the proxy's certificate; None takes the system's authorities.
+        cert_file: a certificate and its key, where `admin.tls.ca_file` asks for one.
 
     Raises ValueError when an argument makes no sense; says which and why.
     """
@@ -165,6 +167,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         timeout_s: float = 5.0,
         max_retries: int = 10,
         ca_file: str | None = None,
+        cert_file: str | None = None,
     ) -> None:
         if queue_size < 1 or max_retries < 0 or not timeout_s > 0:
             expected = "queue_size is at least 1, max_retries at least 0, timeout_s above 0"
@@ -178,7 +181,7 @@ class QuotaListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark's 
         self.failures = 0
         """Tries since the proxy answered last."""
         self._url = url
-        self._channel = _AdminConnection(url, token, timeout_s, ca_file)
+        self._channel = _AdminConnection(url, token, timeout_s, ca_file, cert_file)
         self._sender = uuid.uuid4().hex
         self._queue_size = queue_size
         self._max_retries = max_retries
@@ -524,7 +527,14 @@ class _ReportAnswer(NamedTuple):
 class _AdminConnection:
     """One kept connection to the proxy. Raises OSError and HTTPException when it fails."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float, ca_file: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout_s: float,
+        ca_file: str | None,
+        cert_file: str | None,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the proxy's admin address is http://HOST:PORT: {url!r}")
@@ -539,8 +549,9 @@ class _AdminConnection:
             if not token or not token.isascii() or not token.isprintable():
                 raise ValueError("the token is empty or has characters that no HTTP header takes")
             self._headers["Authorization"] = f"Bearer {token}"
-        if parts.scheme == "http" and ca_file is not None:
-            raise ValueError(f"a ca_file needs an https address: {url!r}")
+        for name, file in (("ca_file", ca_file), ("cert_file", cert_file)):
+            if parts.scheme == "http" and file is not None:
+                raise ValueError(f"a {name} needs an https address: {url!r}")
         host, port = parts.hostname, parts.port
         self._connection = HTTPConnection(host, port, timeout=timeout_s)
         if parts.scheme == "https":
@@ -548,6 +559,11 @@ class _AdminConnection:
                 context = ssl.create_default_context(cafile=ca_file)
             except OSError as error:
                 raise ValueError(f"ca_file {ca_file!r} can't be read: {error}") from error
+            try:
+                if cert_file is not None:
+                    context.load_cert_chain(cert_file)
+            except OSError as error:
+                raise ValueError(f"cert_file {cert_file!r} can't be used: {error}") from error
             self._connection = HTTPSConnection(host, port, timeout=timeout_s, context=context)
         self.close = self._connection.close
 

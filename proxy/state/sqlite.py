@@ -7,7 +7,7 @@ the call returns, also if the power fails. NORMAL would be ten times quicker (15
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -36,6 +36,9 @@ MIGRATIONS: Sequence[Migration] = (
 
 LAST_CHARACTER = "\U0010ffff"
 """Sorts behind everything that may stand in a key."""
+
+PRIVATE_MODE = 0o600
+"""Of the file: who may change what is in it, and who did, is nobody else's business."""
 
 PRIMARY_CODE = 0xFF
 """The part of SQLite's result code that says the kind of error."""
@@ -67,6 +70,7 @@ class SqliteStore(Store):
         self._lock = Lock()
         self.connection: sqlite3.Connection | None = None
         with self._explained():
+            _make_private(path)
             connection = sqlite3.connect(
                 path,
                 timeout=wait_ms / MS_PER_SECOND,
@@ -166,6 +170,15 @@ def _files_there(path: Path) -> FilesThere:
 def log_of(path: Path) -> Path:
     """Return where SQLite keeps what is not in the file yet, while the file is open."""
     return path.with_name(path.name + "-wal")
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, if it is not there, so that its owner alone may read it.
+
+    What SQLite puts beside it gets the same mode. What goes wrong SQLite says better.
+    """
+    with suppress(OSError):
+        path.touch(PRIVATE_MODE, exist_ok=False)
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:

@@ -9,6 +9,8 @@ import aiohttp
 from parts.quota_world import QuotaWorld
 from yarl import URL
 
+from proxy.admin.access import Access, AdminToken
+from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
@@ -106,6 +108,7 @@ class AdminWorld(QuotaWorld):
         settings = QuotaSettings(rules=rules)
         self.open_quotas(settings)
         self.store = Disk()
+        self.audit = AuditLog(self.store)
         self.rules = RuleRegistry(self.quotas, self.store, settings)
         self.history = History(self.quotas.measured_rates)
         self.relay = RELAY
@@ -113,7 +116,17 @@ class AdminWorld(QuotaWorld):
         self.warning: str | None = None
         self.request_times: list[Mapping[str, object]] = []
 
-    def server(self, host: str = "127.0.0.1", port: int = 0, **changes: Any) -> AdminServer:
+    def server(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        access: Access | None = None,
+        **changes: Any,
+    ) -> AdminServer:
+        """Make a server; `token` is the text of one with all rights."""
+        tokens = () if token is None else (AdminToken("admin", token),)
         arguments: dict[str, Any] = {
             "metrics": self.prometheus,
             "not_ready": lambda: self.not_ready,
@@ -125,6 +138,8 @@ class AdminWorld(QuotaWorld):
             "history": self.history,
             "clock_ms": lambda: self.now_ms,
             "reports": NoQueries(),
+            "audit": self.audit,
+            "access": access or Access(tokens),
         }
         return AdminServer(host, port, **(arguments | changes))
 

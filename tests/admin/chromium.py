@@ -79,6 +79,9 @@ class Page:
         self._socket = socket
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._skipped = asyncio.Event()
+        self._password = ""
+        self._sending: set[asyncio.Task[Any]] = set()
+        self.asked_for_password = 0
         self.urls: list[str] = []
         self.complaints: list[str] = []
 
@@ -103,6 +106,13 @@ class Page:
             match event["method"]:
                 case "Emulation.virtualTimeBudgetExpired":
                     self._skipped.set()
+                case "Fetch.requestPaused":
+                    self._answer("Fetch.continueRequest", params)
+                case "Fetch.authRequired":
+                    self.asked_for_password += 1
+                    given = {"username": "anna", "password": self._password}
+                    given["response"] = "ProvideCredentials" if self._password else "CancelAuth"
+                    self._answer("Fetch.continueWithAuth", params, authChallengeResponse=given)
                 case "Network.requestWillBeSent":
                     self.urls.append(params["request"]["url"])
                 case "Runtime.exceptionThrown":
@@ -111,6 +121,16 @@ class Page:
                     self.complaints.append(json.dumps(params["args"]))
                 case "Log.entryAdded" if params["entry"]["level"] in ("error", "warning"):
                     self.complaints.append(json.dumps(params["entry"]))
+
+    def _answer(self, method: str, event: dict[str, Any], **params: Any) -> None:
+        task = asyncio.create_task(self.send(method, requestId=event["requestId"], **params))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def give_password(self, password: str) -> None:
+        """Give this password, empty for none, whenever the browser asks for one."""
+        self._password = password
+        await self.send("Fetch.enable", handleAuthRequests=True)
 
     async def run(self, script: str) -> Any:
         """Evaluate an expression; promises are awaited."""

@@ -8,15 +8,17 @@ from urllib.parse import urlsplit
 
 import pipeline_world
 import spark_world
-from admin_world import AdminWorld, running
+from admin_world import HOSTILE, AdminWorld, running
 from chromium import PHONE, WIDE, Page
 from traffic import ACTORS, PICTURE_MS, scene
 
+from proxy.admin.audit import AuditLog
 from proxy.admin.server import AdminServer
 
 CLIENTS = "document.querySelectorAll('#clients tr').length"
 QUERIES = "document.querySelectorAll('#queries > tr:not(.below)').length"
 PIPELINES = "document.querySelectorAll('#pipelines > li').length"
+CHANGES = "document.querySelectorAll('#changes > tr').length"
 OPEN_QUERY = "#queries > tr.below:not([hidden])"
 PARTITIONS = f"document.querySelectorAll('{OPEN_QUERY} .partitions tbody tr').length"
 
@@ -122,6 +124,29 @@ def _times() -> AdminServer:
 
 
 _TIMES = Scene(_times, "document.querySelectorAll('#times > tr').length === 4")
+
+
+def changed_world() -> AdminWorld:
+    """Return a world in which people and the file have changed something."""
+    world = AdminWorld()
+    of_file = {"consumer_byte_rate": "10MiB per second", "scope": "each", "source": "file"}
+    override = {**of_file, "consumer_byte_rate": "20MiB per second", "source": "override"}
+    many = {f"quotas.rules[client-id=etl-{n}].consumer_byte_rate": "1MiB" for n in range(9)}
+    changes: list[tuple[str, str | None, str, object, object]] = [
+        ("file", None, "configuration", {}, {**many, "more": "312 further keys"}),
+        ("night-shift", "10.20.30.40", "quota client-id=etl-orders", of_file, override),
+        ("local", "127.0.0.1", f"quota user={'x' * 200}", None, {**override, "by": HOSTILE}),
+        (HOSTILE, "::1", f"quota {HOSTILE}", True, "et\u200bl"),
+    ]
+    for number, (who, address, what, before, after) in enumerate(changes, 1):
+        about = {"number": number, "at_s": 1_790_000_000.0, "who": who, "address": address}
+        change: Any = {**about, "what": what, "before": before, "after": after}
+        world.store.put(f"audit/{number:015}", change)
+    world.audit = AuditLog(world.store)
+    return world
+
+
+_CHANGED = Scene(lambda: changed_world().server(), f"{CHANGES} === 4")
 _UNBOUNDED = Scene(_unbounded, "document.querySelectorAll('#unbounded > li').length === 41")
 _QUERIES = Scene(lambda: spark_world.scene().server(), f"{QUERIES} === 5")
 _PIPELINES = Scene(lambda: pipeline_world.scene().server(), f"{PIPELINES} === 3")
@@ -153,6 +178,13 @@ SECTIONS = {
         pictured=_TIMES,
         pictures=_pictures("times"),
         before_picture=(_in_sight("times-card"),),
+    ),
+    "changes": Section(
+        scene=_CHANGED,
+        unfold=_in_sight("changes-card"),
+        pictured=_CHANGED,
+        pictures=_pictures("changes"),
+        before_picture=(_in_sight("changes-card"),),
     ),
     "queries": Section(
         scene=_QUERIES,

@@ -178,7 +178,8 @@ async def test_nothing_is_changed_without_the_token(
 
 
 async def test_with_the_token_all_is_open(ask_guarded: Ask):
-    assert (await ask_guarded("GET", "/v1/status", headers={"Host": "ops.example"})).status == 200
+    named = {"Host": "ops.example", **TOKEN}
+    assert (await ask_guarded("GET", "/v1/status", headers=named)).status == 200
     put = await ask_guarded("PUT", ETL, data=GOOD, headers={**JSON, **TOKEN})
     assert put.status == 200
     assert (await ask_guarded("DELETE", ETL, headers=TOKEN)).status == 200

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, running
 from chromium import PHONE, WIDE, Page, text
-from status_page import CLIENTS, visited
+from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
+from proxy.admin.access import Access, AdminToken, Right
+from proxy.admin.audit import BY_FILE
 from proxy.admin.server import PAGE_FILES
 
 SHOWN = f"{CLIENTS} === 7"
@@ -108,6 +110,40 @@ async def test_a_lost_proxy_is_said_and_found_again(world: AdminWorld, page: Pag
     assert "No contact with the proxy" in await page.run(text("#lost"))
     async with running(world.server(port=port)):
         await page.until("document.getElementById('lost').hidden")
+
+
+async def test_changes_are_shown_with_who_made_them(page: Page):
+    world = changed_world()
+    async with visited(world.server(), page) as url:
+        await page.open(url, f"{CHANGES} === 4")
+        rows = await page.run("[...document.querySelectorAll('#changes tr')].map(r => r.innerText)")
+        assert HOSTILE in rows[0]
+        assert r"et\u200bl" in rows[0]
+        assert "nothing" in rows[1]
+        for part in ("night-shift", "10.20.30.40", "quota client-id=etl-orders"):
+            assert part in rows[2]
+        for part in ("consumer_byte_rate 10MiB per second", "source override"):
+            assert part in rows[2]
+        assert "and 4 more, see v1/audit" in rows[3]
+        assert await page.run("document.querySelectorAll('main img').length") == 0
+        await world.audit.record(BY_FILE, "throttling", None, "paused", 1_790_000_100.0)
+        await page.until(f"{CHANGES} === 5")
+        assert "paused" in await page.run(text("#changes tr"))
+
+
+async def test_a_page_that_wants_a_token_takes_it_as_password(world: AdminWorld, page: Page):
+    scene(world)
+    desk = AdminToken("desk", "desk-text", (Right.READ,))
+    server = world.server(access=Access((desk,), read_needs_token=True))
+    async with visited(server, page) as url:
+        await page.give_password("desk-text")
+        await page.open(url, SHOWN)
+        assert await page.run(text("#state")) == "✓ Ready"
+        assert page.asked_for_password == 1
+        put = "fetch('/v1/quotas/user=a', {method: 'PUT', headers: {'Content-Type': "
+        put += "'application/json'}, body: '{\"consumer_byte_rate\": 1}'}).then(a => a.status)"
+        assert await page.run(put) == 401  # a password is not enough to change something
+        page.complaints.clear()
 
 
 HIDE = """(hidden) => {

@@ -17,10 +17,14 @@ from spark_world import scene
 from terminal import run_once
 from traffic import play
 
-from proxy.admin.top import run_top
+from proxy.admin.top import AdminAddress, run_top
 from proxy.admin.top_tables import QUERIES, in_order, printable, rate_text, screen
 
-PROGRAM = "import sys; from proxy.admin.top import run_top; sys.exit(run_top(sys.argv[1]))"
+PROGRAM = """
+import sys
+from proxy.admin.top import AdminAddress, run_top
+sys.exit(run_top(AdminAddress(sys.argv[1])))
+"""
 END_OF_SCREEN = b"\x1b[?1049l"
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,7 +41,7 @@ async def run_plain(url: str) -> tuple[int, str, str]:
     """Run it as for a pipe; give exit code, output, complaint."""
     out, complaint = StringIO(), StringIO()
     code = await asyncio.to_thread(
-        run_top, url, console=Console(file=out), errors=Console(file=complaint)
+        run_top, AdminAddress(url), console=Console(file=out), errors=Console(file=complaint)
     )
     return code, out.getvalue(), complaint.getvalue()
 

@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,14 @@ def _values(paths: tuple[Path, ...]) -> list[str]:
     return [f"--values={path}" for path in paths]
 
 
+def _secrets_of(volume: Manifest) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the Secrets in a volume, each with the paths of its keys; without any: all keys."""
+    sources = [each["secret"] for each in volume.get("projected", {}).get("sources", ())]
+    for secret in [volume["secret"]] if "secret" in volume else sources:
+        paths = {item["key"]: item["path"] for item in secret.get("items", ())}
+        yield secret.get("secretName") or secret["name"], paths
+
+
 def lay_out(rendered: Rendered, secrets: Mapping[str, Mapping[str, bytes]], root: Path) -> Path:
     """Make the pod's volumes under `root`, as the kubelet would; return the configuration's path.
 
@@ -100,14 +108,13 @@ def lay_out(rendered: Rendered, secrets: Mapping[str, Mapping[str, bytes]], root
     for mount in mounts:
         place = root / mount["mountPath"].lstrip("/")
         place.mkdir(parents=True)
-        secret = volumes.get(mount["name"], {}).get("secret")
-        if secret:
-            name = secret["secretName"]
-            content = secrets.get(name) or dict.fromkeys(made[name], b"token")
-            paths = {item["key"]: item["path"] for item in secret.get("items", ())}
+        for name, paths in _secrets_of(volumes.get(mount["name"], {})):
+            content = secrets.get(name) or {key: f"token {key}".encode() for key in made[name]}
             for key, data in content.items():
                 if not paths or key in paths:
-                    (place / paths.get(key, key)).write_bytes(data)
+                    file = place / paths.get(key, key)
+                    file.parent.mkdir(exist_ok=True)
+                    file.write_bytes(data)
     mounted = "|".join(re.escape(mount["mountPath"]) for mount in mounts)
     text = re.sub(rf"(?<=[ '\"])(?={mounted})", str(root), rendered.config_text)
     arguments = rendered.container["args"]

@@ -162,7 +162,9 @@ def test_probes_reach_the_admin_port(rendered: Rendered) -> None:
         ("liveness", "/healthz"),
         ("readiness", "/readyz"),
     ):
-        assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "admin"}
+        scheme = "HTTPS" if "tls" in rendered.config["admin"] else "HTTP"
+        asked = {"path": path, "port": "admin", "scheme": scheme}
+        assert container[f"{probe}Probe"]["httpGet"] == asked
 
 
 def test_the_service_monitor_finds_the_admin_service(helm: Helm) -> None:
@@ -204,6 +206,14 @@ def test_an_empty_list_of_peers_is_everybody(helm: Helm) -> None:
         ({"service.type": '"LoadBalancer"'}, "needs advertised_host"),
         ({"config.admin": '{"bind": "127.0.0.1:9644"}'}, "can't be reached by the kubelet"),
         ({"config.admin": '{"bind": "localhost:9644"}'}, "can't be reached by the kubelet"),
+        (
+            {"config.admin.tls": '{"cert_file": "/c", "key_file": "/k", "ca_file": "/a"}'},
+            "the kubelet's probes have none",
+        ),
+        (
+            {"config.admin": '{"read_needs_token": true, "open_paths": ["/readyz"]}'},
+            "lacks /healthz",
+        ),
     ],
 )
 def test_what_can_not_work_is_refused(helm: Helm, sets: dict[str, str], message: str) -> None:

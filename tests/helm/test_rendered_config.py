@@ -25,6 +25,8 @@ def secrets() -> Mapping[str, Mapping[str, bytes]]:
         "kafka-quota-proxy-tls": tls,
         "kafka-quota-proxy-login": {"password": b"secret"},
         "kafka-quota-proxy-token": {"admin": b"secret", "other": b""},
+        "kafka-quota-proxy-spark": {"token": b"secret of spark"},
+        "ops-token": {"token": b"secret of ops"},
     }
 
 
@@ -64,6 +66,41 @@ def test_clients_are_led_to_the_service(rendered: Rendered, config: Config) -> N
 def test_others_reach_the_admin_port_by_token_only(config: Config) -> None:
     assert not config.admin.bind.is_loopback
     assert config.admin.token_file is not None
+
+
+def test_tokens_with_rights_are_where_the_configuration_looks(
+    helm: Helm, secrets: Mapping[str, Mapping[str, bytes]], tmp_path: Path
+) -> None:
+    made = helm.template(EXAMPLES["everything"])
+    admin = load_config(lay_out(made, secrets, tmp_path)).admin
+    found = {each.name: (each.rights, each.token_file.read_text()) for each in admin.tokens}
+    assert found == {
+        "spark": (("report",), "token token-spark"),
+        "ops": (("read", "quotas"), "secret of ops"),
+        "prometheus": (("read",), "token token-prometheus"),
+    }
+    (secret,) = made.of("Secret")
+    assert set(secret["data"]) == {"token", "token-spark", "token-prometheus"}
+    assert len(set(secret["data"].values())) == 3
+    (volume,) = (v for v in made.pod["spec"]["volumes"] if v["name"] == "admin-token")
+    assert volume["projected"]["defaultMode"] == 0o440
+
+
+def test_a_secret_is_made_for_the_tokens_that_have_none(helm: Helm) -> None:
+    existing = {"adminToken.existingSecret": '"mine"'}
+    assert helm.template(sets=existing).of("Secret") == []
+    (secret,) = helm.template(sets={**existing, "adminTokens.a": '{"rights": ["read"]}'}).of(
+        "Secret"
+    )
+    assert set(secret["data"]) == {"token-a"}
+
+
+def test_the_admin_service_is_asked_by_its_names(rendered: Rendered, config: Config) -> None:
+    (service,) = (s for s in rendered.of("Service") if s["spec"].get("clusterIP") == "None")
+    name = service["metadata"]["name"]
+    pod = f"{rendered.workload['metadata']['name']}-0"
+    names = {name, f"{name}.data.svc", f"{pod}.{name}.data.svc", f"{name}.data.svc.cluster.local"}
+    assert names <= set(config.admin.hosts)
 
 
 def test_numbers_stay_whole(helm: Helm, tmp_path: Path) -> None:

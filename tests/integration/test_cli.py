@@ -158,7 +158,7 @@ DEFAULT = {"client-id": "<default>", "consumer_byte_rate": "50MiB"}
 def test_check_says_what_is_open_to_clients_without_a_rule(
     write: Callable[[str], Path], rules: list[dict[str, str]], source: str, notes: list[str]
 ) -> None:
-    document = config(NOBODY, rules=rules)
+    document = config(NOBODY, rules=rules, limits={"max_connections": 100})
     document["quotas"]["source"] = source
     code, out, err = quota_proxy("check", "-c", write(yaml.safe_dump(document)))
     _, *lines = out.splitlines()

@@ -414,6 +414,8 @@ def test_https(listen: Listen, run: Run, tmp_path: Path) -> None:
         ({"clients": {"orders": "a b"}}, "client id of 'orders'"),
         ({"ca_file": "/nowhere/ca.pem"}, "https"),
         ({"url": "https://host:1", "ca_file": "/nowhere/ca.pem"}, "/nowhere/ca.pem"),
+        ({"cert_file": "/nowhere/me.pem"}, "https"),
+        ({"url": "https://host:1", "cert_file": "/nowhere/me.pem"}, "/nowhere/me.pem"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:

@@ -32,6 +32,7 @@ from proxy.config.fields import (
     parse_duration,
     parse_duration_or_zero,
 )
+from proxy.config.files import find_exposed
 from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,
@@ -285,6 +286,50 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.admin.bind == HostPort("127.0.0.1", 9644)
     assert config.admin.token_file is None
     assert config.log_level == "info"
+    assert config.admin.tls is None
+    assert config.admin.model_dump(exclude={"bind", "token_file", "tls"}) == {
+        "tokens": (),
+        "read_needs_token": False,
+        "open_paths": ("/healthz", "/readyz", "/metrics"),
+        "hosts": (),
+        "max_connections": 500,
+        "max_connections_per_ip": 200,
+        "head_timeout": 10.0,
+        "idle_timeout": 75.0,
+    }
+
+
+def test_tokens_with_rights_let_others_in(load: Callable[[str | bytes], Config]) -> None:
+    tokens = "[{name: spark, token_file: token, rights: [report, read]}]"
+    admin = load(f"{MINIMAL}admin: {{bind: 0.0.0.0:9644, tokens: {tokens}}}\n").admin
+    assert admin.token_file is None
+    assert [(each.name, each.rights) for each in admin.tokens] == [("spark", ("report", "read"))]
+
+
+def test_secrets_that_others_may_read_are_noticed(
+    folder: Path, load: Callable[[str | bytes], Config]
+) -> None:
+    names = ("server.key", "other.key", "token", "lines", "latin")
+    for name, mode in zip(names, (0o644, 0o640, 0o604, 0o600, 0o660), strict=True):
+        (folder / name).chmod(mode)
+    config = load(
+        MINIMAL + "admin:\n"
+        "  tls: {cert_file: server.pem, key_file: server.key}\n"
+        "  token_file: token\n"
+        "  tokens:\n"
+        "    - {name: a, token_file: lines, rights: [report]}\n"
+        "    - {name: b, token_file: latin, rights: [report]}\n"
+    )
+    assert set(config.secret_files) == {folder / name for name in names if name != "other.key"}
+    lines = list(find_exposed(config.secret_files))
+    assert [line.split()[0] for line in lines] == [
+        str(folder / name) for name in ("server.key", "token", "latin")
+    ]
+    assert "0604" in lines[1]
+    assert f"fix: chmod 600 {folder}/token" in lines[1]
+    for name in names:
+        (folder / name).chmod(0o600)
+    assert not list(find_exposed(config.secret_files))
 
 
 SASL = """\
@@ -589,11 +634,14 @@ def test_what_the_full_example_comments_out_loads_too(
     text = (EXAMPLES / "quota-proxy.yaml").read_text()
     copies = {"cluster-ca.pem": "ca.pem", "clients-ca.pem": "ca.pem", "proxy.pem": "server.pem"}
     copies |= {"proxy.key": "server.key", "admin-token": "token", "cluster-password": "token"}
+    copies |= {"admins-ca.pem": "ca.pem", "ops-token": "lines", "spark-token": "latin"}
     for name, source in copies.items():
         shutil.copy(folder / source, folder / name)
-    text, uncommented = re.subn(r"(?m)^( *)# (tls|sasl|token_file): ", r"\1\2: ", text)
+    keys = r"(?m)^( *)# ( *)(tls: |sasl: |token_file: |tokens:$|- \{name: (?:ops|spark),)"
+    text, uncommented = re.subn(keys, r"\1\2\3", text)
     config = load(text)
-    assert uncommented == 4
+    assert uncommented == 8
+    assert [token.name for token in config.admin.tokens] == ["ops", "spark"]
     assert config.cluster.tls is not None
     assert config.cluster.sasl is not None
     assert config.listeners[1].tls is not None

@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from proxy.config import load_config
-from proxy.config.secrets import Secrets, read_secrets, secret_files
+from proxy.config.secrets import Secrets, named_files, read_secrets
 from proxy.quota.values import BadValueError
 
 CONFIG = """\
@@ -53,7 +53,7 @@ def issue(folder: Path, authority: trustme.CA) -> None:
 
 
 def test_all_that_is_named_is_found(read: Read, tmp_path: Path) -> None:
-    found = {path.name for path in secret_files(load_config(tmp_path / "config.yaml"))}
+    found = {path.name for path in named_files(load_config(tmp_path / "config.yaml"))}
     assert found == {"ca.pem", "tls.crt", "tls.key", "password", "token"}
 
 
@@ -61,7 +61,7 @@ def test_what_they_say(read: Read, tmp_path: Path) -> None:
     secrets = read()
     assert secrets.listeners.keys() == {"tls"}
     assert secrets.upstream is not None
-    assert (secrets.password, secrets.token) == ("first", "a-token")
+    assert (secrets.password, secrets.tokens) == ("first", {"admin": "a-token"})
     shown = [(each.section, each.role, Path(each.file).name) for each in secrets.certificates]
     assert shown == [
         ("listeners 'tls'", "server", "tls.crt"),

@@ -1,5 +1,6 @@
 // Asks for the status every two seconds and shows it; pauses while nobody looks.
 
+import { showChanges } from "./changes.js";
 import { showClients } from "./clients.js";
 import { at, count, element, fill, say, seconds, time } from "./format.js";
 import { showPipelines } from "./pipelines.js";
@@ -71,6 +72,7 @@ function show(status) {
   showQueries(status);
   showPipelines(status);
   showTimes(status);
+  showChanges(status);
   showPanels(status);
 }
 

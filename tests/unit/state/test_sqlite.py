@@ -291,3 +291,24 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(path):
     assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     connection.close()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
+def test_the_file_is_its_owners_alone(tmp_path, umask):
+    path = tmp_path / "state.db"
+    before = os.umask(umask)
+    try:
+        with closing(SqliteStore(path)) as store:
+            store.put("a/b", 1)
+            modes = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"state.db": 0o600, "state.db-wal": 0o600}
+
+
+def test_the_mode_of_a_file_that_is_there_is_kept(tmp_path):
+    path = tmp_path / "state.db"
+    path.touch()
+    path.chmod(0o640)
+    SqliteStore(path).close()
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -1,0 +1,259 @@
+"""Accepts the connections to the admin port and bounds them: how many, from whom, for how long.
+
+aiohttp bounds neither, and gives a request's head all the time it takes. Whoever holds connections
+open must not keep operators out, nor take the descriptors and the memory that the relay needs.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from structlog import get_logger
+
+ACCEPTS_PER_TURN = 4
+"""Connections taken before others run: each costs as much as some requests of clients."""
+
+OUT_OF_FILES_PAUSE_S = 0.5
+"""Pause of accepting when the process has no descriptor left."""
+
+BACKLOG = 128
+
+LOG_INTERVAL_S = 60.0
+"""Between two log lines about connections that were closed for others."""
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """How many connections there may be, and for how long; durations in seconds."""
+
+    connections: int = 500
+    per_address: int = 200
+    head_s: float = 10.0
+    """From the start of a connection to the end of its first request's head, TLS included."""
+    idle_s: float = 75.0
+    """From the end of one request's head to the end of the next one's."""
+
+
+class PortConnection(asyncio.Protocol):
+    """One connection: a protocol of HTTP's, and what it may take.
+
+    Its time is counted from one complete head of a request to the next. So one rule ends a
+    connection that is idle, sends its head or its body slowly, or does not read its answers.
+    """
+
+    def __init__(
+        self, port: "AdminPort", sock: socket.socket, address: str, http: asyncio.Protocol
+    ) -> None:
+        self.address = address
+        self.http = http
+        self.is_busy = False
+        """Whether a request is being answered."""
+        self.opening: asyncio.Task[None] | None = None
+        """What makes the socket a connection; with TLS that takes its handshake."""
+        self._port = port
+        self._sock = sock
+        self._transport: asyncio.Transport | None = None
+        self._is_over = False
+        self._deadline = port.after(port.limits.head_s, self.close)
+
+    def request_came(self) -> None:
+        """Record that the head of a request is complete."""
+        self.is_busy = True
+        self._port.used(self)
+        self._deadline.cancel()
+        self._deadline = self._port.after(self._port.limits.idle_s, self.close)
+
+    def close(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        self.over()
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            with suppress(OSError):  # gone already
+                self._sock.shutdown(socket.SHUT_RDWR)  # ends the handshake, which then closes it
+
+    def over(self) -> None:
+        """Forget the connection; a second time does nothing."""
+        self._is_over = True
+        self._deadline.cancel()
+        self._port.forget(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to speak HTTP, unless the time ran out while the last of a handshake came."""
+        self._transport = cast(asyncio.Transport, transport)
+        self.http.connection_made(transport)
+        if self._is_over:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End it."""
+        self.over()
+        self.http.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        self.http.data_received(data)
+
+    def eof_received(self) -> bool | None:  # noqa: D102
+        return self.http.eof_received()
+
+    def pause_writing(self) -> None:  # noqa: D102
+        self.http.pause_writing()
+
+    def resume_writing(self) -> None:  # noqa: D102
+        self.http.resume_writing()
+
+
+class AdminPort:
+    """The sockets of one address, and the connections that came through them.
+
+    All requests must pass `watch`, a middleware.
+    """
+
+    def __init__(self, limits: PortLimits, tls: ssl.SSLContext | None = None) -> None:
+        self.limits = limits
+        self.tls = tls
+        """What new connections are shown."""
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[socket.socket] = []
+        self._by_address: dict[str, dict[PortConnection, None]] = {}
+        """Those first that asked for nothing for longest."""
+        self._by_http: dict[object, PortConnection] = {}
+        self._closed = 0
+        """How many were closed for others."""
+        self._next_log_s = 0.0
+        self.addresses: list[tuple[str, int]] = []
+        """Where its sockets are, or were; empty before `serve`."""
+
+    def serve(
+        self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """Accept connections of listening sockets; `make_http` makes the protocol of each."""
+        self._sockets = list(sockets)
+        self.addresses = [sock.getsockname()[:2] for sock in sockets]
+        for sock in sockets:
+            sock.setblocking(False)
+            self._watch_socket(sock, make_http)
+
+    def close(self) -> None:
+        """Accept no more, and end handshakes; connections are left to the server of HTTP."""
+        while self._sockets:
+            sock = self._sockets.pop()
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        for connection in tuple(self._by_http.values()):
+            if connection.opening is not None:
+                connection.close()
+
+    @web.middleware
+    async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Record when a request came and was answered."""
+        connection = self._by_http.get(request.protocol)
+        if connection is None:  # it was lost meanwhile
+            return await handler(request)
+        connection.request_came()
+        try:
+            return await handler(request)
+        finally:
+            connection.is_busy = False
+
+    def used(self, connection: PortConnection) -> None:
+        """Record that something was asked for on a connection that is not over."""
+        of_address = self._by_address[connection.address]
+        of_address[connection] = of_address.pop(connection)
+
+    def forget(self, connection: PortConnection) -> None:
+        """Drop a connection that is no more."""
+        if self._by_http.pop(connection.http, None) is not None:
+            of_address = self._by_address[connection.address]
+            del of_address[connection]
+            if not of_address:
+                del self._by_address[connection.address]
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call something later."""
+        return self._loop.call_later(delay_s, call)
+
+    def _watch_socket(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+        if sock in self._sockets:
+            self._loop.add_reader(sock.fileno(), self._accept, sock, make_http)
+
+    def _accept(self, sock: socket.socket, make_http: Callable[[], asyncio.Protocol]) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                client, address = sock.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                _log.error("can't accept", error=str(error), listener="admin")
+                self._loop.remove_reader(sock.fileno())
+                self._loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch_socket, sock, make_http)
+                return
+            self._begin(client, str(address[0]), make_http())
+
+    def _begin(self, client: socket.socket, address: str, http: asyncio.Protocol) -> None:
+        self._make_room(address)
+        client.setblocking(False)
+        connection = PortConnection(self, client, address, http)
+        self._by_http[connection.http] = connection
+        self._by_address.setdefault(address, {})[connection] = None
+        connection.opening = self._loop.create_task(self._open(connection, client))
+
+    async def _open(self, connection: PortConnection, client: socket.socket) -> None:
+        """Make a connection of a socket, which belongs to it from then on."""
+        is_made = False
+        try:
+            with suppress(OSError):  # what TLS does not like is one
+                await self._loop.connect_accepted_socket(lambda: connection, client, ssl=self.tls)
+                is_made = True
+        finally:
+            connection.opening = None
+            if not is_made:
+                connection.over()
+
+    def _make_room(self, address: str) -> None:
+        """Close a connection, if there are as many as may be, for one more from an address.
+
+        It is one of that address, if this has as many as one may have; else of the address with
+        most of them. There it is the one that asked for nothing for longest, and is not waiting for
+        an answer if another is not. So who floods the port with idle connections keeps no one out.
+        """
+        crowd = self._by_address.get(address, {})
+        if len(crowd) < self.limits.per_address:
+            if len(self._by_http) < self.limits.connections:
+                return
+            crowd = max(self._by_address.values(), key=len)
+        longest_idle = next((each for each in crowd if not each.is_busy), next(iter(crowd)))
+        longest_idle.close()
+        self._closed += 1
+        if self._loop.time() >= self._next_log_s:
+            self._next_log_s = self._loop.time() + LOG_INTERVAL_S
+            text = "too many connections to the admin port: those idle for longest are closed"
+            _log.warning(text, closed=self._closed, crowded_by=longest_idle.address)
+
+
+async def listen(host: str, port: int) -> list[socket.socket]:
+    """Return a listening socket for each address of a host. Raises OSError; then none is open."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            sockets.append(sock := socket.socket(family))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets

@@ -1,0 +1,144 @@
+"""Records who changed what while the proxy runs, from what to what; kept in the state."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from structlog import get_logger
+
+from proxy.state import Record, RecordFormat, StateError, StateWriter, Store
+
+KEPT_CHANGES = 1_000
+"""How many are kept; of more the oldest are forgotten."""
+
+LOCAL, FILE = "local", "file"
+"""Names of those without a token: anybody on this machine, and the configuration file."""
+
+_NUMBER_DIGITS = 15  # so that keys sort as numbers
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who makes a change."""
+
+    name: str
+    """Of the token, LOCAL or FILE."""
+    address: str | None = None
+    """From which the request came; None for what was no request."""
+
+
+BY_FILE = Author(FILE)
+
+
+class AuditedChange(BaseModel):
+    """One change, as it stands in the state."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    """Counts up from 1, over restarts."""
+    at_s: float
+    """Seconds since the epoch."""
+    who: str
+    address: str | None
+    what: str
+    """What was changed, such as `quota client-id=etl`."""
+    before: Any
+    """As JSON has it; None: there was nothing."""
+    after: Any
+
+
+_RECORDS = RecordFormat("audit", 1, AuditedChange)
+"""Keys are `audit/NUMBER`."""
+
+
+class AuditLog:
+    """The latest changes, `kept` of them, those of earlier runs included.
+
+    What of them cannot be read any more is left out, and said in the log. Raises StateError when
+    the store cannot be read at all.
+    """
+
+    def __init__(self, store: Store, kept: int = KEPT_CHANGES) -> None:
+        self._writer = StateWriter(store)
+        self._kept = kept
+        self._changes: deque[AuditedChange] = deque()
+        self._unsaved: list[AuditedChange] = []
+        """What could not be written so far; never more than is kept."""
+        self._gone: list[str] = []
+        """Keys that are to be deleted with the next write."""
+        self._next = 1
+        unread = 0
+        for record in store.items(_RECORDS.prefix):
+            try:
+                self._next = int(record.key.removeprefix(_RECORDS.prefix)) + 1
+                self._add(_RECORDS.read(record))
+            except ValueError:
+                unread += 1
+        if unread:
+            _log.warning("changes in the state's audit cannot be read", records=unread)
+
+    async def record(
+        self, who: Author, what: str, before: object, after: object, now_s: float
+    ) -> None:
+        """Record that somebody changed something, at a time since the epoch; return when it's kept.
+
+        `before` and `after` are as JSON has them. It is kept also if the caller is cancelled. Where
+        the state cannot be written that is said in the log, and tried again with the next change.
+        """
+        change = AuditedChange(
+            number=self._next,
+            at_s=now_s,
+            who=who.name,
+            address=who.address,
+            what=what,
+            before=before,
+            after=after,
+        )
+        self._next += 1
+        self._add(change)
+        oldest = self._changes[0].number
+        unsaved = [each for each in (*self._unsaved, change) if each.number >= oldest]
+        gone = self._gone
+        self._unsaved, self._gone = [], []
+        try:
+            await self._writer.put_many(map(_record_of, unsaved), delete=gone)
+        except StateError as error:
+            self._unsaved = [*unsaved, *self._unsaved]
+            # What was never written need not be deleted: all that was, came first.
+            self._gone = [*gone, *self._gone][: self._kept]
+            _log.error("a change is not kept in the state's audit", problem=str(error), what=what)
+
+    def latest(self, text: str = "") -> Iterator[AuditedChange]:
+        """Yield the changes, the newest first, whose author or subject has `text` (lower case)."""
+        if not text:
+            return reversed(self._changes)
+        return (
+            change
+            for change in reversed(self._changes)
+            if text in f"{change.who}\n{change.address}\n{change.what}".lower()
+        )
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        await self._writer.close()
+
+    def _add(self, change: AuditedChange) -> None:
+        self._changes.append(change)
+        if len(self._changes) > self._kept:
+            self._gone.append(_RECORDS.key(_number(self._changes.popleft())))
+
+
+def _number(change: AuditedChange) -> str:
+    return f"{change.number:0{_NUMBER_DIGITS}}"
+
+
+def _record_of(change: AuditedChange) -> Record:
+    return _RECORDS.record((_number(change),), change.model_dump())

@@ -1,0 +1,30 @@
+"""Shows recorded changes, and what a rule is before and after one."""
+
+from collections.abc import Iterator, Mapping
+
+from proxy.admin.audit import AuditLog
+from proxy.admin.client_documents import iso
+from proxy.quota.rule_registry import RuleEntry
+
+SHOWN_CHANGES = 20
+"""How many the status has."""
+
+Document = Mapping[str, object]
+
+
+def change_documents(
+    audit: AuditLog, text: str = "", limit: int = SHOWN_CHANGES
+) -> tuple[int, Iterator[Document]]:
+    """Return how many changes have `text` (lower case), and the newest of them, as documents."""
+    found = list(audit.latest(text))
+    return len(found), (
+        {**change.model_dump(exclude={"at_s"}), "at": iso(change.at_s)} for change in found[:limit]
+    )
+
+
+def rule_shown(entry: RuleEntry | None) -> Document | None:
+    """Return what a rule sets, in the words of the configuration; None for no rule."""
+    if entry is None:
+        return None
+    bounds = {str(kind): kind.unit.format(bound) for kind, bound in entry.rule.bounds.items()}
+    return {**bounds, "scope": entry.rule.scope, "source": str(entry.source), "by": entry.by}

@@ -1,0 +1,61 @@
+"""Shares the file descriptors that the system allows among clients, operators and the rest."""
+
+import resource
+import sys
+from dataclasses import dataclass
+
+from proxy.config.models import Config
+
+FILES_PER_CLIENT = 2
+"""A client's socket and the broker's."""
+
+OTHER_FILES = 384
+"""Two for each of the pipes of splice, which are at most 128; connections that are being made;
+what the proxy itself asks brokers; the state, the log and Python's own."""
+
+LEAST_ADMIN_SHARE = 16
+"""Where descriptors are few, this part of them is for the admin port, and at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileShares:
+    """How many connections there is room for, at most those that the configuration allows."""
+
+    clients: int
+    """Of clients; at least 1."""
+    admin: int
+    """To the admin port; at least 1."""
+    allowed: int
+    """Files that the system allows."""
+    needed: int
+    """Files for all connections that the configuration allows."""
+
+    @property
+    def hint(self) -> str | None:
+        """A line for people where the system allows too few; else None."""
+        if self.needed <= self.allowed:
+            return None
+        return (
+            f"the system allows {self.allowed} open files, enough for {self.clients} clients; fix: "
+            f"raise the hard limit (ulimit -Hn, LimitNOFILE=) to {self.needed}, or lower "
+            "limits.max_connections"
+        )
+
+
+def share_files(config: Config, allowed: int | None = None) -> FileShares:
+    """Return how the files that the system allows, `allowed`, are shared; None: asks the system.
+
+    So many clients are let in that there is always a file left for an operator, a broker and the
+    state.
+    """
+    if allowed is None:
+        _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed == resource.RLIM_INFINITY:
+        allowed = sys.maxsize
+    ranges = (listener.broker_ports for listener in config.listeners)
+    ports = sum(2 + each.last - each.first if each is not None else 1 for each in ranges)
+    clients, admin = config.limits.max_connections, config.admin.max_connections
+    needed = ports + OTHER_FILES + admin + clients * FILES_PER_CLIENT
+    admin = max(min(admin, allowed // LEAST_ADMIN_SHARE), 1)
+    left = (allowed - ports - OTHER_FILES - admin) // FILES_PER_CLIENT
+    return FileShares(max(min(clients, left), 1), admin, allowed, needed)

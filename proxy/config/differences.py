@@ -1,0 +1,74 @@
+"""Finds what a changed configuration sets differently, key by key, for those who read of it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from proxy.config.fields import Section
+from proxy.config.models import Config
+from proxy.quota.entities import QuotaKind
+from proxy.quota.validation import RULE_KEYS
+
+MAX_SHOWN_KEYS = 50
+"""Keys of one change that are shown; a file may be new as a whole."""
+
+MAX_SHOWN_CHARS = 100
+"""Of one value."""
+
+REST_KEY = "more"
+"""Under it stands how many keys are not shown."""
+
+_RULE_ATTRIBUTES = tuple((key, key.replace("-", "_")) for key in RULE_KEYS)
+
+Values = dict[str, object]
+
+
+def find_differences(before: Config, after: Config) -> tuple[Values, Values]:
+    """Return what the keys that differ had, and what they have; one that is not set is missing.
+
+    Items of lists are told apart by their names, not by their places.
+    """
+    found = list(_differing("", before, after))
+    was = {key: _shown(key, old) for key, old, _ in found[:MAX_SHOWN_KEYS] if old is not None}
+    is_now = {key: _shown(key, new) for key, _, new in found[:MAX_SHOWN_KEYS] if new is not None}
+    if len(found) > MAX_SHOWN_KEYS:
+        was[REST_KEY] = is_now[REST_KEY] = f"{len(found) - MAX_SHOWN_KEYS} further keys"
+    return was, is_now
+
+
+def _differing(path: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the keys below that differ, with both values; None for what is not set."""
+    if before == after:
+        return
+    old, new = _parts(before), _parts(after)
+    if old is None or new is None:
+        yield path.removeprefix("."), before, after
+        return
+    for key in old | new:
+        yield from _differing(path + key, old.get(key), new.get(key))
+
+
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return what a value consists of, by what its path goes on with; None: it has no parts."""
+    if isinstance(value, Section):
+        fields = type(value).model_fields.items()
+        return {f".{field.alias or name}": getattr(value, name) for name, field in fields}
+    if isinstance(value, tuple) and all(isinstance(item, Section) for item in value):
+        return {f"[{_name(item) or number}]": item for number, item in enumerate(value)}
+    return {} if value is None else None
+
+
+def _name(item: Section) -> str:
+    """Return how an item of a list is called; a rule by the clients that it is for."""
+    values = vars(item)  # to ask a model for what it has not takes long
+    if "name" in values:
+        return str(values["name"])
+    found = ((key, values.get(attribute)) for key, attribute in _RULE_ATTRIBUTES)
+    return ",".join([f"{key}={value}" for key, value in found if value is not None])
+
+
+def _shown(path: str, value: object) -> object:
+    key = path.rpartition(".")[2]
+    if isinstance(value, bool | int | float):
+        return QuotaKind(key).unit.format(value) if key in set(QuotaKind) else value
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

@@ -1,0 +1,326 @@
+"""Whoever holds connections to the admin port keeps no one else out; over plain sockets and TLS."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trustme
+from admin_world import AdminWorld, NoQueries
+from structlog.testing import capture_logs
+
+from proxy.admin.admin_port import PortLimits
+from proxy.admin.server import AdminServer
+
+HOST = "127.0.0.1"
+LIMIT_S = 20
+LONG_S = 3600.0
+SOON_S = 0.05
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, authority: trustme.CA) -> "Tls":
+    return Tls(authority) if request.param == "tls" else Tls(None)
+
+
+class Tls:
+    """Contexts for both sides; None of both without TLS."""
+
+    def __init__(self, authority: trustme.CA | None) -> None:
+        self.server = self.client = None
+        if authority is not None:
+            self.server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            authority.issue_cert(HOST).configure_cert(self.server)
+            self.client = ssl.create_default_context()
+            authority.configure_trust(self.client)
+
+
+class Caller:
+    """A connection to the admin port."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def get(self) -> int:
+        """Ask for the health; return the status of the answer."""
+        self.writer.write(GET)
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT_S)
+        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        await self.reader.readexactly(length)
+        return int(head.split()[1])
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
+
+    async def ended(self) -> bytes:
+        """Wait until the server has closed; return what it sent before."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), LIMIT_S)
+        except ConnectionError:
+            return b""
+
+
+@asynccontextmanager
+async def opened(server: AdminServer) -> AsyncIterator[AdminServer]:
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def call(stack: AsyncExitStack, server: AdminServer, tls: Tls, address: str = HOST) -> Caller:
+    """Connect from an address of this machine."""
+    connecting = asyncio.open_connection(HOST, server.port, ssl=tls.client, local_addr=(address, 0))
+    caller = Caller(*await asyncio.wait_for(connecting, LIMIT_S))
+    stack.callback(caller.abort)  # keeps it: who is forgotten closes
+    return caller
+
+
+SLOW = {
+    "nothing": b"",
+    "a part of a line": b"GET /hea",
+    "a part of the head": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: a\r\n",
+    "a second head": GET + b"GET /healthz HTTP/1.1\r\n",
+    "a part of the body": (
+        b"PUT /v1/quotas/user=a HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\n\r\n{"
+    ),
+}
+
+
+@pytest.mark.parametrize("sent", SLOW.values(), ids=SLOW.keys())
+async def test_who_is_slow_is_closed(world: AdminWorld, tls: Tls, sent: bytes):
+    limits = PortLimits(head_s=SOON_S, idle_s=SOON_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        caller.writer.write(sent)
+        answer = await caller.ended()
+        assert answer.count(b"HTTP/1.1 200") == sent.count(GET)
+
+
+async def test_a_head_that_trickles_is_slow_too(world: AdminWorld, tls: Tls):
+    async def trickle(caller: Caller) -> None:
+        caller.writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        while True:
+            caller.writer.write(b"X: y\r\n")
+            await caller.writer.drain()
+            await asyncio.sleep(0)
+
+    limits = PortLimits(head_s=SOON_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        sending = asyncio.create_task(trickle(caller))
+        assert b" 200 " not in await caller.ended()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_handshake_that_trickles_is_closed(world: AdminWorld, authority: trustme.CA):
+    tls = Tls(authority)
+    limits = PortLimits(connections=1, head_s=SOON_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        for sent in (b"", b"\x16\x03\x01\x02\x00"):
+            stranger = await call(stack, server, Tls(None))
+            stranger.writer.write(sent)
+            assert await stranger.ended() == b""
+        for garbage in (GET, b"\x00\x00\x00\x10\x00\x12\x00\x03"):
+            stranger = await call(stack, server, Tls(None))
+            stranger.writer.write(garbage)
+            await stranger.ended()
+
+
+async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: Tls):
+    """Answers of megabytes stay in the kernel's buffers and then in the process."""
+    limits = PortLimits(head_s=LONG_S, idle_s=SOON_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        caller.writer.transport.pause_reading()
+        port = server._opened
+        assert port is not None
+        caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
+        while port._by_http:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+
+
+async def test_who_asks_again_in_time_stays(world: AdminWorld, tls: Tls):
+    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        assert [await caller.get() for _ in range(5)] == [200] * 5
+
+
+ENDLESS = {
+    "a line": GET + b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 100_000,
+    "header after header": b"GET /healthz HTTP/1.1\r\n" + b"X: yyyyyyyyyy\r\n" * 100_000,
+}
+
+
+@pytest.mark.parametrize("sent", ENDLESS.values(), ids=ENDLESS.keys())
+async def test_a_head_without_end_is_refused(world: AdminWorld, tls: Tls, sent: bytes):
+    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        caller = await call(stack, server, tls)
+        caller.writer.write(sent)
+        await caller.ended()
+        assert await (await call(stack, server, tls)).get() == 200
+
+
+async def test_one_address_has_its_share(world: AdminWorld, tls: Tls):
+    limits = PortLimits(connections=10, per_address=3)
+    with capture_logs() as logs:
+        async with (
+            opened(world.server(limits=limits, tls=tls.server)) as server,
+            AsyncExitStack() as stack,
+        ):
+            operator = await call(stack, server, tls, "127.0.0.2")
+            assert await operator.get() == 200
+            callers = [await call(stack, server, tls) for _ in range(3)]
+            assert [await caller.get() for caller in callers] == [200] * 3
+            assert await callers[0].get() == 200
+            for gone in (1, 2, 0):  # the one that asked for nothing for longest
+                assert await (await call(stack, server, tls)).get() == 200
+                assert await callers[gone].ended() == b""
+            assert await operator.get() == 200
+    (line,) = logs
+    assert (line["closed"], line["crowded_by"]) == (1, HOST)
+
+
+async def test_a_flood_gives_way_to_another_address(world: AdminWorld, tls: Tls):
+    limits = PortLimits(connections=4, per_address=4, head_s=LONG_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        flood = [await call(stack, server, tls) for _ in range(4)]
+        assert await flood[0].get() == 200
+        operator = await call(stack, server, tls, "127.0.0.2")
+        assert await operator.get() == 200
+        assert await flood[1].ended() == b""
+        more = [await call(stack, server, Tls(None)) for _ in range(20)]
+        assert await flood[0].ended() == b""  # of its own address, not the operator
+        assert await more[0].ended() == b""
+        assert await operator.get() == 200
+        third = await call(stack, server, tls, "127.0.0.3")
+        assert await third.get() == 200
+        assert await operator.get() == 200
+
+
+async def test_in_a_flood_each_newcomer_is_answered(world: AdminWorld, tls: Tls):
+    """Also one from the address of the flood, and where each address has one connection."""
+    limits = PortLimits(connections=3, per_address=3, head_s=LONG_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        for number in range(20):
+            await call(stack, server, tls)
+            assert await (await call(stack, server, tls)).get() == 200
+            other = await call(stack, server, tls, f"127.0.1.{number + 1}")
+            assert await other.get() == 200
+
+
+async def test_handshakes_count_and_give_way(world: AdminWorld, authority: trustme.CA):
+    tls = Tls(authority)
+    limits = PortLimits(connections=3, per_address=3, head_s=LONG_S, idle_s=LONG_S)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        silent = [await call(stack, server, Tls(None)) for _ in range(3)]
+        operator = await call(stack, server, tls, "127.0.0.2")
+        assert await operator.get() == 200
+        assert await silent[0].ended() == b""
+
+
+async def test_who_is_being_answered_is_not_closed_for_others(world: AdminWorld):
+    answering, go_on = asyncio.Event(), asyncio.Event()
+
+    class SlowReports(NoQueries):
+        async def accept(self, raw: bytes) -> Mapping[str, object]:
+            answering.set()
+            await go_on.wait()
+            return {"taken": len(raw)}
+
+    limits = PortLimits(connections=2, per_address=2, head_s=LONG_S, idle_s=LONG_S)
+    plain = Tls(None)
+    async with (
+        opened(world.server(limits=limits, reports=SlowReports())) as server,
+        AsyncExitStack() as stack,
+    ):
+        busy = await call(stack, server, plain)
+        busy.writer.write(
+            b"POST /v1/spark/batches HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        await asyncio.wait_for(answering.wait(), LIMIT_S)
+        idle = await call(stack, server, plain)
+        assert await idle.get() == 200
+        operator = await call(stack, server, plain, "127.0.0.2")
+        assert await operator.get() == 200
+        assert await idle.ended() == b""
+        go_on.set()
+        assert (await busy.ended()).startswith(b"HTTP/1.1 200")
+
+
+async def test_both_families_of_localhost_are_served(world: AdminWorld):
+    async with opened(world.server("localhost")) as server:
+        reader, writer = await asyncio.open_connection("localhost", server.port)
+        assert await Caller(reader, writer).get() == 200
+        writer.close()
+
+
+async def test_tls_is_all_that_is_spoken(world: AdminWorld, authority: trustme.CA):
+    tls = Tls(authority)
+    async with (
+        opened(world.server(tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        plain = await call(stack, server, Tls(None))
+        plain.writer.write(GET)
+        assert b"HTTP" not in await plain.ended()
+        assert await (await call(stack, server, tls)).get() == 200
+
+
+async def test_who_shows_no_certificate_is_refused(world: AdminWorld, authority: trustme.CA):
+    tls = Tls(authority)
+    assert tls.server is not None
+    assert tls.client is not None
+    authority.configure_trust(tls.server)
+    tls.server.verify_mode = ssl.CERT_REQUIRED
+    async with (
+        opened(world.server(tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await (await call(stack, server, tls)).get()
+        authority.issue_cert("anna@example.com").configure_cert(tls.client)
+        assert await (await call(stack, server, tls)).get() == 200

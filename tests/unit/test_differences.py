@@ -1,0 +1,95 @@
+"""What a reload changed is told key by key, and is never too long."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.config import Config, load_config
+from proxy.config.differences import MAX_SHOWN_CHARS, MAX_SHOWN_KEYS, find_differences
+
+TEXT = """\
+cluster: {bootstrap_servers: [broker-1:9092]}
+listeners:
+  - {name: a, bind: 127.0.0.1:19092, advertised_host: h, broker_ports: 19100-19199}
+"""
+ETL = "quotas: {rules: [{client-id: etl, consumer_byte_rate: 1MiB}, {user: x, scope: shared, \
+producer_byte_rate: 1}]}\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[str], Config]:
+    def from_text(text: str) -> Config:
+        path = tmp_path / "proxy.yaml"
+        path.write_text(TEXT + text)
+        return load_config(path)
+
+    return from_text
+
+
+CASES = {
+    "nothing": (ETL, ETL, {}, {}),
+    "a bound": (
+        ETL,
+        ETL.replace("1MiB", "2MiB"),
+        {"quotas.rules[client-id=etl].consumer_byte_rate": "1MiB per second"},
+        {"quotas.rules[client-id=etl].consumer_byte_rate": "2MiB per second"},
+    ),
+    "a rule that went, others stay though they move": (
+        ETL,
+        "quotas: {rules: [{user: x, scope: shared, producer_byte_rate: 1}]}\n",
+        {
+            "quotas.rules[client-id=etl].client-id": "etl",
+            "quotas.rules[client-id=etl].scope": "each",
+            "quotas.rules[client-id=etl].consumer_byte_rate": "1MiB per second",
+        },
+        {},
+    ),
+    "a default": (
+        "",
+        "throttle: {mode: mute}\nlimits: {idle_timeout: 5m}\n",
+        {"throttle.mode": "delay", "limits.idle_timeout": 600.0},
+        {"throttle.mode": "mute", "limits.idle_timeout": 300.0},
+    ),
+    "a query": (
+        "queries: [{name: orders, commit_group: a}]\n",
+        "queries: [{name: orders, commit_group: b}]\n",
+        {"queries[orders].commit_group": "a"},
+        {"queries[orders].commit_group": "b"},
+    ),
+    "a section": (
+        "",
+        "admin: {bind: '[::1]:9645'}\nprogress: {answer_lookups: false}\n",
+        {"admin.bind": "127.0.0.1:9644", "progress.answer_lookups": True},
+        {"admin.bind": "[::1]:9645", "progress.answer_lookups": False},
+    ),
+    "what a list is": (
+        "admin: {hosts: [a.example]}\n",
+        "admin: {hosts: [a.example, b.example]}\n",
+        {"admin.hosts": "a.example"},
+        {"admin.hosts": "a.example, b.example"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "other", "was", "is_now"), CASES.values(), ids=CASES.keys())
+def test_keys_that_differ(
+    load: Callable[[str], Config],
+    text: str,
+    other: str,
+    was: dict[str, object],
+    is_now: dict[str, object],
+) -> None:
+    assert find_differences(load(text), load(other)) == (was, is_now)
+    assert find_differences(load(other), load(text)) == (is_now, was)
+
+
+def test_a_file_that_is_new_as_a_whole_is_cut(load: Callable[[str], Config]) -> None:
+    rules = ", ".join(
+        f"{{client-id: {'x' * 2 * MAX_SHOWN_CHARS}{number}, consumer_byte_rate: 1}}"
+        for number in range(2000)
+    )
+    was, is_now = find_differences(load(""), load(f"quotas: {{rules: [{rules}]}}\n"))
+    assert was == {"more": f"{6000 - MAX_SHOWN_KEYS} further keys"}
+    assert len(is_now) == MAX_SHOWN_KEYS + 1
+    assert max(len(str(value)) for value in is_now.values()) == MAX_SHOWN_CHARS + 3
