@@ -83,6 +83,7 @@ def _fill(path: Path) -> None:
     (path / "token").write_text("secret\n")
     (path / "lines").write_text("secret\nmore\n")
     (path / "latin").write_bytes(b"\xfcber")
+    (path / "more").write_text("another-token")
     (path / "folder").mkdir()
     (path / "loop").symlink_to("loop")
 
@@ -309,7 +310,7 @@ def test_tokens_with_rights_let_others_in(load: Callable[[str | bytes], Config])
 def test_secrets_that_others_may_read_are_noticed(
     folder: Path, load: Callable[[str | bytes], Config]
 ) -> None:
-    names = ("server.key", "other.key", "token", "lines", "latin")
+    names = ("server.key", "other.key", "token", "lines", "more")
     for name, mode in zip(names, (0o644, 0o640, 0o604, 0o600, 0o660), strict=True):
         (folder / name).chmod(mode)
     config = load(
@@ -318,12 +319,12 @@ def test_secrets_that_others_may_read_are_noticed(
         "  token_file: token\n"
         "  tokens:\n"
         "    - {name: a, token_file: lines, rights: [report]}\n"
-        "    - {name: b, token_file: latin, rights: [report]}\n"
+        "    - {name: b, token_file: more, rights: [report]}\n"
     )
     assert set(config.secret_files) == {folder / name for name in names if name != "other.key"}
     lines = list(find_exposed(config.secret_files))
     assert [line.split()[0] for line in lines] == [
-        str(folder / name) for name in ("server.key", "token", "latin")
+        str(folder / name) for name in ("server.key", "token", "more")
     ]
     assert "0604" in lines[1]
     assert f"fix: chmod 600 {folder}/token" in lines[1]
@@ -634,7 +635,7 @@ def test_what_the_full_example_comments_out_loads_too(
     text = (EXAMPLES / "quota-proxy.yaml").read_text()
     copies = {"cluster-ca.pem": "ca.pem", "clients-ca.pem": "ca.pem", "proxy.pem": "server.pem"}
     copies |= {"proxy.key": "server.key", "admin-token": "token", "cluster-password": "token"}
-    copies |= {"admins-ca.pem": "ca.pem", "ops-token": "lines", "spark-token": "latin"}
+    copies |= {"admins-ca.pem": "ca.pem", "ops-token": "lines", "spark-token": "more"}
     for name, source in copies.items():
         shutil.copy(folder / source, folder / name)
     keys = r"(?m)^( *)# ( *)(tls: |sasl: |token_file: |tokens:$|- \{name: (?:ops|spark),)"
