@@ -154,6 +154,16 @@ class Instruments:
             "throttled_responses_total[quota_entity*,quota]",
             "Responses held back, and requests kept waiting, to keep a quota.",
         )
+        self.would_throttle_total = bounded(
+            Counter,
+            "would_throttle_total[quota_entity*,quota]",
+            "Measurements that exceeded a quota which is not enforced.",
+        )
+        self.would_throttle_seconds_total = bounded(
+            Counter,
+            "would_throttle_seconds_total[quota_entity*,quota]",
+            "Seconds in which a measurement exceeded a quota which is not enforced.",
+        )
         self.pid_bound_bytes = bounded(
             Gauge, "pid_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
         )
@@ -199,6 +209,9 @@ class Instruments:
         self.connections = plain(Gauge, "connections[listener]", "Open client connections.")
         self.unbounded_clients = plain(
             Gauge, "unbounded_clients", "Connected clients that no rule bounds."
+        )
+        self.throttling_paused = plain(
+            Gauge, "throttling_paused", "1 while quotas of some or all clients are paused."
         )
         self.connections_rejected_total = plain(
             Counter,

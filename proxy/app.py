@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -30,6 +31,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.quota.rules import Rule
+from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -38,7 +40,7 @@ from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
 from proxy.relay.tls import server_context
-from proxy.state import KafkaStore, MemoryStore, SqliteStore, Store
+from proxy.state import KafkaStore, MemoryStore, SqliteStore, StateError, Store
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
 TAKE_OVER_TIMEOUT_S = 30.0
@@ -140,6 +142,7 @@ class App:
             self._store = await asyncio.to_thread(_open_store, self._config, way, wait_ms)
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
+            await self._end_due()
             self._queries.load(self._store)
             await self._start_admin(wait_s)
         except BaseException:
@@ -285,10 +288,23 @@ class App:
             await self._slices.collect(self.quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
 
+    async def _end_due(self) -> None:
+        """End overrides and pauses whose time has come."""
+        try:
+            ended = await self.rules.end_due(time.time())
+        except StateError as error:
+            _log.error("ended overrides or pauses are still in the state", error=str(error))
+            return
+        for entry in ended.overrides:
+            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
+        for pause in ended.pauses:
+            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
+            await self._end_due()
             self.relay.follow_quotas()
             await self._slices.collect(self.quotas.settling())
             await self._slices.collect(self.quotas.sweeping(clock_ms()))

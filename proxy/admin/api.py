@@ -15,6 +15,7 @@ from proxy.admin.query_documents import Document, QueryDocuments, Reports, writt
 from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
+from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
 from proxy.quota.rule_registry import RuleRegistry
@@ -59,6 +60,7 @@ class ApiRoutes:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+            *ThrottlingRoutes(self.rules).routes(),
             web.post("/v1/spark/batches", self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
@@ -74,7 +76,13 @@ class ApiRoutes:
         found = await self.clients.closest_to_bound(text, limit)
         described = await self.clients.describe(found.rows, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
-        document = {"total": found.total, "clients": described, **unbounded}
+        throttling = throttling_document(self.rules, time.time())
+        document = {
+            "total": found.total,
+            "throttling": throttling,
+            "clients": described,
+            **unbounded,
+        }
         return await answer_in_slices(document, self.slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
@@ -91,22 +99,29 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        document = {"quotas": map(rule_entry, self.rules.entries())}
+        now_s = time.time()
+        document = {
+            "throttling": throttling_document(self.rules, now_s),
+            "quotas": (rule_entry(entry, now_s) for entry in self.rules.entries()),
+        }
         return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
+        now_s = time.time()
+        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
         try:
-            about = (override.bounds, override.scope, override.by, time.time())
-            entry = await self.rules.put(keys, *about)
+            about = (override.bounds, override.scope, override.by, now_s)
+            entry = await self.rules.put(
+                keys, *about, enforce=override.enforce, until_s=override.until_s
+            )
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
         name = selector(keys)
         _log.info("quota overridden", selector=name, by=override.by, remote=request.remote)
-        return answer(rule_entry(entry))
+        return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
