@@ -16,6 +16,7 @@ from structlog import get_logger
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.history import History
+from proxy.admin.rate_observer import RateObserver
 from proxy.admin.server import AdminError, AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
@@ -119,6 +120,12 @@ class App:
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
         self._slices = Slices()
+        self._observer = RateObserver(
+            instruments.bytes_total.children,
+            config.limits.max_client_entities,
+            clock_ms,
+            self._slices,
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, take_over: int | None = None) -> None:
@@ -144,6 +151,7 @@ class App:
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
             await self._end_due()
             self._queries.load(self._store)
+            self._observer.use(self._store)
             await self._start_admin(wait_s)
         except BaseException:
             await self.relay.close()
@@ -161,6 +169,7 @@ class App:
                 self._follow_kafka,
                 self._expire,
                 self._tick,
+                self._observer.run,
                 *self._queries.works(),
             )
         ]
@@ -170,6 +179,7 @@ class App:
         try:
             await self.admin.stop()
             await self._queries.close()
+            await self._observer.close()
             await asyncio.to_thread(self._store.close)
         finally:
             await self.relay.drain()
@@ -191,6 +201,7 @@ class App:
             relay=self._relay_status,
             history=self._history,
             reports=self._queries,
+            rates=self._observer.rates,
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print once and end")
     top.set_defaults(command=_top)
 
-    _add_throttling(commands)
+    _add_quotas(commands)
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     shows, show_help = ("quotas", "backpressure", "pipeline"), "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
@@ -98,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_throttling(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands that pause quotas."""
+def _add_quotas(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands that pause and suggest quotas."""
     asked = argparse.ArgumentParser(add_help=False)
     asked.add_argument("--url", default=DEFAULT_URL, help="the proxy's admin address")
     asked.add_argument("--token-file", type=Path, help="the text of admin.token_file")
@@ -116,6 +116,12 @@ def _add_throttling(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     resume_help = "hold clients to their quotas again"
     resume = commands.add_parser("resume", parents=[asked, chosen], help=resume_help)
     resume.set_defaults(command=_resume)
+
+    suggest_help = "print rules that would fit what was observed, as YAML"
+    suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
+    since_help = "how far to look back, up to 168h (default: 24h)"
+    suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
+    suggest.set_defaults(command=_suggest)
 
 
 def _login_name() -> str | None:
@@ -237,6 +243,12 @@ def _resume(options: argparse.Namespace) -> int:
     from proxy.admin.throttling_command import run_resume  # noqa: PLC0415 - not needed by the proxy
 
     return run_resume(options.url, options.token_file, _selected(options), options.by)
+
+
+def _suggest(options: argparse.Namespace) -> int:
+    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415 - not needed by the proxy
+
+    return run_suggest(options.url, options.token_file, options.since)
 
 
 def _selected(options: argparse.Namespace) -> dict[str, str]:

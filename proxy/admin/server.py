@@ -12,10 +12,12 @@ from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import guard
 from proxy.admin.history import History
+from proxy.admin.observed_rates import ObservedRates
 from proxy.admin.query_documents import Cached, QueryDocuments, Reports
 from proxy.admin.replies import CONTENT_TYPE, answer, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
+from proxy.admin.suggestion_routes import SuggestionRoutes
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 
@@ -75,6 +77,7 @@ class AdminServer:
         history: History,
         clock_ms: Callable[[], float],
         reports: Reports,
+        rates: ObservedRates,
         token: str | None = None,
     ) -> None:
         self._host = host
@@ -88,6 +91,7 @@ class AdminServer:
         pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())
         self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
+        self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
         self._runner: web.AppRunner | None = None
 
     @property
@@ -107,6 +111,7 @@ class AdminServer:
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 *self._api.routes(),
+                *self._suggestions.routes(),
                 *_page_routes(),
             ]
         )

@@ -1,5 +1,6 @@
 """A real admin server over a real quota manager, rule book and store, on virtual time."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from parts.quota_world import QuotaWorld
 from yarl import URL
 
 from proxy.admin.history import History
+from proxy.admin.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.quota.entities import QuotaKind
@@ -108,6 +110,7 @@ class AdminWorld(QuotaWorld):
         self.store = Disk()
         self.rules = RuleRegistry(self.quotas, self.store, settings)
         self.history = History(self.quotas.measured_rates)
+        self.rates = ObservedRates(self.instruments.bytes_total.children, max_clients=100)
         self.relay = RELAY
         self.not_ready: str | None = None
 
@@ -121,8 +124,14 @@ class AdminWorld(QuotaWorld):
             "history": self.history,
             "clock_ms": lambda: self.now_ms,
             "reports": NoQueries(),
+            "rates": self.rates,
         }
         return AdminServer(host, port, **(arguments | changes))
+
+    def sample(self) -> None:
+        """Take a sample of the rates at this time."""
+        for _ in self.rates.sample(self.now_ms, time.time()):
+            pass
 
     def connect(
         self, client_id: str | None, user: str | None = None, listener: str = "default"
