@@ -215,6 +215,7 @@ def _rule(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
         "source": str(entry.source) if entry else None,
         "by": entry.by if entry else None,
         "at": iso(entry.at_s) if entry else None,
+        "until": iso(entry.until_s) if entry else None,
     }
 
 

@@ -54,10 +54,13 @@ class RateObserver:
                 self._writer = StateWriter(store)
         next_s = time.monotonic() + WRITE_INTERVAL_S
         while True:
-            await self._slices.collect(self.rates.sample(self._clock_ms(), time.time()))
-            if time.monotonic() >= next_s:
-                next_s = time.monotonic() + WRITE_INTERVAL_S
-                await self._write(WRITE_PAUSE_S)
+            try:
+                await self._slices.collect(self.rates.sample(self._clock_ms(), time.time()))
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + WRITE_INTERVAL_S
+                    await self._write(WRITE_PAUSE_S)
+            except Exception as error:  # a defect of ours must not end the proxy
+                _log.error("unexpected error about observed rates", exc_info=error)
             await asyncio.sleep(INTERVAL_MS / MS_PER_SECOND)
 
     async def close(self) -> None:

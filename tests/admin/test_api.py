@@ -56,6 +56,7 @@ async def test_clients_say_rate_bound_window_and_rule(world: AdminWorld, ask: As
             "source": "file",
             "by": None,
             "at": None,
+            "until": None,
         },
         "client_count": 1,
         "clients": [{"listener": "default", "user": "bob", "client_id": "etl-orders"}],

@@ -67,6 +67,7 @@ async function explain(why, { entity, quota }) {
     const { quotas } = await ask(`v1/clients/${encodeURIComponent(entity)}`);
     const found = quotas.find((each) => each.quota === quota);
     const by = found.rule.by ? [element("p", "", `set by ${found.rule.by}, ${time(found.rule.at)}`)] : [];
+    if (found.rule.until) by.push(element("p", "", `ends by itself, ${time(found.rule.until)}`));
     const reason = found.adaptive?.reason
       ? [element("p", "", `bound of ${rate(found.bound, found.unit)}: ${found.adaptive.reason}`)] : [];
     const connected = found.connected.map((client) => explained(client, found));

@@ -8,7 +8,7 @@ from parts.quota_world import QuotaWorld
 from proxy.quota.client_quotas import ClientQuotas
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import Waiter
-from proxy.quota.rules import QuotaSettings, Rule, RuleTable
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, REQUEST = QuotaKind
 MB = 1_000_000
@@ -145,6 +145,35 @@ def test_who_is_below_its_bound_is_not_paced_when_it_is_enforced():
     world.quotas.update(QuotaSettings(rules=(RULE,)))
     assert client.charge(CONSUMER, MB, 1000.0) is None
     assert not client.is_paced(CONSUMER)
+
+
+def test_an_adapted_bound_holds_nobody_until_it_is_enforced():
+    adaptive = AdaptiveBound(batch_interval_ms=1000.0)
+    rule = Rule(client_id="c", bounds={CONSUMER: 100 * MB}, adaptive=adaptive)
+    world = QuotaWorld(replace(rule, enforce=False))
+    client = world.client_quotas()
+    client.charge(CONSUMER, 1, 0.0)
+    world.quotas.adapt(CONSUMER, ENTITY, MB / 10, "slow batches", 0.0)
+    for second in range(30):
+        assert client.charge(CONSUMER, MB, second * 1000.0) is None
+        assert goes_on(client, second * 1000.0)
+    (row,) = world.rows(29_000.0)
+    assert (row.bound, row.above_s > 0) == (MB / 10, True)
+    world.quotas.update(QuotaSettings(rules=(rule,)))
+    charges = [client.charge(CONSUMER, MB, 30_000.0 + number) for number in range(5)]
+    assert charges[0] is None, "nothing is owed for what was before"
+    assert any(charges)
+
+
+def test_a_lower_bound_holds_nobody_who_is_not_enforced():
+    world = QuotaWorld(OBSERVED)
+    client = world.client_quotas()
+    for second in range(30):
+        client.charge(CONSUMER, MB / 2, second * 1000.0)
+    lower = replace(OBSERVED, bounds={CONSUMER: MB / 100})
+    world.quotas.update(QuotaSettings(rules=(lower,)))
+    assert client.charge(CONSUMER, MB / 2, 30_000.0) is None
+    assert goes_on(client, 30_000.0)
 
 
 def test_counts_go_with_the_sensor():
