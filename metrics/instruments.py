@@ -165,6 +165,16 @@ class Instruments:
             "expected_throttling[quota_entity*,quota]",
             "1 where the rule says that being held to the quota is expected.",
         )
+        self.would_throttle_total = bounded(
+            Counter,
+            "would_throttle_total[quota_entity*,quota]",
+            "Measurements that exceeded a quota which is not enforced.",
+        )
+        self.would_throttle_seconds_total = bounded(
+            Counter,
+            "would_throttle_seconds_total[quota_entity*,quota]",
+            "Seconds in which a measurement exceeded a quota which is not enforced.",
+        )
         self.pid_bound_bytes = bounded(
             Gauge, "pid_bound_bytes[query*]", "Adaptive bound of a query, in bytes per second."
         )
@@ -262,6 +272,9 @@ class Instruments:
             "event_loop_lag_seconds",
             "Time by which a timer of the event loop is late, measured ten times a second.",
             buckets=LOOP_LAG_BUCKETS_S,
+        )
+        self.throttling_paused = plain(
+            Gauge, "throttling_paused", "1 while quotas of some or all clients are paused."
         )
         self.connections_rejected_total = plain(
             Counter,

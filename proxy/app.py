@@ -22,6 +22,7 @@ from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
+from proxy.admin.rate_observer import RateObserver
 from proxy.admin.readiness import Readiness, judge
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminError, AdminServer
@@ -47,8 +48,15 @@ from proxy.config.stores import StateHolder, open_store
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry, read_overrides
+from proxy.quota.rule_registry import (
+    Compose,
+    ComposedRules,
+    RuleRegistry,
+    read_overrides,
+    read_pauses,
+)
 from proxy.quota.rules import Rule
+from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
@@ -150,6 +158,12 @@ class App:
             lambda: {api: (each.broker, each.proxy, each.hold) for api, each in apis.items()}
         )
         self._slices = Slices()
+        self._observer = RateObserver(
+            instruments.bytes_total.children,
+            config.limits.max_client_entities,
+            clock_ms,
+            self._slices,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._released = False
@@ -184,9 +198,11 @@ class App:
             )
             settings = self._config.quota_settings
             self.rules = RuleRegistry(self.quotas, self._store, settings, self._compose)
+            await self._end_due()
             await self._kafka_quotas.follow(self._config.quotas.source == "kafka")
             self._queries.load(self._store)
             self.audit = AuditLog(self._store)
+            self._observer.use(self._store)
             await self._start_admin(admin)
         except BaseException:
             await self.relay.close()
@@ -208,6 +224,7 @@ class App:
                 self._kafka_quotas.watch,
                 self._expire,
                 self._tick,
+                self._observer.run,
                 *self._queries.works(),
             )
         ]
@@ -231,6 +248,7 @@ class App:
         await self.admin.stop()
         await self.audit.close()
         await self._queries.close()
+        await self._observer.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
         self._released = True
@@ -263,6 +281,8 @@ class App:
             self._store.use(await asyncio.to_thread(open_store, self._config, self._bootstrap))
         self.rules.use_store(self._store)
         self._queries.resume(self._store)
+        self._observer.resume(self._store)
+        self.audit.resume(self._store)
         self._released = False
 
     async def _resume_admin(self) -> None:
@@ -279,6 +299,7 @@ class App:
         Raises StateError, ListenerError, TakeOverError; then it serves on.
         """
         read_overrides(state)
+        read_pauses(state)
         if self._stop.is_set():
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
         self.relay.take_over()
@@ -309,6 +330,7 @@ class App:
             relay=self._relay_status,
             history=self._history,
             reports=self._queries,
+            rates=self._observer.rates,
             clock_ms=clock_ms,
             audit=self.audit,
             access=_access(self._config, self._secrets),
@@ -463,10 +485,23 @@ class App:
             await self._slices.collect(self.quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
 
+    async def _end_due(self) -> None:
+        """End overrides and pauses whose time has come."""
+        try:
+            ended = await self.rules.end_due(time.time())
+        except StateError as error:
+            _log.error("ended overrides or pauses are still in the state", error=str(error))
+            return
+        for entry in ended.overrides:
+            _log.info("quota override ended", selector=selector(entry.rule.keys), by=entry.by)
+        for pause in ended.pauses:
+            _log.info("throttling resumed", selector=pause.name, by=pause.by)
+
     async def _tick(self) -> None:
         """Apply changed quotas, end throttling, add to the charts, until cancelled."""
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
+            await self._end_due()
             self.relay.follow_quotas()
             self._services.outages.sweep(clock_ms())
             self._request_times.sample(clock_ms())

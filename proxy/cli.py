@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import getpass
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import structlog
 import uvloop
 
 from proxy import __version__
+from proxy.admin.admin_client import DEFAULT_URL, AdminRefusal
 from proxy.admin.log_level import log_level
 from proxy.app import PORT_ERRORS, App, spare_full_collections
 from proxy.config import Config, ConfigError, load_config
@@ -22,6 +24,7 @@ from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
+from proxy.quota.validation import RULE_KEYS
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.state import StateError
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except (DevkitError, StateError, TakeOverError) as error:
+    except (DevkitError, StateError, TakeOverError, AdminRefusal) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
@@ -79,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
 
     top = commands.add_parser("top", help="watch a running proxy in the terminal")
-    top.add_argument("--url", default="http://127.0.0.1:9644", help="its admin address")
+    top.add_argument("--url", default=DEFAULT_URL, help="its admin address")
     top.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
     cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
     top.add_argument("--cert-file", type=Path, help=cert_help)
@@ -87,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print once and end")
     top.set_defaults(command=_top)
 
+    _add_quotas(commands)
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     shows, show_help = ("quotas", "backpressure", "pipeline"), "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
@@ -102,6 +106,39 @@ def _parser() -> argparse.ArgumentParser:
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
     broker.set_defaults(command=_broker)
     return parser
+
+
+def _add_quotas(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands that pause and suggest quotas."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--url", default=DEFAULT_URL, help="the proxy's admin address")
+    asked.add_argument("--token-file", type=Path, help="the text of admin.token_file")
+    chosen = argparse.ArgumentParser(add_help=False)
+    for key in RULE_KEYS:
+        chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
+    chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
+
+    pause_help = "let clients through for a time: they are measured and held for nothing"
+    pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)
+    for_help = "how long, or until when (default: 30m)"
+    pause.add_argument("--for", dest="how_long", default="30m", metavar="TIME", help=for_help)
+    pause.set_defaults(command=_pause)
+    resume_help = "hold clients to their quotas again"
+    resume = commands.add_parser("resume", parents=[asked, chosen], help=resume_help)
+    resume.set_defaults(command=_resume)
+
+    suggest_help = "print rules that would fit what was observed, as YAML"
+    suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
+    since_help = "how far to look back, up to 168h (default: 24h)"
+    suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
+    suggest.set_defaults(command=_suggest)
+
+
+def _login_name() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return None
 
 
 def _number(what: str, low: int, high: float) -> Callable[[str], int]:
@@ -193,7 +230,8 @@ def _check(options: argparse.Namespace) -> int:
         f"{options.config}: valid, rules: {len(config.quotas.rules)}, listeners: {len(names)}, "
         f"queries: {len(config.queries)}, pipelines: {len(config.pipelines)}"
     )
-    table = RuleTable(config.quota_settings.rules)
+    settings = config.quota_settings
+    table = RuleTable(settings.rules, enforce=settings.enforce)
     lines = [*find_hints(config, table)]
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
@@ -212,6 +250,31 @@ def _top(options: argparse.Namespace) -> int:
     token = options.token_file.read_text().strip() if options.token_file is not None else None
     address = AdminAddress(options.url, tls, token)
     return run_top(address, once=options.once)
+
+
+def _pause(options: argparse.Namespace) -> int:
+    from proxy.admin.throttling_command import run_pause  # noqa: PLC0415 - not needed by the proxy
+
+    keys, how_long = _selected(options), options.how_long
+    return run_pause(options.url, options.token_file, keys, how_long, options.by)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from proxy.admin.throttling_command import run_resume  # noqa: PLC0415 - not needed by the proxy
+
+    return run_resume(options.url, options.token_file, _selected(options), options.by)
+
+
+def _suggest(options: argparse.Namespace) -> int:
+    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415 - not needed by the proxy
+
+    return run_suggest(options.url, options.token_file, options.since)
+
+
+def _selected(options: argparse.Namespace) -> dict[str, str]:
+    """Return the keys of the clients that a command is for."""
+    given = ((key, getattr(options, key)) for key in RULE_KEYS)
+    return {key: value for key, value in given if value is not None}
 
 
 def _broker(options: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -14,7 +14,7 @@ from proxy.admin.audit import AuditLog
 from proxy.admin.audit_documents import change_documents, rule_shown
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.guard import REPORT_PATH, current_author
-from proxy.admin.log_level import log_level_routes
+from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import (
@@ -28,6 +28,7 @@ from proxy.admin.replies import (
 )
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
+from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
 from proxy.progress.query import MAX_PARTITIONS
 from proxy.progress.report import MAX_REPORT_BYTES, ReportRefused
 from proxy.quota.rule_registry import RuleRegistry
@@ -73,10 +74,11 @@ class ApiRoutes:
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
+            *ThrottlingRoutes(self.rules, self.audit).routes(),
             web.post(REPORT_PATH, self._post_report),
             web.get("/v1/progress", self._get_progress),
             web.get("/v1/pipelines", self._get_pipelines),
-            *log_level_routes(),
+            *LogLevelRoutes(self.audit).routes(),
             web.get("/v1/audit", self._get_audit),
         ]
 
@@ -90,7 +92,13 @@ class ApiRoutes:
         found = await self.clients.closest_to_bound(text, limit)
         described = await self.clients.describe(found.rows, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
-        document = {"total": found.total, "clients": described, **unbounded}
+        throttling = throttling_document(self.rules, time.time())
+        document = {
+            "total": found.total,
+            "throttling": throttling,
+            "clients": described,
+            **unbounded,
+        }
         return await answer_in_slices(document, self.slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
@@ -107,24 +115,31 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
-        document = {"quotas": map(rule_entry, self.rules.entries())}
+        now_s = time.time()
+        document = {
+            "throttling": throttling_document(self.rules, now_s),
+            "quotas": (rule_entry(entry, now_s) for entry in self.rules.entries()),
+        }
         return await answer_in_slices(document, self.slices)
 
     async def _put_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
-        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES))
+        now_s = time.time()
+        override = parse_override(await json_body(request, MAX_OVERRIDE_BYTES), now_s)
         name = selector(keys)
         try:
             async with self._audited(name):
-                about = (override.bounds, override.scope, override.by, time.time())
-                entry = await self.rules.put(keys, *about)
+                about = (override.bounds, override.scope, override.by, now_s)
+                entry = await self.rules.put(
+                    keys, *about, enforce=override.enforce, until_s=override.until_s
+                )
         except ValueError as error:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
         about_log = {"who": current_author().name, "remote": request.remote}
         _log.info("quota overridden", selector=name, by=override.by, **about_log)
-        return answer(rule_entry(entry))
+        return answer(rule_entry(entry, now_s))
 
     async def _delete_quota(self, request: web.Request) -> web.Response:
         keys = _keys(request)
@@ -140,25 +155,10 @@ class ApiRoutes:
         _log.info("quota override deleted", selector=name, **about_log)
         return answer({"deleted": name})
 
-    @asynccontextmanager
-    async def _audited(self, name: str) -> AsyncIterator[None]:
-        """Record the change of an override, unless it is not made, which the body says by raising.
-
-        That of a request that is cancelled is recorded, too: it is kept, and so in force.
-        """
-        before = rule_shown(self.rules.in_force().get(name))
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            await self._record_override(name, before)
-            raise
-        await self._record_override(name, before)
-
-    async def _record_override(self, name: str, before: object) -> None:
-        after = rule_shown(self.rules.in_force().get(name))
-        await self.audit.record(current_author(), f"quota {name}", before, after, time.time())
+    def _audited(self, name: str) -> AbstractAsyncContextManager[None]:
+        return self.audit.recording(
+            current_author(), f"quota {name}", lambda: rule_shown(self.rules.in_force().get(name))
+        )
 
     async def _post_report(self, request: web.Request) -> web.Response:
         raw = await json_body(request, MAX_REPORT_BYTES)

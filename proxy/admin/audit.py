@@ -1,7 +1,9 @@
 """Records who changed what while the proxy runs, from what to what; kept in the state."""
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +84,25 @@ class AuditLog:
         if unread:
             _log.warning("changes in the state's audit cannot be read", records=unread)
 
+    @asynccontextmanager
+    async def recording(
+        self, who: Author, what: str, shown: Callable[[], object]
+    ) -> AsyncIterator[None]:
+        """Record the change that the body makes; `shown` gives what there is, as JSON has it.
+
+        The body says by raising that it made none. That of a request that is cancelled is recorded,
+        too: it is kept, and so in force.
+        """
+        before = shown()
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            await self.record(who, what, before, shown(), time.time())
+            raise
+        await self.record(who, what, before, shown(), time.time())
+
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float
     ) -> None:
@@ -125,6 +146,10 @@ class AuditLog:
 
     def __len__(self) -> int:
         return len(self._changes)
+
+    def resume(self, store: Store) -> None:
+        """Write to this store from now on, after `close`."""
+        self._writer = StateWriter(store)
 
     async def close(self) -> None:
         """Wait for what is being written."""

@@ -157,19 +157,27 @@ def iso(at_s: float | None) -> str | None:
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
-def rule_entry(entry: RuleEntry) -> Document:
+def left_s(until_s: float | None, now_s: float) -> float | None:
+    """Return for how long something goes on that ends then, in seconds for JSON."""
+    return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
+
+
+def rule_entry(entry: RuleEntry, now_s: float) -> Document:
     """Return a rule with where it comes from, as `GET /v1/quotas` shows it."""
     rule = entry.rule
     return {
         "selector": selector(rule.keys),
         "keys": rule.keys,
         "scope": rule.scope,
+        "enforce": rule.enforce,
         "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
         "source": str(entry.source),
         "title": rule.title,
         "place": rule.place,
         "by": entry.by,
         "at": iso(entry.at_s),
+        "until": iso(entry.until_s),
+        "left_s": left_s(entry.until_s, now_s),
         "in_force": entry.in_force,
     }
 
@@ -184,6 +192,9 @@ def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Doc
         "bound": row.bound,
         "window_s": round(row.window_ms / MS_PER_SECOND, 3),
         "throttled": row.throttled,
+        "enforced": row.enforced,
+        "would_throttle": row.would_throttle,
+        "above_s": row.above_s,
         "holds": row.holds,
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
@@ -210,6 +221,7 @@ def _rule(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
         "source": str(entry.source) if entry else None,
         "by": entry.by if entry else None,
         "at": iso(entry.at_s) if entry else None,
+        "until": iso(entry.until_s) if entry else None,
     }
 
 

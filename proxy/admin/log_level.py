@@ -1,15 +1,20 @@
 """Which log lines are written: chosen by the configuration, and changed by an operator."""
 
 import json
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 from structlog import DropEvent, get_logger
 
+from proxy.admin.audit import AuditLog
+from proxy.admin.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Of each, the lines of those behind it are written as well."""
+
+LOG_LEVEL_PATH = "/v1/log_level"
 
 MAX_LEVEL_BYTES = 1024
 """The longest body that names a level."""
@@ -44,22 +49,28 @@ log_level: Final = LogLevel()
 """Of this process, as the log is."""
 
 
-def log_level_routes() -> list[web.RouteDef]:
-    """Return the handlers by method and path."""
-    return [web.get("/v1/log_level", _get_level), web.put("/v1/log_level", _put_level)]
+@dataclass(frozen=True, slots=True)
+class LogLevelRoutes:
+    """The handlers of `/v1/log_level`."""
 
+    audit: AuditLog
 
-async def _get_level(_: web.Request) -> web.Response:
-    return answer({"level": log_level.name})
+    def routes(self) -> list[web.RouteDef]:
+        """Return the handlers by method and path."""
+        return [web.get(LOG_LEVEL_PATH, self._get_level), web.put(LOG_LEVEL_PATH, self._put_level)]
 
+    async def _get_level(self, _: web.Request) -> web.Response:
+        return answer({"level": log_level.name})
 
-async def _put_level(request: web.Request) -> web.Response:
-    before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
-    log_level.set(name)
-    # As an error it is written at every level: the log should say why it says less.
-    say = _log.error if name == "error" else _log.warning
-    say("log level changed", level=name, before=before, remote=request.remote)
-    return answer({"level": name})
+    async def _put_level(self, request: web.Request) -> web.Response:
+        before, name = log_level.name, parse_level(await json_body(request, MAX_LEVEL_BYTES))
+        async with self.audit.recording(current_author(), "log level", lambda: log_level.name):
+            log_level.set(name)
+        # As an error it is written at every level: the log should say why it says less.
+        say = _log.error if name == "error" else _log.warning
+        about = {"who": current_author().name, "remote": request.remote}
+        say("log level changed", level=name, before=before, **about)
+        return answer({"level": name})
 
 
 def parse_level(body: bytes) -> str:

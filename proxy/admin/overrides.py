@@ -1,22 +1,26 @@
-"""Reads the body of a request that sets a quota at run time."""
+"""Reads the body of a request that sets a quota, or pauses quotas, at run time."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeVar
 
 from proxy.admin.replies import ApiError
 from proxy.quota.entities import QuotaKind
-from proxy.quota.validation import find_bound_problems, parse_scope
-from proxy.quota.values import BadValueError
+from proxy.quota.validation import RULE_KEYS, check_keys, find_bound_problems, parse_scope
+from proxy.quota.values import MAX_DURATION_S, BadValueError, parse_duration
 
 MAX_BY_CHARS = 200
 MAX_SHOWN_CHARS = 60
 
 Value = TypeVar("Value")
 
-_KEYS = (*map(str, QuotaKind), "scope", "by")
+_KEYS = (*map(str, QuotaKind), "scope", "enforce", "until", "by")
 _EXAMPLE = '{"consumer_byte_rate": "10MiB", "by": "anna"}'
+_PAUSE_KEYS = ("off", "on", "by", *RULE_KEYS)
+_PAUSE_EXAMPLE = '{"off": "30m"} or {"on": true}'
+_END_FIX = 'write how long, such as "30m", or a time with its zone, such as "2026-11-22T18:00:00Z"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,29 @@ class Override:
     """Bytes per second, or percent; at least one."""
     scope: str
     by: str | None
+    enforce: bool | None = None
+    """None: as the file's rule with the same keys."""
+    until_s: float | None = None
+    """When it ends by itself, in seconds of the Unix epoch; None: not at all."""
 
 
-def parse_override(body: bytes) -> Override:
-    """Read a body such as `{"consumer_byte_rate": "10MiB", "scope": "shared", "by": "anna"}`.
+@dataclass(frozen=True, slots=True)
+class ThrottlingChange:
+    """Clients whose quotas are paused, or enforced again; and who says so."""
+
+    keys: Mapping[str, str]
+    """As those of a rule; none: all clients."""
+    until_s: float | None
+    """When the pause ends by itself, as `Override.until_s`; None: the quotas are enforced again."""
+    by: str | None
+
+
+def parse_override(body: bytes, now_s: float) -> Override:
+    """Read a body such as `{"consumer_byte_rate": "10MiB", "until": "2h", "by": "anna"}`.
 
     Raises ApiError with status 400 for anything that is not such a body.
     """
-    document = _json_object(body)
+    document = _json_object(body, _EXAMPLE)
     unknown = sorted(set(document) - set(_KEYS))
     if unknown:
         raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_KEYS)}")
@@ -43,18 +62,68 @@ def parse_override(body: bytes) -> Override:
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
     for problem in find_bound_problems((), bounds):
         raise _bad(f"the body {problem.message}", problem.fix)
-    return Override(bounds, scope, _by(document.get("by")))
+    enforce = document.get("enforce")
+    if enforce is not None and not isinstance(enforce, bool):
+        raise _bad(f"enforce: {_shown(enforce)} is not known here", "write true or false")
+    until = document.get("until")
+    until_s = None if until is None else _end("until", until, now_s)
+    return Override(bounds, scope, _by(document.get("by")), enforce, until_s)
 
 
-def _json_object(body: bytes) -> dict[str, object]:
+def parse_throttling(body: bytes, now_s: float) -> ThrottlingChange:
+    """Read a body such as `{"off": "30m", "client-id": "etl", "by": "anna"}` or `{"on": true}`.
+
+    Raises ApiError with status 400 for anything that is not such a body.
+    """
+    document = _json_object(body, _PAUSE_EXAMPLE)
+    unknown = sorted(set(document) - set(_PAUSE_KEYS))
+    if unknown:
+        raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_PAUSE_KEYS)}")
+    if ("off" in document) == ("on" in document):
+        raise _bad("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
+    if document.get("on", True) is not True:
+        raise _bad(f"on: {_shown(document['on'])} is not true", f"send {_PAUSE_EXAMPLE}")
+    keys: dict[str, object] = {key: document[key] for key in RULE_KEYS if key in document}
+    try:
+        if keys:
+            check_keys(keys)
+    except BadValueError as error:
+        raise _bad(error.message, error.fix) from None
+    until_s = _end("off", document["off"], now_s) if "off" in document else None
+    texts = {key: str(value) for key, value in keys.items()}
+    return ThrottlingChange(texts, until_s, _by(document.get("by")))
+
+
+def _end(key: str, value: object, now_s: float) -> float:
+    """Read how long something lasts, or until when; return the time of its end."""
+    if isinstance(value, str) and "-" in value:  # which no duration has
+        try:
+            end = datetime.fromisoformat(value)
+        except ValueError:
+            raise _bad(f"{key}: {_shown(value)} is not a time", _END_FIX) from None
+        if end.tzinfo is None:
+            raise _bad(f"{key}: {_shown(value)} has no zone", _END_FIX)
+        seconds = end.timestamp() - now_s
+        if seconds <= 0:
+            raise _bad(f"{key}: {_shown(value)} is over", _END_FIX)
+        if seconds > MAX_DURATION_S:
+            raise _bad(f"{key}: {_shown(value)} is more than a year away", _END_FIX)
+        return end.timestamp()
+    try:
+        return now_s + parse_duration(value)
+    except BadValueError as error:
+        raise _bad(f"{key}: {error.message}", _END_FIX) from None
+
+
+def _json_object(body: bytes, example: str) -> dict[str, object]:
     try:
         document = json.loads(body)
     except RecursionError:
-        raise _bad("the body is nested too deeply", f"send {_EXAMPLE}") from None
+        raise _bad("the body is nested too deeply", f"send {example}") from None
     except ValueError as error:  # not UTF-8 is one as well
-        raise _bad(f"the body is not JSON: {error}", f"send {_EXAMPLE}") from None
+        raise _bad(f"the body is not JSON: {error}", f"send {example}") from None
     if not isinstance(document, dict):
-        raise _bad("the body is not a JSON object", f"send {_EXAMPLE}")
+        raise _bad("the body is not a JSON object", f"send {example}")
     return document
 
 

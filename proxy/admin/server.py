@@ -17,10 +17,12 @@ from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.guard import Guard
 from proxy.admin.history import History
+from proxy.admin.observed_rates import ObservedRates
 from proxy.admin.query_documents import Cached, Document, QueryDocuments, Reports
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
+from proxy.admin.suggestion_routes import SuggestionRoutes
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 
@@ -81,6 +83,7 @@ class AdminServer:
         history: History,
         clock_ms: Callable[[], float],
         reports: Reports,
+        rates: ObservedRates,
         audit: AuditLog,
         access: Access,
         limits: PortLimits = DEFAULT_LIMITS,
@@ -115,6 +118,7 @@ class AdminServer:
         self._api = ApiRoutes(
             clients, rules, status, reports, queries, clock_ms, self._slices, audit
         )
+        self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
         self._runner: web.AppRunner | None = None
         self._opened: AdminPort | None = None
 
@@ -150,6 +154,7 @@ class AdminServer:
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 *self._api.routes(),
+                *self._suggestions.routes(),
                 *_page_routes(),
             ]
         )

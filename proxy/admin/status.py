@@ -11,6 +11,7 @@ from proxy.admin.client_documents import ClientDocuments, iso
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import Document, QueryDocuments
+from proxy.admin.throttling_routes import throttling_document
 
 NotReady = Callable[[], str | None]
 """Gives the reason why the proxy can't serve clients now, None when it can; or a warning."""
@@ -113,6 +114,7 @@ class Status:
             "not_ready_reason": reason,
             "warning": self.warning(),
             "throttle_mode": relay.throttle_mode,
+            "throttling": throttling_document(self.clients.rules, now_s),
             "listeners": [asdict(listener) for listener in relay.listeners],
             "cluster_answers": relay.cluster_answers,
             "brokers": [asdict(broker) for broker in relay.brokers],

@@ -111,7 +111,7 @@ def fetch_status(address: AdminAddress) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    known = {"bounded", "unbounded", "followed", "pipelines"}
+    known = {"bounded", "unbounded", "followed", "pipelines", "throttling"}
     if not isinstance(status, dict) or not known <= status.keys():
         raise UnreachableError(f"{url} is not a quota proxy of this version")
     return status

@@ -24,6 +24,7 @@ CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
 VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
 """By which key which table is shown."""
 
+SECONDS_SHOWN = 60  # what is counted of a client reaches back a minute, or a little further
 NAMED_CLIENTS = 10  # of those without a bound
 FAILED = "failed"
 UNKNOWN = "-"
@@ -65,10 +66,14 @@ def screen(
     A narrow terminal (`width` in characters) shows fewer columns. At most `rows` lines of a table
     are shown, None for all. `views` are tables of `VIEWS`.
     """
-    rows = None if rows is None else max(rows, 0)
+    paused = _paused(status["throttling"])
+    rows = None if rows is None else max(rows - bool(paused), 0)
     draw = {CLIENTS: _clients, QUERIES: _queries, PIPELINES: _pipelines}
     tables = (part for view in views for part in ("", *draw[view](status, order, width, rows)))
-    return Group(_head(status), *tables)
+    banner = Text(paused, ALARM)
+    if rows is not None:
+        banner.no_wrap, banner.overflow = True, "crop"
+    return Group(_head(status), *([banner] if paused else ()), *tables)
 
 
 def in_order(clients: Sequence[Document], order: str) -> list[Document]:
@@ -151,6 +156,17 @@ def _head(status: Document) -> Text:
     )
 
 
+def _paused(throttling: Document) -> str:
+    """Name for whom quotas are not enforced; empty when they are for all."""
+    if not throttling["enforced"]:
+        return "QUOTAS ARE NOT ENFORCED: throttle.enforce is false"
+    pauses = [
+        f"{printable(each['selector'])} until {each['until']} ({each['left_s']:,.0f} s)"
+        for each in throttling["paused"]
+    ]
+    return f"QUOTAS ARE PAUSED: {', '.join(pauses)}" if pauses else ""
+
+
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
     shown = in_order(status["clients"], order)[:rows]
     lines = ((client, WARNING if client["throttled"] else CALM) for client in shown)
@@ -166,6 +182,9 @@ def _clients(status: Document, order: str, width: int, rows: int | None) -> _Dra
 
 
 def _holds(client: Document) -> str:
+    if not client["enforced"]:
+        above_s = min(client["above_s"], SECONDS_SHOWN)
+        return f"not enforced, {above_s} s above" if above_s else "not enforced"
     return f"{client['holds']}x {client['held_s']:.1f} s" if client["holds"] else UNKNOWN
 
 

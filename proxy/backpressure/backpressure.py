@@ -1,6 +1,7 @@
 """All queries whose rules are adaptive: who they are, what their reports change, who is gone."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from operator import attrgetter
 
 from prometheus_client import Gauge
@@ -106,7 +107,10 @@ class Backpressure:
 
     def _match(self, identity: ClientIdentity) -> Match | None:
         match = self._quotas.table.match(KIND, identity)
-        return match if match is not None and match.rule.adaptive is not None else None
+        if match is None or match.rule.adaptive is None:
+            return None
+        # A pause gives some clients a sensor of their own; a query stays the same.
+        return replace(match, entity=match.rule.entity(identity))
 
     def _changed(self, query: QueryBackpressure) -> None:
         self._journal.mark_changed(query)

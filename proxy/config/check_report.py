@@ -10,7 +10,7 @@ from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.pipeline_models import PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
 NOBODY = ""
 """A user that no rule names."""
@@ -23,6 +23,7 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     else:
         names = [listener.name for listener in config.listeners]
         yield from find_gaps(table, names, config.limits.max_client_entities)
+    yield from find_unenforced(config.quota_settings)
     if config.cluster.shows_password:
         yield f"cluster.sasl sends the password to the brokers in the clear; fix: {HIDE_PASSWORD}"
     yield from find_start_hints(config)
@@ -42,6 +43,15 @@ def find_start_hints(config: Config) -> Iterator[str]:
             if set(token.rights) == {"read"}:
                 use = "allows only what all may do; fix: write read_needs_token: true"
                 yield f"admin.tokens[{number}] ({token.name}) {use}, or remove it"
+
+
+def find_unenforced(settings: QuotaSettings) -> Iterator[str]:
+    """Yield a line if there are clients that are measured and held for nothing."""
+    counted = "what would be is counted in kafka_quota_proxy_would_throttle_total"
+    if not settings.enforce:
+        yield f"throttle.enforce is false: no client is held, {counted}"
+    elif titles := ", ".join(rule.title for rule in settings.rules if not rule.enforce):
+        yield f"{titles}: enforce is false, so their clients are not held; {counted}"
 
 
 def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> Iterator[str]:

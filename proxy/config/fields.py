@@ -1,6 +1,5 @@
 """What the models are made of: a section, and values that are checked when they are read."""
 
-import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -12,9 +11,11 @@ from proxy.config import endpoints, files
 from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
 from proxy.quota.values import (
-    NUMBER_AND_UNIT,
+    DURATION_UNITS,
     BadValueError,
     number_parser,
+    parse_duration,
+    parse_duration_or_zero,
     parse_size,
     parse_text,
     shown,
@@ -29,14 +30,6 @@ MAX_COUNT: Final = 2**31 - 1
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""
 
-DURATION_UNITS: Final = {
-    name: Decimal(value) for name, value in (("ms", "0.001"), ("s", 1), ("m", 60), ("h", 3600))
-}
-"""Seconds in each unit of time."""
-
-MAX_DURATION_S: Final = Decimal(365 * 24 * 3600)
-"""The longest duration, a year: more is a slip, and far more overflows the clocks below."""
-
 MIN_INTERVAL_S: Final = 0.001
 """The shortest batch interval: Spark counts in milliseconds."""
 
@@ -46,47 +39,6 @@ RESERVED_NAMES: Final = {
     "file": "the configuration file",
 }
 """How others than tokens by name are called, where changes are recorded."""
-
-_DURATION_FIX = f"write a number and one of {' '.join(DURATION_UNITS)}, such as 20s"
-
-
-def parse_duration(value: object) -> Seconds:
-    """Read a duration above 0: a number and a unit from `DURATION_UNITS`, up to `MAX_DURATION_S`.
-
-    Raises BadValueError for anything else; a plain number too, because nobody can see its unit.
-    """
-    seconds = parse_duration_or_zero(value)
-    if seconds <= 0:
-        raise BadValueError(f"{shown(value)} is not above 0", _DURATION_FIX)
-    return seconds
-
-
-def parse_duration_or_zero(value: object) -> Seconds:
-    """Read a duration as `parse_duration`, or 0, which needs no unit."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
-    match = NUMBER_AND_UNIT.fullmatch(str(value))
-    if match is None:
-        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
-    number, unit = match["number"], match["unit"]
-    if not unit and Decimal(number) == 0:
-        return 0.0
-    if not unit:
-        raise BadValueError(f"{shown(value)} has no unit", f"write {number}s or {number}ms")
-    if unit not in DURATION_UNITS:
-        fix = _likely_duration(number, unit.strip())
-        raise BadValueError(f"{shown(value)} is not a duration", fix)
-    seconds = Decimal(number) * DURATION_UNITS[unit]
-    if seconds > MAX_DURATION_S:
-        raise BadValueError(f"{shown(value)} is more than a year", "write a shorter duration")
-    return float(seconds)
-
-
-def _likely_duration(number: str, unit: str) -> str:
-    """Return what `20S`, `20 s`, `20sec` or `500msec` may have meant."""
-    names = {"ms": "ms", "mil": "ms", "s": "s", "m": "m", "h": "h"}
-    start = re.match("ms|mil|s|m|h", unit.lower()) if unit.isalpha() else None
-    return f"write {number}{names[start[0]]}" if start else _DURATION_FIX
 
 
 def format_duration(seconds: Seconds) -> str:

@@ -135,13 +135,14 @@ class ListenerSection(fields.Section):
 
 
 class RuleKeys(fields.Section):
-    """Whom a rule is for, and whether they have one sensor each or one together."""
+    """Whom a rule is for, whether they have one sensor each or one together, and are held."""
 
     user: fields.Text | None = None
     client_id: fields.Text | None = Field(default=None, alias="client-id")
     client_id_prefix: fields.Prefix | None = Field(default=None, alias="client-id-prefix")
     listener: fields.Text | None = None
     scope: Literal["each", "shared"] = "each"
+    enforce: StrictBool = True
 
 
 _BOUND_FIELDS: dict[str, Any] = {
@@ -193,11 +194,13 @@ class ThrottleSection(fields.Section):
     """How a client over its quota is slowed.
 
     `max_delay` is the longest single hold, in seconds; what is left over goes into the next one.
-    Kafka clients give up on a request after `request.timeout.ms`, 30 s.
+    Kafka clients give up on a request after `request.timeout.ms`, 30 s. Without `enforce` nobody is
+    slowed.
     """
 
     mode: Literal["delay", "mute"] = "delay"
     max_delay: fields.Duration = 20.0
+    enforce: StrictBool = True
 
 
 class LimitsSection(fields.Section):
@@ -362,6 +365,7 @@ class Config(fields.Section):
             samples=self.quotas.samples,
             burst_ms=self.quotas.burst * MS_PER_SECOND,
             max_delay_ms=self.throttle.max_delay * MS_PER_SECOND,
+            enforce=self.throttle.enforce,
             max_client_entities=self.limits.max_client_entities,
         )
 

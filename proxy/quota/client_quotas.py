@@ -55,8 +55,12 @@ class ClientQuotas:
     generation: int = -1
     """The update of the manager's rules that `matches` is of."""
     matches: dict[QuotaKind, Match] = field(default_factory=dict)
+    enforced: dict[QuotaKind, Match] = field(default_factory=dict)
+    """Those of `matches` to which the client is held."""
     meters: dict[QuotaKind, Meter] = field(default_factory=dict)
-    """The sensors that its latest traffic was charged to."""
+    """The sensors of `enforced` that its latest traffic was charged to."""
+    observed: dict[QuotaKind, Meter] = field(default_factory=dict)
+    """The sensors of its other `matches`: what is measured by them is held for nothing."""
     longest_hold_ms: float = math.inf
     is_timed: bool = False
     """Whether one of `matches` is of the time that the upstream is busy."""
@@ -78,6 +82,8 @@ class ClientQuotas:
         """
         meter = self._meter(kind, now_ms)
         if meter is None:
+            if kind in self.matches:
+                self._observe(kind, value, now_ms)
             return None
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
@@ -103,7 +109,7 @@ class ClientQuotas:
             return True
         meter = self.meters.get(kind)
         if meter is None:
-            return kind not in self.matches
+            return kind not in self.enforced
         return not meter.sensor.retired and meter.lets_pass(value, now_ms)
 
     def admits_whole(
@@ -126,7 +132,7 @@ class ClientQuotas:
             return True
         meter = self.meters.get(kind)
         if meter is None:
-            return kind not in self.matches
+            return kind not in self.enforced
         return (
             asked_bytes is not None
             and not meter.sensor.retired
@@ -200,12 +206,24 @@ class ClientQuotas:
             meter = self.meters.get(kind)
             if meter is not None and not meter.sensor.retired:
                 return meter
-        match = self._matches_in_force().get(kind)
+        self._matches_in_force()
+        match = self.enforced.get(kind)
         if match is None:
             return None
         meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
         self.manager.note_place(self, meter)
         return meter
+
+    def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
+        """Measure traffic whose quota is not enforced."""
+        meter = self.observed.get(kind)
+        if meter is None or meter.sensor.retired:
+            meter = self.observed[kind] = self.manager.meter(kind, self.matches[kind], now_ms)
+        if kind.is_time:
+            value /= BUSY_MS_PER_PERCENT
+        if meter.is_above(value, now_ms):
+            self.manager.count_violation(meter)
+            self.manager.count_would_throttle(meter, now_ms)
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:
         if self.generation != self.manager.generation:
@@ -222,8 +240,10 @@ class ClientQuotas:
         """Find the rules that match anew."""
         self.generation = self.manager.generation
         self.meters.clear()
+        self.observed.clear()
         matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in QuotaKind)
         self.matches = {kind: match for kind, match in matches if match is not None}
+        self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_timed = REQUEST_PERCENTAGE in self.matches
         if self.users:
             self.manager.note(self)

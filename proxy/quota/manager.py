@@ -10,7 +10,7 @@ from metrics import Instruments, Registry, Sensor
 
 from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
-from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, sensor_name
+from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, TimesAbove, sensor_name
 from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
@@ -83,7 +83,10 @@ class QuotaManager:
         """
         self.settings = settings
         self._registry.max_sensors = max(self._registry.max_sensors, settings.max_sensors)
-        self.table = RuleTable(settings.rules) if table is None else table
+        if table is None:
+            table = RuleTable(settings.rules, enforce=settings.enforce)
+        self.table = table
+        self._instruments.throttling_paused.set(bool(table.pauses))
         self.generation += 1
         self._has_outdated = bool(self._meters)
         self._overflowed: set[str] = set()
@@ -151,7 +154,8 @@ class QuotaManager:
         first: dict[str, ClientIdentity] = {}
         more: dict[str, list[ClientIdentity]] = {}
         for quotas in tuple(self._clients.values()):
-            for meter in quotas.meters.values() if quotas.users else ():
+            meters = (*quotas.meters.values(), *quotas.observed.values())
+            for meter in meters if quotas.users else ():
                 name = meter.sensor.name
                 if first.setdefault(name, quotas.identity) is not quotas.identity:
                     more.setdefault(name, []).append(quotas.identity)
@@ -228,7 +232,8 @@ class QuotaManager:
                 meter.is_clients = rule.is_open
                 self._client_sensors[kind] += meter.is_clients
         if meter.generation != self.generation:
-            meter.follow(rule, self.settings, self.generation, now_ms)
+            enforced = match.enforced
+            meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
             self._show_expected(meter, is_expected=rule.expected)
         return meter
 
@@ -283,6 +288,8 @@ class QuotaManager:
             labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
             self._instruments.violations_total.forget(**labels)
             self._instruments.throttled_responses_total.forget(**labels)
+            self._instruments.would_throttle_total.forget(**labels)
+            self._instruments.would_throttle_seconds_total.forget(**labels)
 
     def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
         """Show whether the clients of a sensor are expected to be at their bound."""
@@ -301,6 +308,14 @@ class QuotaManager:
         if meter.violations is None:
             meter.violations = self._instruments.violations_total.of(meter.entity, str(meter.kind))
         meter.violations.inc()
+
+    def count_would_throttle(self, meter: Meter, now_ms: float) -> None:
+        """Count that a sensor is above its bound, which is not enforced."""
+        meter.above = meter.above or TimesAbove()
+        labels = meter.entity, str(meter.kind)
+        self._instruments.would_throttle_total.of(*labels).inc()
+        if meter.above.add(now_ms):
+            self._instruments.would_throttle_seconds_total.of(*labels).inc()
 
     def note(self, quotas: ClientQuotas) -> None:
         """Record whether a rule bounds a connected client."""

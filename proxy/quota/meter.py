@@ -57,6 +57,12 @@ class QuotaRow:
     """The rule's own bound when it may be adapted: `bound` is this or less; else None."""
     reason: str | None = None
     """Why an adapted bound is what it is; None when none may be or nothing is known yet."""
+    enforced: bool = True
+    """False: the clients are measured, and held for nothing."""
+    would_throttle: int = 0
+    """How many measurements of the last minute were above a bound that is not enforced."""
+    above_s: int = 0
+    """In how many seconds of the last minute there was such a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,29 @@ class RecentHolds:
         return ends
 
 
+@dataclass(slots=True)
+class TimesAbove:
+    """When one sensor was above a bound that is not enforced, in the last minute.
+
+    What its responses would have been held for is not added up: a client that is held asks for
+    less, and one that is not would be shown owing more and more.
+    """
+
+    count: Count = field(default_factory=Count)
+    seconds: Count = field(default_factory=Count)
+    _second: int = -1
+
+    def add(self, now_ms: float) -> bool:
+        """Record a measurement above the bound; return whether it is the first of its second."""
+        self.count.record(LAST_MINUTE, 1.0, now_ms)
+        second = int(now_ms // MS_PER_SECOND)
+        is_first = second != self._second
+        if is_first:
+            self._second = second
+            self.seconds.record(LAST_MINUTE, 1.0, now_ms)
+        return is_first
+
+
 @dataclass(slots=True, eq=False)
 class Meter:
     """One sensor with its rule, its schedule, its gate and its holds."""
@@ -121,6 +150,9 @@ class Meter:
     violations: prometheus_client.Counter | None = None
     holds: RecentHolds | None = None
     """None until a response is held: most clients never are."""
+    is_enforced: bool = True
+    above: TimesAbove | None = None
+    """None until it is above its bound while that is not enforced."""
     rate: Rate = field(default_factory=Rate)
     metric: Metric = field(init=False)
     pacer: Pacer = field(init=False)
@@ -133,8 +165,19 @@ class Meter:
         self.pacer = Pacer(self.rule.bounds[self.kind], 0.0)
         self.gate = Gate(self.pacer, self._allowance_ms)
 
-    def follow(self, rule: Rule, settings: QuotaSettings, generation: int, now_ms: float) -> None:
-        """Set the bound and the windows of these settings; the history stays."""
+    def follow(
+        self,
+        rule: Rule,
+        settings: QuotaSettings,
+        generation: int,
+        now_ms: float,
+        *,
+        enforced: bool = True,
+    ) -> None:
+        """Set the bound and the windows of these settings; the history stays.
+
+        Where it is `enforced` from now on, or no longer, nothing is owed for what was before.
+        """
         self.rule = rule
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
@@ -145,13 +188,29 @@ class Meter:
         self.metric.config = MetricConfig(
             samples=settings.samples, window_ms=settings.window_ms, quota=Quota(self.bound)
         )
+        begins = enforced and not self.is_enforced
+        if enforced != self.is_enforced:
+            self.is_enforced, self.brake = enforced, None
+            self.pacer.end()
+            if self.holds is not None:
+                self.holds.until_ms = min(self.holds.until_ms, now_ms)
         self._keep(now_ms)
+        if begins:
+            self.pacer.begin(self.metric.measure(now_ms), now_ms)
 
     def adapt(self, adapted: AdaptedBound | None, now_ms: float) -> None:
         """Put another adapted bound in force, or with None the rule's own; the history stays."""
         self.adapted = adapted
         self.metric.config = replace(self.metric.config, quota=Quota(self.bound))
         self._keep(now_ms)
+
+    def is_above(self, value: float, now_ms: float) -> bool:
+        """Record a value that nothing is held for; return whether the bound is exceeded."""
+        try:
+            self.sensor.record(value, now_ms)
+        except QuotaViolation:
+            return True
+        return False
 
     def hold_ms(self, value: float, now_ms: float) -> float:
         """Record a value; return for how many milliseconds to hold what it stands for."""
@@ -203,6 +262,7 @@ class Meter:
     def row(self, clients: Sequence[ClientIdentity], now_ms: float) -> QuotaRow:
         """Return what there is to show of the sensor, whose clients these are."""
         holds = self.holds
+        above = None if self.is_enforced else self.above
         return QuotaRow(
             entity=self.entity,
             kind=self.kind,
@@ -220,6 +280,9 @@ class Meter:
             client_count=len(clients),
             static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,
             reason=self.adapted.reason if self.adapted and self._is_adaptive else None,
+            enforced=self.is_enforced,
+            would_throttle=int(above.count.measure(LAST_MINUTE, now_ms)) if above else 0,
+            above_s=int(above.seconds.measure(LAST_MINUTE, now_ms)) if above else 0,
         )
 
     def has_history(self, now_ms: float) -> bool:

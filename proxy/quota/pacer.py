@@ -91,6 +91,20 @@ class Pacer:
         """Return for how long what is charged next waits for what was charged before; 0 or more."""
         return max(self.next_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
+    def begin(self, rate: float, now_ms: float) -> None:
+        """Pace a client that was not held until now, from this moment on.
+
+        What it has had is not punished: it waits for nothing, and gets its bound.
+        """
+        if rate > self.bound:
+            self.is_pacing = True
+            self.due_ms = self.next_ms = now_ms
+
+    def end(self) -> None:
+        """Forget what is owed."""
+        self.is_pacing = False
+        self.due_ms = self.next_ms = -math.inf
+
     def change_bound(self, bound: float, rate: float, throttle_ms: float, now_ms: float) -> None:
         """Set a bound that was changed at run time, from this moment on.
 
@@ -108,9 +122,8 @@ class Pacer:
                 self.next_ms = min(now_ms + (self.next_ms - now_ms) * share, self.due_ms)
         elif not self.is_pacing:
             self.due_ms = min(self.due_ms, now_ms)
-            if rate > bound:
-                self.is_pacing = True
-                self.due_ms = self.next_ms = now_ms
+            self.bound = bound
+            self.begin(rate, now_ms)
         self.bound = bound
 
 

@@ -1,6 +1,7 @@
 """Compose the rules in force from the file, the cluster, and what operators changed at run time."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -11,12 +12,16 @@ from proxy.state import Json, Record, StateError, Store
 
 from .entities import QuotaKind
 from .manager import QuotaManager
+from .pauses import PAUSES, QuotaPause, parse_origin, pause_name, read_pause
 from .rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 from .selector import parse_selector, selector
 from .validation import finite
 
 NAMESPACE = "quotas/"
 """Where the overrides are in the state; the rest of a record's key is the rule's selector."""
+
+MAX_PAUSES = 100
+"""Each is compared with each client when rules are looked up."""
 
 FORM = 1
 """Version of what is written there."""
@@ -45,6 +50,10 @@ class RuleEntry:
     """When, in seconds of the Unix epoch; None as for `by`."""
     in_force: bool = True
     """False when a rule of a stronger source has the same keys."""
+    enforce: bool | None = None
+    """What an override says of it; None: as the file's rule with the same keys."""
+    until_s: float | None = None
+    """When an override ends by itself, as `at_s`; None: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,21 @@ class RuleSources:
     kafka: tuple[Rule, ...]
     overrides: Mapping[str, RuleEntry]
     """By the selectors of their rules."""
+    pauses: Mapping[str, QuotaPause]
+    """By their names."""
+
+    def next_end_s(self) -> float:
+        """Return when the first override or pause ends by itself."""
+        ends = (entry.until_s for entry in self.overrides.values() if entry.until_s is not None)
+        return min(chain(ends, (pause.until_s for pause in self.pauses.values())), default=math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What has ended by itself."""
+
+    overrides: tuple[RuleEntry, ...] = ()
+    pauses: tuple[QuotaPause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +96,8 @@ class ComposedRules:
     """Of the rules in force."""
 
 
+NOTHING_ENDED = Ended()
+
 Compose = Callable[[], ComposedRules]
 
 
@@ -83,14 +109,17 @@ class RuleRegistry:
     """All rules by source, and the only one who gives the manager its rules.
 
     A rule takes the place of one with the same keys in a weaker source, with all its bounds, until
-    it goes. Only whether the bound is adaptive, and whether clients are expected to be at it, is
-    left to the file: what takes the place of an adaptive rule is adaptive too, if it bounds what
-    each consumer reads.
+    it goes. Only whether the bound is adaptive and enforced, and whether clients are expected to be
+    at it, is left to the file: what takes the place of an adaptive rule is adaptive too, if it
+    bounds what each consumer reads, and what takes the place of a rule that is not enforced is not,
+    unless an override says otherwise.
 
     The manager gets the rules at once, with the overrides that the store has, and after each
     change. To compose them takes some 0.2 s for 10,000: `elsewhere` may do it in another thread.
     The rules before stay in force meanwhile. Changes may overlap: when one returns, it is in force
     with all that were called before it, and none that was called later is undone.
+
+    Overrides may, and pauses do, end by themselves: call `end_due` at the start, and every second.
 
     Raises StateError when the store, or an override in it, cannot be read.
     """
@@ -105,7 +134,8 @@ class RuleRegistry:
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
-        self._sources = RuleSources(settings, (), read_overrides(store))
+        self._sources = RuleSources(settings, (), read_overrides(store), read_pauses(store))
+        self._next_end_s = self._sources.next_end_s()
         self._changes = self._latest = 0
         self._put_in_force(compose(self._sources))
 
@@ -127,14 +157,17 @@ class RuleRegistry:
         scope: str = "each",
         by: str | None = None,
         at_s: float | None = None,
+        *,
+        enforce: bool | None = None,
+        until_s: float | None = None,
     ) -> RuleEntry:
         """Make an override, in the place of one with the same keys, and keep it.
 
-        Bounds are bytes/s or percent, `at_s` is in seconds of the Unix epoch. Raises ValueError
-        when these make no rule, and StateError when it was not kept; it is not in force then.
+        Bounds are bytes/s or percent, times in seconds of the Unix epoch. Raises ValueError when
+        these make no rule, and StateError when it was not kept; it is not in force then.
         """
         name = selector(keys)
-        entry = _override(keys, bounds, scope, by, at_s)
+        entry = _override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
         self._store.put(NAMESPACE + name, _value(entry), FORM)
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
         return composed.in_force[name]
@@ -149,16 +182,78 @@ class RuleRegistry:
         await self._use(overrides=overrides)
         return True
 
+    @property
+    def is_enforced(self) -> bool:
+        """Whether the configuration lets rules be enforced at all."""
+        return self._sources.settings.enforce
+
+    def pauses(self) -> list[QuotaPause]:
+        """Return the pauses in force, that of all clients first."""
+        return sorted(
+            self._sources.pauses.values(), key=lambda pause: (bool(pause.keys), pause.name)
+        )
+
+    async def pause(self, pause: QuotaPause) -> None:
+        """Enforce no quota of these clients until a time, in the place of a pause with these keys.
+
+        Raises ValueError for keys that are not those of a rule, or when there are too many, and
+        StateError when it was not kept; it is not in force then.
+        """
+        name, pauses = pause.name, self._sources.pauses
+        if name not in pauses and len(pauses) >= MAX_PAUSES:
+            raise ValueError(f"there are {MAX_PAUSES} pauses already, and no more are kept")
+        self._store.put_many([pause.record()])
+        await self._use(pauses={**pauses, name: pause})
+
+    async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
+        """End the pause with these keys, or with None every one; return those that were in force.
+
+        Raises as `pause`.
+        """
+        pauses = dict(self._sources.pauses)
+        names = [*pauses] if keys is None else [pause_name(keys)]
+        ended = [pauses.pop(name) for name in names if name in pauses]
+        if ended:
+            self._store.put_many((), delete=[PAUSES + pause.name for pause in ended])
+            await self._use(pauses=pauses)
+        return ended
+
+    async def end_due(self, now_s: float) -> Ended:
+        """End overrides and pauses whose time has come, at a time since the Unix epoch.
+
+        Raises StateError when they could not be deleted; they have ended all the same.
+        """
+        sources = self._sources
+        if now_s < self._next_end_s:
+            return NOTHING_ENDED
+        overrides, pauses = dict(sources.overrides), dict(sources.pauses)
+        ended = Ended(
+            tuple(
+                overrides.pop(name)
+                for name, entry in sources.overrides.items()
+                if entry.until_s is not None and entry.until_s <= now_s
+            ),
+            tuple(
+                pauses.pop(name) for name, pause in sources.pauses.items() if pause.until_s <= now_s
+            ),
+        )
+        await self._use(overrides=overrides, pauses=pauses)
+        names = (selector(entry.rule.keys) for entry in ended.overrides)
+        gone = [NAMESPACE + name for name in names if name not in self._sources.overrides]
+        names = (pause.name for pause in ended.pauses)
+        gone += [PAUSES + name for name in names if name not in self._sources.pauses]
+        self._store.put_many((), delete=gone)  # but for what was set again meanwhile
+        return ended
+
     async def use_file(self, settings: QuotaSettings) -> None:
         """Put in force the configuration's settings and rules."""
         await self._use(settings=settings)
 
     def use_store(self, store: Store) -> None:
-        """Keep the overrides in another store from now on. Raises StateError."""
-        overrides = self._sources.overrides.items()
-        store.put_many(
-            Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides
-        )
+        """Keep overrides and pauses in another store from now on. Raises StateError."""
+        overrides, pauses = self._sources.overrides.items(), self._sources.pauses.values()
+        records = (Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides)
+        store.put_many([*records, *(pause.record() for pause in pauses)])
         self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
@@ -170,6 +265,7 @@ class RuleRegistry:
     async def _use(self, **changed: Any) -> ComposedRules:
         """Put other sources in force, unless later ones are by then."""
         self._sources = replace(self._sources, **changed)
+        self._next_end_s = self._sources.next_end_s()
         self._changes += 1
         change = self._changes
         try:
@@ -197,6 +293,7 @@ def compose(sources: RuleSources) -> ComposedRules:
     )
     adaptive = {selector(rule.keys): rule.adaptive for rule in settings.rules if rule.adaptive}
     expected = {selector(rule.keys) for rule in settings.rules if rule.expected}
+    observed = {selector(rule.keys) for rule in settings.rules if not rule.enforce}
     numbered = (
         replace(
             entry,
@@ -204,6 +301,7 @@ def compose(sources: RuleSources) -> ComposedRules:
                 _adapted(entry.rule, adaptive),
                 number=number,
                 expected=selector(entry.rule.keys) in expected,
+                enforce=_is_enforced(entry, observed),
             ),
         )
         for number, entry in enumerate(strongest_first, len(settings.rules))
@@ -217,12 +315,18 @@ def compose(sources: RuleSources) -> ComposedRules:
     entries = tuple(entry for _, same in in_order for entry in same)
     in_force = {name: same[0] for name, same in in_order}
     rules = tuple(entry.rule for entry in in_force.values())
-    return ComposedRules(entries, in_force, replace(settings, rules=rules), RuleTable(rules))
+    table = RuleTable(rules, enforce=settings.enforce, pauses=sources.pauses.values())
+    return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
 
 
 def read_overrides(store: Store) -> dict[str, RuleEntry]:
     """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
     return {record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)}
+
+
+def read_pauses(store: Store) -> dict[str, QuotaPause]:
+    """Return the pauses that a store has, by name. Raises StateError for a bad one."""
+    return {record.key.removeprefix(PAUSES): _load_pause(record) for record in store.items(PAUSES)}
 
 
 def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
@@ -232,29 +336,49 @@ def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
     return replace(rule, adaptive=adaptive.get(selector(rule.keys)))
 
 
+def _is_enforced(entry: RuleEntry, observed: Set[str]) -> bool:
+    """Return what an override says, or the file; `observed`: its rules that are not enforced."""
+    if entry.enforce is not None:
+        return entry.enforce
+    return not observed or selector(entry.rule.keys) not in observed
+
+
 def _override(
-    keys: Mapping[str, str], bounds: Mapping[QuotaKind, float], scope: Any, by: object, at_s: object
+    keys: Mapping[str, str],
+    bounds: Mapping[QuotaKind, float],
+    scope: Any,
+    by: object,
+    at_s: object,
+    *,
+    enforce: object = None,
+    until_s: object = None,
 ) -> RuleEntry:
     """Make the entry of an override from what an operator or the state says; check all of it."""
-    if not (by is None or isinstance(by, str)):
-        raise ValueError(f"who made it is {by!r}, not a name")
-    made_s = finite(at_s)
-    if made_s is None and at_s is not None:
-        raise ValueError(f"when it was made is {at_s!r}, not a time")
+    by, made_s = parse_origin(by, at_s)
+    end_s = finite(until_s)
+    if end_s is None and until_s is not None:
+        raise ValueError(f"when it ends is {until_s!r}, not a time")
+    if not (enforce is None or isinstance(enforce, bool)):
+        raise ValueError(f"whether it is enforced is {enforce!r}, not true or false")
     place = f"override by {by}" if by else "override"
     names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
     rule = Rule(**names, scope=scope, bounds=bounds, place=place)
-    return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s)
+    return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s, enforce=enforce, until_s=end_s)
 
 
 def _value(entry: RuleEntry) -> Json:
     """Return what is kept of an override."""
-    return {
+    value: dict[str, Json] = {
         "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
         "scope": entry.rule.scope,
         "by": entry.by,
         "at_s": entry.at_s,
     }
+    if entry.enforce is not None:  # an older version reads the rest
+        value["enforce"] = entry.enforce
+    if entry.until_s is not None:
+        value["until_s"] = entry.until_s
+    return value
 
 
 def _load(record: Record) -> RuleEntry:
@@ -267,10 +391,22 @@ def _load(record: Record) -> RuleEntry:
         if selector(keys) != name:
             raise ValueError("its name is not written as quota-proxy writes it")
         match record.value:
-            case {"bounds": dict(bounds), "scope": scope, "by": by, "at_s": at_s}:
-                return _override(keys, bounds, scope, by, at_s)
+            case {"bounds": dict(bounds), "scope": scope, "by": by, "at_s": at_s, **more}:
+                enforce, until_s = more.get("enforce"), more.get("until_s")
+                return _override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
         raise ValueError("it lacks bounds, scope, by or at_s")
     except ValueError as error:
-        message = f"the override {record.key!r} in the state cannot be read: {error}"
-        fix = "start the version that wrote it, restore the state from a backup, or remove this"
-        raise StateError(message, f"{fix} record") from error
+        raise _unreadable("override", record, error) from error
+
+
+def _load_pause(record: Record) -> QuotaPause:
+    try:
+        return read_pause(record)
+    except ValueError as error:
+        raise _unreadable("pause", record, error) from error
+
+
+def _unreadable(what: str, record: Record, error: ValueError) -> StateError:
+    message = f"the {what} {record.key!r} in the state cannot be read: {error}"
+    fix = "start the version that wrote it, restore the state from a backup, or remove this record"
+    return StateError(message, fix)

@@ -15,6 +15,7 @@ from typing import Literal
 from metrics import MetricConfig
 
 from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .pauses import PAUSED, QuotaPause
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
 
@@ -23,6 +24,8 @@ OTHER = "other"
 
 # What tells the parts of an entity apart must not occur in a value, or two entities could collide.
 ESCAPES = str.maketrans({char: f"%{ord(char):02X}" for char in "%,=<>"})
+
+CLIENT_ID_KEYS = frozenset({"client-id", "client-id-prefix"})
 
 LONGEST_AHEAD_MS = 1000.0
 """A longer window does not make holds longer."""
@@ -82,6 +85,8 @@ class Rule:
     adaptive: AdaptiveBound | None = None
     expected: bool = False
     """Whether its clients are expected to be at their bound: no alert is raised for that."""
+    enforce: bool = True
+    """False: what is above the bounds is counted, and held for nothing."""
 
     def __post_init__(self) -> None:
         try:
@@ -144,6 +149,17 @@ class Rule:
     def names_only_a_listener(self) -> bool:
         """Whether each client that comes in by the listener counts by itself."""
         return set(self.keys) == {"listener"}
+
+    def covers(self, pause: QuotaPause) -> bool:
+        """Return whether a pause that fits a client fits all clients of the same entity."""
+        if self.scope == "shared":
+            return pause.keys.items() <= self.keys.items()
+        same = set(self.keys)  # in these the clients of an entity do not differ
+        if self.names_only_a_listener or same & CLIENT_ID_KEYS:
+            same |= CLIENT_ID_KEYS
+        if self.names_only_a_listener:
+            same |= {"user"}
+        return pause.keys.keys() <= same
 
     @property
     def shared_entity(self) -> str:
@@ -210,6 +226,8 @@ class QuotaSettings:
     """How much of its bound a client may save up and take at once later; 0 or more."""
     max_delay_ms: float = 20_000.0
     """The longest single hold; above 0. Clients give up after 30 s."""
+    enforce: bool = True
+    """False: as `Rule.enforce`, for all rules."""
     max_client_entities: int = 10_000
     """For how many clients each kind of quota keeps a sensor of their own; at least 1."""
 
@@ -246,6 +264,8 @@ class Match:
 
     rule: Rule
     entity: str
+    enforced: bool = True
+    """False: the client is measured, and held for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +312,16 @@ class RuleTable:
     """All rules in order of precedence.
 
     There may be ten thousand, but of few ranks, and in each a client can stand in one place only.
+    Without `enforce` no client is held to any, nor are those for whom there is a pause.
     """
 
-    __slots__ = ("_by_kind", "_last_open", "_ranks", "rules")
+    __slots__ = ("_by_kind", "_enforce", "_last_open", "_ranks", "pauses", "rules")
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(
+        self, rules: Iterable[Rule], *, enforce: bool = True, pauses: Iterable[QuotaPause] = ()
+    ) -> None:
+        self._enforce = enforce
+        self.pauses = tuple(pauses)
         self.rules = tuple(sorted(rules, key=lambda rule: (rule.rank, rule.number)))
         self._by_kind = {
             kind: tuple(rule for rule in self.rules if kind in rule.bounds) for kind in QuotaKind
@@ -316,8 +341,18 @@ class RuleTable:
             place = _place_of(identity, rank)
             rule = places.get(place) if place is not None else None
             if rule is not None:
-                return Match(rule, rule.entity(identity))
+                return self._match(rule, identity)
         return None
+
+    def _match(self, rule: Rule, identity: ClientIdentity) -> Match:
+        """Return what a rule that fits a client comes to."""
+        entity, enforced = rule.entity(identity), self._enforce and rule.enforce
+        if enforced and self.pauses:
+            pauses = [pause for pause in self.pauses if pause.fits(identity)]
+            enforced = not pauses
+            if pauses and not any(map(rule.covers, pauses)):
+                entity += PAUSED
+        return Match(rule, entity, enforced)
 
     def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
         """Return the entity of clients without room: OTHER for the last open rule, or with keys."""
@@ -345,7 +380,9 @@ class RuleTable:
                     why = f"{first.title} comes first"
                     considered.append(CandidateRule(rule, kind, chosen=False, reason=why))
                 else:
-                    first, why = rule, f"applies to {rule.entity(identity)}"
+                    first, match = rule, self._match(rule, identity)
+                    why = f"applies to {match.entity}"
+                    why += "" if match.enforced else ", is not enforced"
                     considered.append(CandidateRule(rule, kind, chosen=True, reason=why))
         return considered
 

@@ -1,4 +1,4 @@
-"""Values as people write them: sizes such as `10MiB`, numbers, and what to say of a bad one."""
+"""Values as people write them: sizes, durations, numbers, and what to say of a bad one."""
 
 import math
 import re
@@ -17,7 +17,17 @@ MAX_NUMBER: Final = 10**12
 
 NUMBER_AND_UNIT: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>.*)", re.ASCII)
 
+DURATION_UNITS: Final = {
+    name: Decimal(value) for name, value in (("ms", "0.001"), ("s", 1), ("m", 60), ("h", 3600))
+}
+"""Seconds in each unit of time."""
+
+MAX_DURATION_S: Final = Decimal(365 * 24 * 3600)
+"""The longest duration, a year: more is a slip, and far more overflows the clocks below."""
+
 _SIZE_FIX = f"write whole bytes, or a number and one of {' '.join(SIZE_UNITS)}, such as 10MiB"
+_DURATION_FIX = f"write a number and one of {' '.join(DURATION_UNITS)}, such as 20s"
+
 _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE][-+]?[0-9]+", re.ASCII)
 """A number with an exponent. PyYAML takes most of them for text; Helm writes small numbers so."""
 _SHOWN_LENGTH = 60
@@ -94,6 +104,45 @@ def format_size(size_bytes: int) -> str:
         f"{size_bytes // of_unit}{name}" for name, of_unit in units if not size_bytes % of_unit
     )
     return min(forms, key=len)
+
+
+def parse_duration(value: object) -> float:
+    """Read a duration above 0 in seconds: a number and one of `DURATION_UNITS`, up to a year.
+
+    Raises BadValueError for anything else; a plain number too, because nobody can see its unit.
+    """
+    seconds = parse_duration_or_zero(value)
+    if seconds <= 0:
+        raise BadValueError(f"{shown(value)} is not above 0", _DURATION_FIX)
+    return seconds
+
+
+def parse_duration_or_zero(value: object) -> float:
+    """Read a duration as `parse_duration`, or 0, which needs no unit."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
+    match = NUMBER_AND_UNIT.fullmatch(str(value))
+    if match is None:
+        raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
+    number, unit = match["number"], match["unit"]
+    if not unit and Decimal(number) == 0:
+        return 0.0
+    if not unit:
+        raise BadValueError(f"{shown(value)} has no unit", f"write {number}s or {number}ms")
+    if unit not in DURATION_UNITS:
+        fix = _likely_duration(number, unit.strip())
+        raise BadValueError(f"{shown(value)} is not a duration", fix)
+    seconds = Decimal(number) * DURATION_UNITS[unit]
+    if seconds > MAX_DURATION_S:
+        raise BadValueError(f"{shown(value)} is more than a year", "write a shorter duration")
+    return float(seconds)
+
+
+def _likely_duration(number: str, unit: str) -> str:
+    """Return what `20S`, `20 s`, `20sec` or `500msec` may have meant."""
+    names = {"ms": "ms", "mil": "ms", "s": "s", "m": "m", "h": "h"}
+    start = re.match("ms|mil|s|m|h", unit.lower()) if unit.isalpha() else None
+    return f"write {number}{names[start[0]]}" if start else _DURATION_FIX
 
 
 def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[object], float]:

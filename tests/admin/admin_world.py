@@ -1,5 +1,6 @@
 """A real admin server over a real quota manager, rule book and store, on virtual time."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from yarl import URL
 from proxy.admin.access import Access, AdminToken
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
+from proxy.admin.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.quota.entities import QuotaKind
@@ -111,6 +113,7 @@ class AdminWorld(QuotaWorld):
         self.audit = AuditLog(self.store)
         self.rules = RuleRegistry(self.quotas, self.store, settings)
         self.history = History(self.quotas.measured_rates)
+        self.rates = ObservedRates(self.instruments.bytes_total.children, max_clients=100)
         self.relay = RELAY
         self.not_ready: str | None = None
         self.warning: str | None = None
@@ -140,8 +143,14 @@ class AdminWorld(QuotaWorld):
             "reports": NoQueries(),
             "audit": self.audit,
             "access": access or Access(tokens),
+            "rates": self.rates,
         }
         return AdminServer(host, port, **(arguments | changes))
+
+    def sample(self) -> None:
+        """Take a sample of the rates at this time."""
+        for _ in self.rates.sample(self.now_ms, time.time()):
+            pass
 
     def connect(
         self, client_id: str | None, user: str | None = None, listener: str = "default"

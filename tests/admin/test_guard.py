@@ -228,7 +228,7 @@ BODIES = st.binary(max_size=200) | st.dictionaries(KEYS | st.text(max_size=5), V
 def test_any_body_is_an_override_or_refused(data: bytes):
     outcome: Override | ApiError
     try:
-        outcome = parse_override(data)
+        outcome = parse_override(data, 0.0)
     except ApiError as error:
         outcome = error
     assert isinstance(outcome, Override) or outcome.status == 400

@@ -25,7 +25,6 @@ from proxy.config.document import ConfigProblem
 from proxy.config.endpoints import HostPort, PortRange, parse_bind, parse_broker_ports
 from proxy.config.fields import (
     DURATION_UNITS,
-    MAX_DURATION_S,
     Section,
     format_duration,
     format_number,
@@ -42,6 +41,7 @@ from proxy.pipeline.graph import (
     find_conflicts,
 )
 from proxy.quota.values import (
+    MAX_DURATION_S,
     MAX_NUMBER,
     MAX_SIZE_BYTES,
     SIZE_UNITS,
@@ -267,7 +267,7 @@ def test_defaults(folder: Path, load: Callable[[str | bytes], Config]) -> None:
     assert config.queries == ()
     assert config.pipelines == ()
     assert config.progress.model_dump() == {"answer_lookups": True}
-    assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0}
+    assert config.throttle.model_dump() == {"mode": "delay", "max_delay": 20.0, "enforce": True}
     assert config.limits.model_dump() == {
         "max_connections": 10_000,
         "max_connections_per_ip": 1_000,

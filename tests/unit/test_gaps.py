@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.config.check_report import find_gaps
+from proxy.config.check_report import find_gaps, find_unenforced
 from proxy.quota.entities import DEFAULT, QuotaKind
-from proxy.quota.rules import Rule, RuleTable
+from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 
 CONSUMER, PRODUCER, _ = QuotaKind
 OPEN = "no rule bounds clients that no rule names"
@@ -76,3 +76,19 @@ USERS = rule(1, user=DEFAULT)
 )
 def test_gaps(rules, lines):
     assert list(find_gaps(RuleTable(rules), ["a", "b"], 7)) == lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (QuotaSettings(rules=(EACH,)), None),
+        (QuotaSettings(rules=(EACH,), enforce=False), "throttle.enforce is false: no client"),
+        (
+            QuotaSettings(rules=(EACH, rule(1, user="anna", enforce=False))),
+            "rule 1: enforce is false, so their clients are not held",
+        ),
+    ],
+)
+def test_what_is_not_enforced_is_said(settings, line):
+    lines = list(find_unenforced(settings))
+    assert [each.startswith(line) for each in lines] == ([] if line is None else [True])

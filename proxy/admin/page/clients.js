@@ -35,9 +35,10 @@ function makeRow(first) {
   const what = element("div", "what");
   const until = element("div");
   const holds = element("div", "note");
+  const observed = element("div", "note");
   const line = makeLine(
     element("td", "", name, kind, details), element("td", "", chart.svg),
-    element("td", "number", now, bound, most, share), element("td", "", what, until, holds));
+    element("td", "number", now, bound, most, share), element("td", "", what, until, holds, observed));
 
   function update(client) {
     const held = client.hold_ends_in_s !== null;
@@ -46,10 +47,13 @@ function makeRow(first) {
     say(bound, `of ${rate(client.bound, client.unit)}`);
     say(most, client.adaptive ? `adaptive, at most ${rate(client.static_bound, client.unit)}` : "");
     say(share, `${Math.round((100 * client.rate) / client.bound)} %`);
+    const isAbove = !client.enforced && client.above_s > 0;
     line.className = client.throttled ? "throttled" : "";
-    what.className = client.throttled ? "what warn" : "what good";
-    say(what, client.throttled ? "■ Throttled" : "✓ Within its bound");
+    what.className = client.throttled || isAbove ? "what warn" : "what good";
+    say(what, client.throttled ? "■ Throttled" : isAbove ? "■ Above its bound" : "✓ Within its bound");
     say(until, held ? `holding, ${seconds(client.hold_ends_in_s)} to go` : "");
+    say(observed, client.enforced ? ""
+      : `not enforced, above for ${Math.min(client.above_s, 60)} s of the last minute`);
     say(holds, client.throttled
       ? `${count(client.holds, "hold")}, ${seconds(client.held_s)} in the last minute` : "");
     const source = client.rule.source ? `${client.rule.source}, ` : "";
@@ -63,6 +67,7 @@ async function explain(why, { entity, quota }) {
     const { quotas } = await ask(`v1/clients/${encodeURIComponent(entity)}`);
     const found = quotas.find((each) => each.quota === quota);
     const by = found.rule.by ? [element("p", "", `set by ${found.rule.by}, ${time(found.rule.at)}`)] : [];
+    if (found.rule.until) by.push(element("p", "", `ends by itself, ${time(found.rule.until)}`));
     const reason = found.adaptive?.reason
       ? [element("p", "", `bound of ${rate(found.bound, found.unit)}: ${found.adaptive.reason}`)] : [];
     const connected = found.connected.map((client) => explained(client, found));

@@ -2,7 +2,7 @@
 
 import { showChanges } from "./changes.js";
 import { showClients } from "./clients.js";
-import { at, count, element, fill, say, seconds, time } from "./format.js";
+import { at, count, element, fill, say, seconds, time, visible } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
 import { showTimes } from "./times.js";
@@ -61,6 +61,7 @@ function show(status) {
   else mark("bad", `✕ Not ready: ${status.not_ready_reason}`);
   say(at("facts"), `version ${status.version} · up ${seconds(status.uptime_s)} · `
     + `throttle mode ${status.throttle_mode} · ${time(status.at)}`);
+  showPaused(status.throttling);
   showTiles(status);
   showClients(at("clients"), status.clients);
   say(at("shown"), `${status.clients.length} of ${status.bounded}`);
@@ -74,6 +75,17 @@ function show(status) {
   showTimes(status);
   showChanges(status);
   showPanels(status);
+}
+
+function showPaused({ enforced, paused }) {
+  const pauses = paused.map((each) => {
+    const who = Object.keys(each.keys).length ? visible(each.selector) : "all clients";
+    const by = each.by ? `, by ${visible(each.by)}` : "";
+    return `${who} for ${seconds(each.left_s)}, until ${time(each.until)}${by}`;
+  });
+  const text = pauses.length ? `■ Quotas are paused: ${pauses.join("; ")}` : "";
+  say(at("paused"), enforced ? text : "■ Quotas are not enforced: throttle.enforce is false");
+  at("paused").hidden = enforced && !pauses.length;
 }
 
 function showTiles(status) {

@@ -1,0 +1,270 @@
+"""Keeps for each client how fast it has read and written, by the hour, for up to a week."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from metrics.clock import MS_PER_SECOND
+from proxy.admin.rate_sketch import RateSketch
+from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
+from proxy.state import Journal, Record, RecordFormat
+from proxy.wire.apis import FETCH, PRODUCE, api_name
+
+LOOKED_AT_ONCE = 100
+"""Counters in one step of a sample; some 50 microseconds."""
+
+INTERVAL_MS = 10_000.0
+"""Over so long a rate is taken: as long as Kafka's windows look back on."""
+
+SECONDS_PER_HOUR = 3600
+KEPT_HOURS = 7 * 24
+MAX_SKETCHES = 50_000
+"""One for each client, direction and hour; about 0.5 kB each. Beyond it the oldest hours go."""
+
+DIRECTIONS = {api_name(FETCH): CONSUMER_BYTE_RATE, api_name(PRODUCE): PRODUCER_BYTE_RATE}
+"""What the bytes of an API count for; those of others are few."""
+
+MADE_ANEW = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+"""A UUID: who has one in its client id, as Spark's executors, has another one at each start."""
+
+
+class CountedBytes(Protocol):
+    """A counter of bytes."""
+
+    value: float
+
+
+Counters = Mapping[tuple[str, ...], CountedBytes]
+"""By listener, user, client id and API, as the metric `bytes_total` has them."""
+
+
+class ObservedClient(NamedTuple):
+    """Whom a rule could name."""
+
+    user: str | None
+    name: str
+    """The client id, or what comes before the part of it that is made anew at each start."""
+    is_prefix: bool
+
+
+class RateSeries(NamedTuple):
+    """One direction of a client's traffic."""
+
+    client: ObservedClient
+    kind: QuotaKind
+
+
+class SketchKey(NamedTuple):
+    """What of a series is in one record of the state."""
+
+    series: RateSeries
+    hour: int
+    """Since the Unix epoch."""
+
+
+class RatesForm(BaseModel):
+    """What is kept of a series' hour."""
+
+    model_config = ConfigDict(strict=True)
+
+    user: str | None
+    name: str
+    is_prefix: bool
+    kind: str
+    hour: int
+    listener: str
+    client_id: str
+    counts: list[tuple[int, int]]
+    peak: float
+    total_bytes: int
+
+
+FORMAT = RecordFormat("rates", 1, RatesForm)
+
+
+def observed_client(user: str, client_id: str) -> ObservedClient:
+    """Return whom a client counts as; an empty user is none."""
+    made_anew = MADE_ANEW.search(client_id)
+    name = client_id if made_anew is None else client_id[: made_anew.start()]
+    return ObservedClient(user or None, name, made_anew is not None)
+
+
+@dataclass(slots=True)
+class ObservedRates:
+    """All that was observed. `max_clients`: further ones are only counted."""
+
+    counters: Counters
+    max_clients: int
+    max_sketches: int = MAX_SKETCHES
+    by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
+    """By hours, which are in order."""
+    examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
+    """A client of each."""
+    left_out: set[ObservedClient] = field(default_factory=set)
+    """Those for whom there was no room; at most `max_clients` of them are counted."""
+    journal: Journal[SketchKey] = field(init=False)
+    _seen: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """What each counter said at the last sample."""
+    _watched: dict[tuple[str, ...], RateSeries] = field(default_factory=dict)
+    """What each counter counts for, of those that have moved in this hour."""
+    _sampled_ms: float | None = None
+    _hour: int = 0
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self._record, _record_key)
+
+    def sample(self, now_ms: float, now_s: float) -> Iterator[None]:
+        """Take a sample in small steps; one every INTERVAL_MS.
+
+        Times are on the monotonic clock and since the Unix epoch. The first sample only begins.
+        """
+        sampled_ms, self._sampled_ms = self._sampled_ms, now_ms
+        sizes: dict[RateSeries, float] = defaultdict(float)
+        moved: dict[RateSeries, tuple[str, ...]] = {}
+        watched, before = self._watched, self._seen
+        seen: dict[tuple[str, ...], float] = {}
+        for number, (labels, counter) in enumerate(tuple(self.counters.items())):
+            if not number % LOOKED_AT_ONCE:
+                yield
+            if labels[-1] not in DIRECTIONS:
+                continue
+            value = seen[labels] = counter.value
+            size = value - before.get(labels, 0.0)
+            if size:
+                series = watched.get(labels) or _series(labels)
+                # One that is lower was dropped, and made anew since.
+                sizes[series] += size if size > 0 else value
+                moved[series] = labels
+                watched[labels] = series
+        self._seen = seen
+        if sampled_ms is not None and now_ms > sampled_ms:
+            seconds = (now_ms - sampled_ms) / MS_PER_SECOND
+            hour = int(now_s // SECONDS_PER_HOUR)
+            for series, size in sizes.items():
+                has_room = self._add(series, hour, size / seconds, int(size))
+                if has_room and series.client not in self.examples:
+                    self.examples[series.client] = _identity(moved[series])
+                yield
+            if hour != self._hour:
+                self._hour = hour
+                self._watched = {}
+                yield from self._forget_old(hour)
+
+    def load(self, records: Iterable[Record], now_s: float) -> list[str]:
+        """Resume what an earlier process kept; return which records were not, and why."""
+        refused: list[str] = []
+        self._hour = int(now_s // SECONDS_PER_HOUR)
+        for record in records:
+            try:
+                form = FORMAT.read(record)
+                client = ObservedClient(form.user, form.name, form.is_prefix)
+                series = RateSeries(client, QuotaKind(form.kind))
+            except ValueError as error:
+                refused.append(f"rates record {record.key!r} is left out: {error}")
+                continue
+            sketch = RateSketch(Counter(dict(form.counts)), form.peak, form.total_bytes)
+            self.by_series.setdefault(series, {})[form.hour] = sketch
+            self.examples[client] = ClientIdentity(form.listener, form.user, form.client_id)
+        for series, hours in self.by_series.items():
+            self.by_series[series] = dict(sorted(hours.items()))
+        for _ in self._forget_old(self._hour):
+            pass
+        return refused
+
+    def since(self, first_hour: int) -> Iterator[tuple[RateSeries, RateSketch] | None]:
+        """Yield each series with all that was seen from an hour on; None for one without any."""
+        for series, hours in tuple(self.by_series.items()):
+            sketches = [sketch for hour, sketch in hours.items() if hour >= first_hour]
+            yield (series, RateSketch.merged(sketches)) if sketches else None
+
+    def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
+        """Record a rate; return whether there was room for it."""
+        hours = self.by_series.get(series)
+        if hours is None:
+            if not self._has_room(series.client):
+                return False
+            hours = self.by_series[series] = {}
+        sketch = hours.get(hour)
+        if sketch is None:
+            sketch = hours[hour] = RateSketch()
+        sketch.add(rate, size_bytes)
+        self.journal.mark_changed(SketchKey(series, hour))
+        return True
+
+    def _has_room(self, client: ObservedClient) -> bool:
+        if len(self.by_series) < len(DIRECTIONS) * self.max_clients:
+            return True
+        if len(self.left_out) < self.max_clients:
+            self.left_out.add(client)
+        return False
+
+    def _forget_old(self, hour: int) -> Iterator[None]:
+        """Drop what is older than is kept, and the oldest hours where there is too much."""
+        by_hour: Counter[int] = Counter()
+        for hours in tuple(self.by_series.values()):
+            by_hour.update(list(hours))
+            yield
+        oldest, kept, kinds = hour - KEPT_HOURS, by_hour.total(), DIRECTIONS.values()
+        for each in sorted(by_hour):
+            if each <= oldest or (kept > self.max_sketches and each < hour):
+                oldest, kept = max(oldest, each), kept - by_hour[each]
+        for series, hours in tuple(self.by_series.items()):
+            for each in [each for each in hours if each <= oldest]:
+                del hours[each]
+                self.journal.mark_removed(SketchKey(series, each))
+            if not hours:
+                del self.by_series[series]
+                self.left_out.clear()
+                client = series.client
+                if not any(RateSeries(client, kind) in self.by_series for kind in kinds):
+                    self.examples.pop(client, None)
+            yield
+
+    def _record(self, key: SketchKey) -> Record | None:
+        series, hour = key
+        sketch = self.by_series.get(series, {}).get(hour)
+        example = self.examples.get(series.client)
+        if sketch is None or example is None:
+            return None
+        client = series.client
+        return FORMAT.record(
+            _key_parts(key),
+            {
+                "user": client.user,
+                "name": client.name,
+                "is_prefix": client.is_prefix,
+                "kind": str(series.kind),
+                "hour": hour,
+                "listener": example.listener,
+                "client_id": example.client_id or "",
+                "counts": [[bucket, count] for bucket, count in sketch.counts.items()],
+                "peak": sketch.peak,
+                "total_bytes": sketch.total_bytes,
+            },
+        )
+
+
+def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
+    """Return what tells the record of a series' hour from others; no user is not an empty one."""
+    (client, kind), hour = key
+    user = "-" if client.user is None else f"={client.user}"
+    return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
+
+
+def _identity(labels: tuple[str, ...]) -> ClientIdentity:
+    listener, user, client_id, _ = labels
+    return ClientIdentity(listener, user or None, client_id)
+
+
+def _series(labels: tuple[str, ...]) -> RateSeries:
+    """Return what a counter counts for, one of an API in DIRECTIONS."""
+    _, user, client_id, api = labels
+    return RateSeries(observed_client(user, client_id), DIRECTIONS[api])
+
+
+def _record_key(key: SketchKey) -> str:
+    return FORMAT.key(*_key_parts(key))

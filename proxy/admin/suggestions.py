@@ -1,0 +1,233 @@
+"""Suggests rules from what was observed, as YAML with the figures behind each."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from metrics.clock import MS_PER_SECOND
+from proxy.admin.client_documents import iso
+from proxy.admin.observed_rates import (
+    INTERVAL_MS,
+    SECONDS_PER_HOUR,
+    ObservedClient,
+    ObservedRates,
+)
+from proxy.admin.rate_sketch import RateSketch
+from proxy.admin.slices import Slices
+from proxy.quota.entities import DEFAULT, QuotaKind
+from proxy.quota.rules import Match, RuleTable
+
+HEADROOM = 1.5
+"""Of the p99: what a bound is before it is rounded up."""
+
+KIB, STEP = 1024, 1024
+LEAST_KIB = 100
+"""No bound is lower: it should let a few record batches through in a second."""
+
+ROUNDED_TO = ((10, 1), (100, 5), (math.inf, 50))
+"""In its unit, a bound below the first figure is rounded up to a multiple of the second."""
+
+MAX_SUGGESTIONS = 1000
+"""How many clients are named, those with most bytes first."""
+
+Document = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What was seen of a client, and what follows from it."""
+
+    client: ObservedClient
+    seen: Mapping[QuotaKind, RateSketch]
+    matches: Mapping[QuotaKind, Match | None]
+    """The rules that bound it now, or would."""
+    example: str
+    """A client id of it."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a rule bounds all of what was seen."""
+        return all(self.matches[kind] is not None for kind in self.seen)
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether a rule for it and nobody else bounds all of what was seen."""
+        return all(
+            match is not None and match.rule.keys == self.keys for match in self.matches.values()
+        )
+
+    @property
+    def can_be_named(self) -> bool:
+        """Whether a rule can be for it and nobody else."""
+        return self.client.name not in ("", DEFAULT)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Return the keys of a rule for it."""
+        name, user = self.client.name, self.client.user
+        keys = {} if user is None else {"user": user}
+        return {**keys, ("client-id-prefix" if self.client.is_prefix else "client-id"): name}
+
+    @property
+    def total_bytes(self) -> int:
+        """Return how much it has read and written."""
+        return sum(sketch.total_bytes for sketch in self.seen.values())
+
+    def bounds(self) -> dict[QuotaKind, str]:
+        """Return a bound for each direction in which it was seen."""
+        wanted = {kind: sketch.quantile(0.99) * HEADROOM for kind, sketch in self.seen.items()}
+        return {kind: round_up(rate) for kind, rate in wanted.items()}
+
+
+async def suggest(
+    rates: ObservedRates, table: RuleTable, since_s: float, now_s: float, slices: Slices
+) -> list[Suggestion]:
+    """Return a suggestion for each client that was seen in this time: unbounded ones first.
+
+    Of both kinds those with most bytes come first. `table` has the rules in force.
+    """
+    first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
+    seen: dict[ObservedClient, dict[QuotaKind, RateSketch]] = {}
+    for found in await slices.collect(rates.since(first_hour)):
+        if found is not None:
+            (client, kind), sketch = found
+            seen.setdefault(client, {})[kind] = sketch
+
+    def made() -> Iterator[Suggestion]:
+        for client, sketches in seen.items():
+            example = rates.examples.get(client)
+            if example is not None:
+                matches = {kind: table.match(kind, example) for kind in sketches}
+                yield Suggestion(client, sketches, matches, example.client_id or "")
+
+    suggestions = await slices.collect(made())
+    suggestions.sort(key=lambda each: (each.is_bounded, -each.total_bytes))
+    return suggestions
+
+
+def round_up(rate: float) -> str:
+    """Return a size that is no lower than a rate in bytes per second, in few digits."""
+    size = max(rate / KIB, LEAST_KIB)
+    for unit in ("KiB", "MiB", "GiB"):
+        step = next(step for below, step in ROUNDED_TO if size < below)
+        rounded = math.ceil(size / step) * step
+        if rounded < STEP or unit == "GiB":
+            return f"{rounded}{unit}"
+        size /= STEP
+    raise AssertionError("the last unit takes every size")
+
+
+def as_documents(suggestions: Iterable[Suggestion]) -> Iterator[Document]:
+    """Yield each suggestion for JSON."""
+    for each in suggestions:
+        bounds = each.bounds()
+        yield {
+            "keys": each.keys,
+            "example": each.example,
+            "quotas": [
+                {
+                    "quota": str(kind),
+                    "bound": bounds[kind],
+                    "p50": round(sketch.quantile(0.5)),
+                    "p95": round(sketch.quantile(0.95)),
+                    "p99": round(sketch.quantile(0.99)),
+                    "peak": round(sketch.peak),
+                    "total_bytes": sketch.total_bytes,
+                    "intervals": sketch.count,
+                    "rule": match.rule.title if (match := each.matches[kind]) else None,
+                }
+                for kind, sketch in each.seen.items()
+            ],
+        }
+
+
+def as_yaml(
+    suggestions: Sequence[Suggestion], since: str, now_s: float, left_out: int
+) -> Iterator[str]:
+    """Yield the lines of a `quotas` section, with the figures behind each rule as comments."""
+    interval_s = INTERVAL_MS / MS_PER_SECOND
+    yield f"# Suggested at {iso(now_s)} from what passed in the last {since}."
+    yield f"# A bound is the p99 of the client's rates, times {HEADROOM:g}, rounded up."
+    yield f"# A rate is that of {interval_s:g} s with traffic; times without any do not count."
+    yield "# p50, p95 and p99 are at most 9 % high."
+    yield "# What goes over a bound waits: see whether a peak is worth a higher one."
+    yield "# What has a rule of its own is in comments."
+    yield "# To try the rules without holding anybody, write throttle: {enforce: false}."
+    shown = suggestions[:MAX_SUGGESTIONS]
+    if left_out:
+        lack = "left out for lack of room (limits.max_client_entities)"
+        yield f"# {left_out} clients or more are {lack}."
+    if len(shown) < len(suggestions):
+        yield f"# Left off: {len(suggestions) - len(shown)} clients with fewer bytes."
+    named = [each for each in shown if each.can_be_named]
+    yield "quotas:"
+    yield "  rules: []" if all(each.has_rule for each in named) else "  rules:"
+    for each in named:
+        yield from _rule_lines(each)
+    for each in shown:
+        if not each.can_be_named:
+            yield ""
+            yield f"    # No rule can name these clients alone, such as {_quoted(each.example)}:"
+            yield from _figures(each)
+
+
+def _rule_lines(suggestion: Suggestion) -> Iterator[str]:
+    client = suggestion.client
+    yield ""
+    if client.is_prefix:
+        example = _quoted(suggestion.example)
+        yield f"    # One bound for all client ids that are made anew, such as {example}"
+    yield from _figures(suggestion)
+    lines = [f"{key}: {_quoted(value)}" for key, value in suggestion.keys.items()]
+    lines += ["scope: shared"] if client.is_prefix else []
+    lines += [f"{kind}: {bound}" for kind, bound in suggestion.bounds().items()]
+    mark = "# " if suggestion.has_rule else ""
+    for number, line in enumerate(lines):
+        yield f"    {mark}{' ' if number else '-'} {line}"
+
+
+def _figures(suggestion: Suggestion) -> Iterator[str]:
+    for kind, sketch in suggestion.seen.items():
+        match = suggestion.matches[kind]
+        quantiles = ", ".join(
+            f"p{round(share * 100)} {_rate(sketch.quantile(share))}" for share in (0.5, 0.95, 0.99)
+        )
+        yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
+        hours = sketch.count * INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
+        busy = f"{_size(sketch.total_bytes)} in {hours:.2f} h with traffic"
+        yield f"    #   {busy}; {_bounded(kind, match)}"
+
+
+def _bounded(kind: QuotaKind, match: Match | None) -> str:
+    """Return what bounds a client now: where it is held, it might take more than was seen."""
+    if match is None:
+        return "NO RULE BOUNDS IT"
+    rule = match.rule
+    held = "held to" if match.enforced else "not enforced:"
+    where = f", {rule.place}" if rule.place else ""
+    return f"{held} {kind.unit.format(rule.bounds[kind])} by {_quoted(rule.shared_entity)}{where}"
+
+
+def _quoted(text: str) -> str:
+    """Write text for YAML, and for a comment: nothing in it ends the line or is not seen."""
+    return f'"{"".join(map(_escaped, text))}"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\U{ord(char):08X}"
+
+
+def _rate(rate: float) -> str:
+    return f"{_size(rate)}/s"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < STEP:
+            return f"{size:.3g} {unit}"
+        size /= STEP
+    return f"{size:.4g} TiB"

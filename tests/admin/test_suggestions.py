@@ -1,0 +1,190 @@
+"""Rules that are suggested: what they allow, for whom, and that a configuration takes them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.suggestions import HEADROOM, round_up
+from proxy.cli import main
+from proxy.config import load_config
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rules import QuotaSettings, RuleTable
+from proxy.quota.values import parse_size
+
+PATH = "/v1/suggestions"
+RUN = "92017897-daab-4d28-a2d5-5cc4133bee8f"
+EXECUTOR = f"consumer-spark-kafka-source-{RUN}-1-executor-1"
+HOSTILE = (
+    "line\nbreak: [",
+    "next\x85line and\u2028more\u2029",
+    "\x00\x1b[31m",
+    "\"quotes\" and 'more' \\ # no comment",
+    "%, = & <default>",
+    "\N{PILE OF POO} ключ \N{RIGHT-TO-LEFT OVERRIDE}",
+    "2026-11-22",
+    "true",
+    "~",
+    " ",
+)
+
+
+def move(
+    world: AdminWorld,
+    client_id: str,
+    *sizes_mib: float,
+    api: str = "Fetch",
+    user: str = "",
+    listener: str = "default",
+) -> None:
+    """Let a client move so many MiB in each ten seconds."""
+    world.sample()
+    for size in sizes_mib:
+        child = world.instruments.bytes_total.of(listener, user, client_id, api)
+        child.inc(size * MIB)
+        world.now_ms += 10_000
+        world.sample()
+
+
+def configured(folder: Path, text: str) -> QuotaSettings:
+    """Load a configuration with the suggested section."""
+    listener = "{name: default, bind: '127.0.0.1:0', advertised_host: h, broker_ports: 0}"
+    file = folder / "quota-proxy.yaml"
+    head = f"cluster: {{bootstrap_servers: [b:9092]}}\nlisteners: [{listener}]\n"
+    file.write_text(head + "state: {kind: memory}\n" + text)
+    return load_config(file).quota_settings
+
+
+def bounds(settings: QuotaSettings, client_id: str, user: str | None = None) -> list[float | None]:
+    table, identity = RuleTable(settings.rules), ClientIdentity("default", user, client_id)
+    found = (table.match(kind, identity) for kind in (CONSUMER, PRODUCER))
+    kinds = (CONSUMER, PRODUCER)
+    return [
+        match.rule.bounds[kind] if match else None for match, kind in zip(found, kinds, strict=True)
+    ]
+
+
+@given(st.floats(0, 1e13))
+def test_a_rounded_bound_is_no_lower_and_not_much_higher(rate: float):
+    size = parse_size(round_up(rate))
+    assert max(rate, 100 * 1024) <= size <= max(rate * 1.51, 1.2 * 100 * 1024) + 1
+    assert len(round_up(rate).rstrip("KMGiB").rstrip("05")) <= 4
+
+
+async def test_a_bound_is_the_p99_with_headroom(world: AdminWorld, ask: Ask, tmp_path: Path):
+    move(world, "new-job", *[10.0] * 98, 20.0, 900.0)
+    move(world, "new-job", *[30.0] * 3, api="Produce")
+    answer = (await ask("GET", PATH)).json
+    settings = configured(tmp_path, answer["yaml"])
+    read, written = bounds(settings, "new-job")
+    assert 2 * MIB * HEADROOM <= read <= 2 * MIB * HEADROOM * 1.1 * 1.4
+    assert 3 * MIB * HEADROOM <= written <= 3 * MIB * HEADROOM * 1.1 * 1.4
+    assert bounds(settings, "else") == [None, None]
+    (client,) = answer["clients"]
+    figures = {each["quota"]: each for each in client["quotas"]}
+    assert (client["keys"], client["example"]) == ({"client-id": "new-job"}, "new-job")
+    assert figures[CONSUMER]["intervals"] == 100
+    assert figures[CONSUMER]["p50"] == pytest.approx(MIB, rel=0.1)
+    assert figures[CONSUMER]["peak"] == 90 * MIB
+    assert figures[CONSUMER]["total_bytes"] == 1900 * MIB
+    assert "peak 90 MiB/s" in answer["yaml"]
+    assert "1.86 GiB in 0.28 h with traffic" in answer["yaml"]
+
+
+async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp_path: Path):
+    for number in (1, 2, 3):
+        move(world, f"{EXECUTOR[:-1]}{number}", 10.0)
+    text = (await ask("GET", PATH)).json["yaml"]
+    (rule,) = configured(tmp_path, text).rules
+    assert (rule.client_id_prefix, rule.scope) == ("consumer-spark-kafka-source-", "shared")
+    other = EXECUTOR.replace("92017897", "00000000")
+    assert rule.mismatch(ClientIdentity("l", None, other)) is None
+
+
+async def test_who_has_no_rule_comes_first(unruled: AdminWorld, ask_unruled: Ask, tmp_path: Path):
+    move(unruled, "etl-orders", 900.0)
+    move(unruled, "small", 1.0)
+    move(unruled, "large", 2.0)
+    move(unruled, "large", 3.0, user="anna")
+    answer = (await ask_unruled("GET", PATH)).json
+    assert [each["keys"] for each in answer["clients"]] == [
+        {"user": "anna", "client-id": "large"},
+        {"client-id": "large"},
+        {"client-id": "small"},
+        {"client-id": "etl-orders"},
+    ]
+    assert answer["clients"][0]["quotas"][0]["rule"] is None
+    assert answer["yaml"].count("NO RULE BOUNDS IT") == 3
+    assert [rule.keys for rule in configured(tmp_path, answer["yaml"]).rules] == [
+        {"user": "anna", "client-id": "large"},
+        {"client-id": "large"},
+        {"client-id": "small"},
+    ]
+    assert '# - client-id: "etl-orders"' in answer["yaml"]
+    held = 'held to 10MiB per second by "client-id=etl-orders", quota-proxy.yaml:12'
+    assert held in answer["yaml"]
+    await unruled.rules.put({"client-id": "etl-orders"}, {CONSUMER: MIB}, enforce=False)
+    assert "not enforced: 1MiB per second by" in (await ask_unruled("GET", PATH)).json["yaml"]
+
+
+@pytest.mark.parametrize("client_id", HOSTILE)
+async def test_hostile_names_stay_names(
+    world: AdminWorld, ask: Ask, tmp_path: Path, client_id: str
+):
+    move(world, client_id, 10.0)
+    move(world, f"{client_id}{RUN}", 10.0)
+    text = (await ask("GET", PATH)).json["yaml"]
+    assert all(char.isprintable() for line in text.split("\n") for char in line)
+    one, together = configured(tmp_path, text).rules
+    assert {one.client_id, together.client_id} == {client_id, None}
+    assert {one.client_id_prefix, together.client_id_prefix} == {client_id, None}
+
+
+async def test_clients_that_no_rule_can_name_are_only_told(
+    world: AdminWorld, ask: Ask, tmp_path: Path
+):
+    for client_id in ("", RUN, "<default>"):
+        move(world, client_id, 10.0)
+    text = (await ask("GET", PATH)).json["yaml"]
+    assert configured(tmp_path, text).rules == ()
+    assert text.count("No rule can name these clients alone") == 3
+
+
+async def test_nothing_was_seen(ask: Ask, tmp_path: Path):
+    answer = (await ask("GET", PATH)).json
+    assert (answer["clients"], answer["since_s"]) == ([], 86_400)
+    assert configured(tmp_path, answer["yaml"]).rules == ()
+
+
+@pytest.mark.parametrize("since", ["", "24", "soon", "8000h", "-1h", "0"])
+async def test_a_bad_time_is_refused(ask: Ask, since: str):
+    answer = await ask("GET", f"{PATH}?since={since}")
+    assert answer.status == 400
+    assert answer.json["error"].startswith("since: ")
+
+
+async def test_the_command_prints_rules(
+    world: AdminWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    move(world, "new-job", 10.0)
+    async with running(world.server()) as url:
+        assert await asyncio.to_thread(main, ["suggest", "--url", url, "--since", "1h"]) == 0
+        text = capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["suggest", "--url", url, "--since", "1"]) == 1
+        assert "no unit" in capsys.readouterr().err
+    assert "in the last 1h" in text
+    (rule,) = configured(tmp_path, text).rules
+    assert rule.client_id == "new-job"
+    assert yaml.safe_load(text)["quotas"]["rules"][0]["consumer_byte_rate"] == "2MiB"
+
+
+async def test_who_is_left_out_is_counted(world: AdminWorld, ask: Ask):
+    world.rates.max_clients = 1
+    for number in range(4):
+        move(world, f"c{number}", 1.0)
+    text = (await ask("GET", PATH)).json["yaml"]
+    assert "# 1 clients or more are left out" in text
