@@ -27,7 +27,7 @@ class WatchedStore(Store):
         self.writable = True
 
     def use(self, store: Store) -> None:
-        """Go on with another store, in the place of one that is closed or was empty."""
+        """Replace the store: the one before is closed, or was empty."""
         self.inner, self._closed, self.writable = store, False, True
 
     def get(self, key: str) -> Record | None:
