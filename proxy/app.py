@@ -188,6 +188,7 @@ class App:
             relay=self._relay_status,
             history=self._history,
             reports=self._queries,
+            connections=self.relay.list,
             clock_ms=clock_ms,
             token=admin.token_file.read_text().strip() if admin.token_file else None,
         )
@@ -291,7 +292,9 @@ class App:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.relay.follow_quotas()
             await self._slices.collect(self.quotas.settling())
+            await self._slices.collect(self._services.connection_quotas.settling())
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
+            await self._slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
 

@@ -77,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--once", action="store_true", help="print once and end")
     top.set_defaults(command=_top)
 
+    connections = commands.add_parser("connections", help="list who is connected to a proxy")
+    connections.add_argument("--url", default="http://127.0.0.1:9644", help="its admin address")
+    text_help = "only those with this in their client id, user, address or listener"
+    connections.add_argument("--filter", default="", metavar="TEXT", help=text_help)
+    most = _number("a number from 1 to 1000", 1, 1000)
+    connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
+    connections.set_defaults(command=_connections)
+
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     shows, show_help = ("quotas", "backpressure", "pipeline"), "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
@@ -192,6 +200,12 @@ def _top(options: argparse.Namespace) -> int:
     from proxy.admin.top import run_top  # noqa: PLC0415 - not needed by the proxy
 
     return run_top(options.url, once=options.once)
+
+
+def _connections(options: argparse.Namespace) -> int:
+    from proxy.admin.connection_table import run_connections  # noqa: PLC0415 - as above
+
+    return run_connections(options.url, options.filter, options.limit)
 
 
 def _broker(options: argparse.Namespace) -> int:

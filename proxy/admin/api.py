@@ -10,6 +10,7 @@ from aiohttp import web
 from structlog import get_logger
 
 from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.connection_documents import ConnectionDocuments
 from proxy.admin.overrides import parse_override
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import HEADERS, ApiError, answer, answer_in_slices, json_body, whole_number
@@ -22,6 +23,7 @@ from proxy.quota.selector import parse_selector, selector
 from proxy.state import StateError
 
 CLIENTS_PATH = "/v1/clients/"
+CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 
 ANY = "{tail:(?s:.+)}"
@@ -29,6 +31,8 @@ ANY = "{tail:(?s:.+)}"
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
+
+MAX_NUMBER = 10**9 - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
@@ -49,6 +53,7 @@ class ApiRoutes:
     queries: QueryDocuments
     clock_ms: Callable[[], float]
     slices: Slices
+    connections: ConnectionDocuments
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
@@ -56,6 +61,8 @@ class ApiRoutes:
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
             web.get(CLIENTS_PATH + ANY, self._get_client),
+            web.get("/v1/connections", self._get_connections),
+            web.delete(CONNECTIONS_PATH + ANY, self._delete_connection),
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
@@ -89,6 +96,24 @@ class ApiRoutes:
             for row, document in zip(rows, described, strict=True)
         ]
         return answer({"entity": entity, "quotas": quotas})
+
+    async def _get_connections(self, request: web.Request) -> web.Response:
+        text, limit = _filter_and_limit(request)
+        after = whole_number(request, "after", 0, MAX_NUMBER) if "after" in request.query else None
+        document = await self.connections.document(text, limit, after, self.clock_ms(), time.time())
+        return await answer_in_slices(document, self.slices)
+
+    async def _delete_connection(self, request: web.Request) -> web.Response:
+        name = _tail(request, CONNECTIONS_PATH)
+        is_number = name.isascii() and name.isdecimal()
+        row = self.connections.close(int(name[:9])) if is_number else None
+        if row is None:
+            fix = "see GET /v1/connections for those that are open"
+            raise ApiError(404, f"no connection {name!r} is open", fix)
+        about = {"user": row.user, "client_id": row.client_id, "listener": row.listener}
+        peer = f"{row.ip}:{row.port}"
+        _log.info("connection closed by an operator", peer=peer, **about, remote=request.remote)
+        return answer({"closed": row.number})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
         document = {"quotas": map(rule_entry, self.rules.entries())}

@@ -45,6 +45,8 @@ class ClientDocuments:
     slices: Slices
     clock_ms: Callable[[], float]
     """The monotonic time that `quotas` is fed with."""
+    client_rates: Callable[[], Mapping[ClientIdentity, float]] = dict
+    """Bytes per second of each client, as they were measured last."""
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _found: dict[tuple[str, int], tuple[float, FoundRows]] = field(default_factory=dict, init=False)
     """By text and limit, with the time from which on it is not shown any more."""
@@ -108,7 +110,7 @@ class ClientDocuments:
             for each in self.quotas.table.explain(client):
                 rules[each.kind].append(
                     {
-                        **_rule(each.rule, in_force),
+                        **rule_name(each.rule, in_force),
                         "bound": each.rule.bounds[each.kind],
                         "chosen": each.chosen,
                         "reason": each.reason,
@@ -119,20 +121,24 @@ class ClientDocuments:
         return documents
 
     async def unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and which; arguments as above."""
-        clients = self.quotas.unbounded()
-        found: list[Document] = []
+        """Return how many connected clients no rule bounds, and those of them with most traffic.
+
+        Arguments as above.
+        """
+        clients, rates = self.quotas.unbounded(), self.client_rates()
+        found: Largest[ClientIdentity] = Largest(limit)
 
         def choose() -> Iterator[None]:
             for client in clients:
-                if len(found) == limit:
-                    return
                 if _names(client, text):
-                    found.append(_client(client))
+                    found.add(rates.get(client, 0.0), client)
                 yield
 
         await self.slices.collect(choose())
-        return {"unbounded": len(clients), "unbounded_clients": found}
+        shown = [
+            {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
+        ]
+        return {"unbounded": len(clients), "unbounded_clients": shown}
 
     def _adaptive(self, row: QuotaRow) -> Document | None:
         if row.static_bound is None:
@@ -149,6 +155,11 @@ class ClientDocuments:
 def iso(at_s: float | None) -> str | None:
     """Write a time since the epoch as ISO 8601 in UTC, to the second."""
     return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
+
+
+def rounded(rate: float | None) -> float | None:
+    """Return a rate as documents show it."""
+    return None if rate is None else round(rate, 1)
 
 
 def rule_entry(entry: RuleEntry) -> Document:
@@ -182,7 +193,7 @@ def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Doc
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
         "waiting": row.waiting,
-        "rule": _rule(row.rule, in_force),
+        "rule": rule_name(row.rule, in_force),
         "client_count": row.client_count,
         "clients": list(map(_client, row.clients)),
         "static_bound": row.static_bound,
@@ -193,8 +204,8 @@ def _client(client: ClientIdentity) -> Document:
     return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
 
 
-def _rule(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
-    """Name a rule; a sensor may still be under one that has gone, which has no source then."""
+def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
+    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
     entry = in_force.get(name)
     return {

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from proxy.admin.api import ApiRoutes
 from proxy.admin.client_documents import ClientDocuments
+from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
 from proxy.admin.guard import guard
 from proxy.admin.history import History
 from proxy.admin.query_documents import Cached, QueryDocuments, Reports
@@ -33,6 +34,7 @@ PAGE_HEADERS = {
 
 _SCRIPTS = (
     *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches"),
+    "connections",
     *("ask", "rows", "section", "chart", "format"),
 )
 
@@ -75,6 +77,7 @@ class AdminServer:
         history: History,
         clock_ms: Callable[[], float],
         reports: Reports,
+        connections: ConnectionSource | None = None,
         token: str | None = None,
     ) -> None:
         self._host = host
@@ -84,10 +87,15 @@ class AdminServer:
         self._token = token
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
-        clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
+        source = connections or NoConnections()
+        clients = ClientDocuments(
+            quotas, rules, queries, self._slices, clock_ms, lambda: source.client_rates
+        )
         pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(relay, not_ready, clients, history, queries, pipelines, clock_ms())
-        self._api = ApiRoutes(clients, rules, status, reports, queries, clock_ms, self._slices)
+        listed = ConnectionDocuments(source, rules, self._slices)
+        parts = (status, reports, queries, clock_ms, self._slices, listed)
+        self._api = ApiRoutes(clients, rules, *parts)
         self._runner: web.AppRunner | None = None
 
     @property

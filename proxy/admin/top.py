@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import Any
@@ -53,10 +53,7 @@ def run_top(
     try:
         status = fetch_status(url)
     except UnreachableError as error:
-        text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
-        errors = errors or Console(stderr=True)
-        errors.print(text, markup=False, highlight=False, soft_wrap=True)
-        return EXIT_FAILED
+        return complain(error, errors)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
             console.width = PLAIN_COLUMNS
@@ -72,21 +69,34 @@ def run_top(
 
 def fetch_status(url: str) -> dict[str, Any]:
     """Return what `GET /v1/status` gives. Raises UnreachableError."""
+    known = {"bounded", "unbounded", "followed", "pipelines"}
+    return fetch_document(url, f"/v1/status?limit={LIMIT}", known)
+
+
+def fetch_document(url: str, path: str, known: Set[str]) -> dict[str, Any]:
+    """Return the document at a path, which has these keys. Raises UnreachableError."""
     try:
         if urlsplit(url).scheme not in ("http", "https"):
             raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-        with _opener.open(f"{url.rstrip('/')}/v1/status?limit={LIMIT}", timeout=TIMEOUT_S) as reply:
-            status = json.load(reply)
+        with _opener.open(f"{url.rstrip('/')}{path}", timeout=TIMEOUT_S) as reply:
+            document = json.load(reply)
     except HTTPError as error:
         raise UnreachableError(f"{url} answered {error.code} {error.reason}") from None
     except URLError as error:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    known = {"bounded", "unbounded", "followed", "pipelines"}
-    if not isinstance(status, dict) or not known <= status.keys():
+    if not isinstance(document, dict) or not known <= document.keys():
         raise UnreachableError(f"{url} is not a quota proxy of this version")
-    return status
+    return document
+
+
+def complain(error: UnreachableError, errors: Console | None) -> int:
+    """Print why the proxy was not reached and how to mend it; return the exit code."""
+    text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
+    errors = errors or Console(stderr=True)
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    return EXIT_FAILED
 
 
 def _watch(url: str, status: dict[str, Any], console: Console) -> None:

@@ -9,6 +9,7 @@ from .entities import (
     BUSY_MS_PER_PERCENT,
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
+    TRAFFIC_KINDS,
     ClientIdentity,
     QuotaKind,
 )
@@ -221,7 +222,7 @@ class ClientQuotas:
         """Find the rules that match anew."""
         self.generation = self.manager.generation
         self.meters.clear()
-        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in QuotaKind)
+        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.is_timed = REQUEST_PERCENTAGE in self.matches
         if self.users:

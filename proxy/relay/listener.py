@@ -59,6 +59,8 @@ class Origin:
     """Of the client."""
     node_id: int | None
     """The broker whose port it came to, or whose name it asked for; None: bootstrap."""
+    port: int = 0
+    """Of the client; 0: not known."""
 
     @property
     def name(self) -> str:
@@ -176,7 +178,7 @@ class Listener:
                 self.loop.remove_reader(sock.fileno())
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
-            self.accepted(client, Origin(self, address[0], node_id))
+            self.accepted(client, Origin(self, address[0], node_id, address[1]))
 
 
 def _open_port(host: str, port: int, *, beside: bool) -> socket.socket:

@@ -15,6 +15,7 @@ from proxy.cluster.upstream import LOCAL, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_receive_buffer
 from proxy.relay.connection import Connection
+from proxy.relay.connection_list import ConnectionList
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
 from proxy.relay.tls import principal_of, sni_of
@@ -40,6 +41,7 @@ class Relay:
         }
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
+        self.list = ConnectionList(lambda: self.connections)
         self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
         """Connections to another broker than the client's, by the client's."""
         self._per_ip: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
-from proxy.relay.lifecycle import OPEN, Pause
+from proxy.relay.lifecycle import Pause
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
@@ -145,8 +145,7 @@ class RequestFlow(FrameFlow):
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if conn.life.state is not OPEN:
-                conn.dial()
+            if not conn.takes(head):
                 return 0
             kind = self._new_kind(head, view)
             if kind is None:

@@ -7,12 +7,13 @@ from structlog import get_logger
 
 from metrics import CounterChild
 from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
+from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.gate import InFlightFetch
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
-from proxy.wire.apis import ApiPlan
+from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
@@ -97,6 +98,26 @@ class Identification:
         self.current: ClientSession | None = None
         """None before the first request, and between a login and the next one."""
         self._sasl: SaslExchange | None = None
+        self.place: ConnectionPlace | None = None
+        """Among the client's connections; None while it is not known whose this is."""
+
+    def enter(self, api_key: int, client_id: str | None, now_ms: float) -> float:
+        """Give the connection a place among its client's; return for how many ms it is to wait.
+
+        To be called before a request begins a session. Until a login that decides whose it is,
+        it has none. Raises ConnectionRefused.
+        """
+        if self.current is not None and (self._client_id or client_id == self._client_id):
+            return 0.0
+        identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
+        if self.place is not None and self.place.identity == identity:
+            return 0.0
+        quotas = self._services.connection_quotas
+        may_log_in = self._user is None and (api_key == API_VERSIONS or api_of(api_key).is_login)
+        if may_log_in and quotas.depends_on_user:
+            return 0.0
+        self.place, wait_ms = quotas.enter(identity, self.place, now_ms)
+        return wait_ms
 
     def session(self, client_id: str | None) -> ClientSession:
         """Return the client's session. The first client id that is not empty counts from then on.
@@ -139,6 +160,13 @@ class Identification:
         if principal is not None and principal != self._user:
             self._user = principal
             self.close()
+
+    def leave(self) -> None:
+        """Close the session, and give the connection's place up."""
+        self.close()
+        if self.place is not None:
+            self._services.connection_quotas.leave(self.place)
+            self.place = None
 
     def close(self) -> None:
         """Close the session; the next request begins another one."""

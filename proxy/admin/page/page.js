@@ -1,6 +1,7 @@
 // Asks for the status every two seconds and shows it; pauses while nobody looks.
 
 import { showClients } from "./clients.js";
+import { showConnections } from "./connections.js";
 import { at, count, element, fill, say, seconds, time } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
@@ -66,6 +67,7 @@ function show(status) {
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
   showUnbounded(status);
+  showConnections();
   showQueries(status);
   showPipelines(status);
   showPanels(status);
