@@ -51,6 +51,8 @@ class ClientQuotas:
 
     manager: "QuotaManager"
     identity: ClientIdentity
+    address: str | None = None
+    """From where its first connection came."""
     users: int = 0
     """How many have it from the manager and have not closed it."""
     generation: int = -1
@@ -204,7 +206,7 @@ class ClientQuotas:
         match = self._matches_in_force().get(kind)
         if match is None:
             return None
-        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
+        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms, self.address)
         return meter
 
     def _matches_in_force(self) -> dict[QuotaKind, Match]:

@@ -210,6 +210,11 @@ class QuotaSettings:
         MetricConfig(samples=self.samples, window_ms=self.window_ms)
 
     @property
+    def span_ms(self) -> float:
+        """How far a rate looks back at most."""
+        return self.window_ms * self.samples
+
+    @property
     def ahead_ms(self) -> float:
         """How much of a bound may be owed when a request is sent on whose response can be held."""
         return min(self.window_ms, LONGEST_AHEAD_MS)

@@ -28,12 +28,12 @@ class ClientSession:
 
     __slots__ = ("_bytes", "_clients", "identity", "interceptor", "last_fetch_bytes", "quotas")
 
-    def __init__(self, services: Services, identity: ClientIdentity, node_id: int | None) -> None:
+    def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
         self.identity = identity
-        self.quotas: ClientQuotas = services.quotas.client(identity)
+        self.quotas: ClientQuotas = services.quotas.client(identity, origin.ip)
         self.interceptor: ClientInterceptor | None = None
         if services.interceptor is not None:
-            self.interceptor = services.interceptor(identity, node_id)
+            self.interceptor = services.interceptor(identity, origin.node_id)
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.last_fetch_bytes: int | None = None
@@ -109,6 +109,7 @@ class Identification:
         """
         if self.current is not None and (self._client_id or client_id == self._client_id):
             return 0.0
+        client_id = self._client_id or client_id
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
         if self.place is not None and self.place.identity == identity:
             return 0.0
@@ -140,9 +141,9 @@ class Identification:
                     )
                 return session
             session.close()
-        self._client_id = client_id
+        self._client_id = client_id = self._client_id or client_id  # also after a login
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
-        self.current = ClientSession(self._services, identity, self._origin.node_id)
+        self.current = ClientSession(self._services, identity, self._origin)
         return self.current
 
     def login_request(self, head: RequestHead, frame: bytes) -> bool:
