@@ -269,8 +269,15 @@ class Connection:
         if self.life.state is not State.DIALLING:
             upstream.sock.close()
             return
-        self.life.move(State.OPEN)
         self.upstream = upstream
+        self.services.paced_steps.add(self._open)
+
+    def _open(self) -> None:
+        """Send the first request on, unless the connection has been closed since."""
+        upstream = self.upstream
+        if self.life.state is not State.DIALLING or upstream is None:
+            return
+        self.life.move(State.OPEN)
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
         self.responses.run()

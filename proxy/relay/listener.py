@@ -13,7 +13,7 @@ from structlog import get_logger
 
 from proxy.relay.tls import sni_pattern
 
-ACCEPTS_PER_TURN = 64
+ACCEPTS_PER_TURN = 16
 """Connections taken from one socket before others run."""
 
 OUT_OF_FILES_PAUSE_S = 0.5

@@ -95,6 +95,7 @@ class Relay:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
         for listener in self.listeners.values():
             listener.close()
+        self._services.paced_steps.run_all()
         for task in tuple(self._tasks):
             task.cancel()
         _log.info("draining", connections=len(self.connections))
@@ -114,6 +115,7 @@ class Relay:
         """Close everything at once."""
         for listener in self.listeners.values():
             listener.close()
+        self._services.paced_steps.run_all()
         connections = tuple(self.connections)
         for connection in connections:
             connection.close("shutdown")
@@ -147,6 +149,9 @@ class Relay:
         self.connected_through[origin.name] += 1
         self._services.instruments.connections.labels(origin.name).inc()
         bound_receive_buffer(sock, self.connected)
+        self._services.paced_steps.add(partial(self._welcome, sock, origin))
+
+    def _welcome(self, sock: socket.socket, origin: Origin) -> None:
         tls = origin.listener.settings.tls
         if tls is None:
             self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -135,7 +136,8 @@ class RequestFlow(FrameFlow):
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
-        self._conn.close_client_ended(mid_frame=not is_whole)
+        conn = self._conn
+        conn.services.paced_steps.add(partial(conn.close_client_ended, mid_frame=not is_whole))
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn

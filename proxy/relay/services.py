@@ -17,6 +17,7 @@ from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
+from proxy.relay.paced_steps import PacedSteps
 from proxy.relay.pump import PipePool
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
@@ -114,10 +115,12 @@ class Services:
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
     connection_quotas: ConnectionQuotas = field(init=False)
+    paced_steps: PacedSteps = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.connection_quotas = ConnectionQuotas(self.quotas)
+        self.paced_steps = PacedSteps(self.loop)
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:
             self.instruments.connections_rejected_total.labels(reason)
