@@ -29,6 +29,7 @@ from bench import (
     spark_read,
     spark_tasks,
     stalls,
+    storm,
     tls_fetch,
     windows,
 )
@@ -56,6 +57,7 @@ FIGURES: dict[str, Measure] = {
     "entities": entities.measure,
     "delay_queue": releases.measure,
     "stalls": stalls.measure,
+    "storm": storm.measure,
     "crossover": crossover.measure,
     "outages": outages.measure,
     "backpressure": backpressure.measure,

@@ -166,6 +166,20 @@ class Lab:
         child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
         return Target("direct", address, child)
 
+    def start_storm_broker(self, named: traffic.Address) -> Target:
+        """Start the stand-in broker of `storm`, which names this one as the cluster's only one."""
+        with listening_socket() as listener:
+            address = listener.getsockname()
+            host, port = named
+            child = self._start(
+                "storm-broker",
+                python("bench.storm_broker", f"--fd={listener.fileno()}", host, str(port)),
+                self.cores.load,
+                pass_fds=[listener.fileno()],
+            )
+        child.wait_line(lambda line: line == "ready", READY_TIMEOUT_S)
+        return Target("storm", address, child)
+
     def start_proxy(
         self,
         upstream: traffic.Address,

@@ -331,6 +331,7 @@ class App:
             history=self._history,
             reports=self._queries,
             rates=self._observer.rates,
+            connections=self.relay.list,
             clock_ms=clock_ms,
             audit=self.audit,
             access=_access(self._config, self._secrets),
@@ -506,7 +507,9 @@ class App:
             self._services.outages.sweep(clock_ms())
             self._request_times.sample(clock_ms())
             await self._slices.collect(self.quotas.settling())
+            await self._slices.collect(self._services.connection_quotas.settling())
             await self._slices.collect(self.quotas.sweeping(clock_ms()))
+            await self._slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
 

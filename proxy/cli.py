@@ -2,12 +2,10 @@
 
 import argparse
 import asyncio
-import getpass
 import logging
 import math
 import os
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,8 @@ import structlog
 import uvloop
 
 from proxy import __version__
-from proxy.admin.admin_client import DEFAULT_URL, AdminRefusal
+from proxy.admin.admin_client import AdminRefusal
+from proxy.admin.commands import add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.app import PORT_ERRORS, App, spare_full_collections
 from proxy.config import Config, ConfigError, load_config
@@ -24,7 +23,6 @@ from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
-from proxy.quota.validation import RULE_KEYS
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.state import StateError
@@ -81,73 +79,23 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--listener", help="name of the listener that the client comes in by")
     check.set_defaults(command=_check)
 
-    top = commands.add_parser("top", help="watch a running proxy in the terminal")
-    top.add_argument("--url", default=DEFAULT_URL, help="its admin address")
-    top.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
-    cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
-    top.add_argument("--cert-file", type=Path, help=cert_help)
-    top.add_argument("--token-file", type=Path, help="where admin.read_needs_token is set")
-    top.add_argument("--once", action="store_true", help="print once and end")
-    top.set_defaults(command=_top)
+    add_commands(commands)
 
-    _add_quotas(commands)
     demo = commands.add_parser("demo", help="see a PySpark query held to its quota")
     shows, show_help = ("quotas", "backpressure", "pipeline"), "what to see (default: quotas)"
     demo.add_argument("show", nargs="?", choices=shows, default="quotas", help=show_help)
-    size = _number("a number of MiB, 1 or more", 1, math.inf)
+    size = number_of("a number of MiB, 1 or more", 1, math.inf)
     size_help = "MiB of records for the query to read (default: 100, about 50 s)"
     demo.add_argument("--megabytes", type=size, help=size_help)
     demo.add_argument("--brief", action="store_true", help="not of quotas: a shorter run")
     demo.set_defaults(command=_demo)
 
     broker = commands.add_parser("broker", help="run an embedded Kafka broker, for development")
-    port = _number(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
+    port = number_of(f"a port from 0 to {MAX_PORT}", 0, MAX_PORT)
     broker.add_argument("--port", type=port, required=True, help="port to serve; 0: any free one")
     broker.add_argument("--data", type=Path, required=True, help="directory for its data")
     broker.set_defaults(command=_broker)
     return parser
-
-
-def _add_quotas(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the commands that pause and suggest quotas."""
-    asked = argparse.ArgumentParser(add_help=False)
-    asked.add_argument("--url", default=DEFAULT_URL, help="the proxy's admin address")
-    asked.add_argument("--token-file", type=Path, help="the text of admin.token_file")
-    chosen = argparse.ArgumentParser(add_help=False)
-    for key in RULE_KEYS:
-        chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
-    chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
-
-    pause_help = "let clients through for a time: they are measured and held for nothing"
-    pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)
-    for_help = "how long, or until when (default: 30m)"
-    pause.add_argument("--for", dest="how_long", default="30m", metavar="TIME", help=for_help)
-    pause.set_defaults(command=_pause)
-    resume_help = "hold clients to their quotas again"
-    resume = commands.add_parser("resume", parents=[asked, chosen], help=resume_help)
-    resume.set_defaults(command=_resume)
-
-    suggest_help = "print rules that would fit what was observed, as YAML"
-    suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
-    since_help = "how far to look back, up to 168h (default: 24h)"
-    suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
-    suggest.set_defaults(command=_suggest)
-
-
-def _login_name() -> str | None:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        return None
-
-
-def _number(what: str, low: int, high: float) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
-        return int(text)
-
-    return parse
 
 
 def _process(text: str) -> int:
@@ -239,42 +187,6 @@ def _check(options: argparse.Namespace) -> int:
     for line in lines:
         _say(line)
     return EXIT_DONE
-
-
-def _top(options: argparse.Namespace) -> int:
-    from proxy.admin.top import AdminAddress, run_top  # noqa: PLC0415 - not needed by the proxy
-
-    tls = ssl.create_default_context(cafile=options.ca_file)
-    if options.cert_file is not None:
-        tls.load_cert_chain(options.cert_file)
-    token = options.token_file.read_text().strip() if options.token_file is not None else None
-    address = AdminAddress(options.url, tls, token)
-    return run_top(address, once=options.once)
-
-
-def _pause(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_pause  # noqa: PLC0415 - not needed by the proxy
-
-    keys, how_long = _selected(options), options.how_long
-    return run_pause(options.url, options.token_file, keys, how_long, options.by)
-
-
-def _resume(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_resume  # noqa: PLC0415 - not needed by the proxy
-
-    return run_resume(options.url, options.token_file, _selected(options), options.by)
-
-
-def _suggest(options: argparse.Namespace) -> int:
-    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415 - not needed by the proxy
-
-    return run_suggest(options.url, options.token_file, options.since)
-
-
-def _selected(options: argparse.Namespace) -> dict[str, str]:
-    """Return the keys of the clients that a command is for."""
-    given = ((key, getattr(options, key)) for key in RULE_KEYS)
-    return {key: value for key, value in given if value is not None}
 
 
 def _broker(options: argparse.Namespace) -> int:

@@ -1,38 +1,60 @@
 """Asks the admin server of a running proxy, for the commands that change or ask something once."""
 
 import json
+import ssl
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from http.client import HTTPException
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 DEFAULT_URL = "http://127.0.0.1:9644"
 TIMEOUT_S = 30.0
-
-# A proxy of the environment is for other hosts; this one is named by its own address.
-_opener = build_opener(ProxyHandler({}))
 
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
     """The admin server did not answer, or did not do what it was asked for: why, and the fix."""
 
 
-def ask_admin(
-    url: str, path: str, body: Mapping[str, object] | None = None, token_file: Path | None = None
-) -> Any:
-    """Return the JSON that a path gives: `GET`, or `POST` with a body. Raises AdminRefusal."""
-    headers = {} if body is None else {"Content-Type": "application/json"}
-    try:
-        if token_file is not None:
-            headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-        if urlsplit(url).scheme not in ("http", "https"):
+@dataclass(frozen=True, slots=True)
+class AdminAddress:
+    """Where a proxy's admin server is, and what it wants to see."""
+
+    url: str
+    """Such as `http://127.0.0.1:9644`."""
+    tls: ssl.SSLContext | None = None
+    """None: the system's authorities sign its certificate, and it wants none of ours."""
+    token: str | None = field(default=None, repr=False)
+
+    def open(
+        self, path: str, body: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> AbstractContextManager[IO[bytes]]:
+        """Ask for a path: `GET`, or `POST` with a body.
+
+        Raises OSError, HTTPException, or ValueError for what is no URL.
+        """
+        if urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError("it is not a URL such as http://127.0.0.1:9644")
+        headers = {} if body is None else {"Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{url.rstrip('/')}{path}", data, headers)
-        with _opener.open(request, timeout=TIMEOUT_S) as reply:
+        request = Request(f"{self.url.rstrip('/')}{path}", data, headers)
+        if self.token is not None:
+            # Not where we are redirected to: it is for this server only.
+            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
+        # A proxy of the environment is for other hosts; this one is named by its own address.
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self.tls))
+        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=timeout_s)
+        return answer
+
+
+def ask_admin(address: AdminAddress, path: str, body: Mapping[str, object] | None = None) -> Any:
+    """Return the JSON that a path gives: `GET`, or `POST` with a body. Raises AdminRefusal."""
+    url = address.url
+    try:
+        with address.open(path, body) as reply:
             return json.load(reply)
     except HTTPError as error:
         raise AdminRefusal(_refusal(url, error)) from None

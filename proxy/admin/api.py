@@ -13,6 +13,7 @@ from structlog import get_logger
 from proxy.admin.audit import AuditLog
 from proxy.admin.audit_documents import change_documents, rule_shown
 from proxy.admin.client_documents import ClientDocuments, rule_entry
+from proxy.admin.connection_documents import ConnectionDocuments
 from proxy.admin.guard import REPORT_PATH, current_author
 from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
@@ -36,6 +37,7 @@ from proxy.quota.selector import parse_selector, selector
 from proxy.state import StateError
 
 CLIENTS_PATH = "/v1/clients/"
+CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 
 ANY = "{tail:(?s:.+)}"
@@ -43,6 +45,8 @@ ANY = "{tail:(?s:.+)}"
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
+
+MAX_NUMBER = 10**9 - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
@@ -64,6 +68,7 @@ class ApiRoutes:
     clock_ms: Callable[[], float]
     slices: Slices
     audit: AuditLog
+    connections: ConnectionDocuments
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
@@ -71,6 +76,8 @@ class ApiRoutes:
             web.get("/v1/status", self._get_status),
             web.get("/v1/clients", self._get_clients),
             web.get(CLIENTS_PATH + ANY, self._get_client),
+            web.get("/v1/connections", self._get_connections),
+            web.delete(CONNECTIONS_PATH + ANY, self._delete_connection),
             web.get("/v1/quotas", self._get_quotas),
             web.put(QUOTAS_PATH + ANY, self._put_quota),
             web.delete(QUOTAS_PATH + ANY, self._delete_quota),
@@ -113,6 +120,26 @@ class ApiRoutes:
             for row, document in zip(rows, described, strict=True)
         ]
         return answer({"entity": entity, "quotas": quotas})
+
+    async def _get_connections(self, request: web.Request) -> web.Response:
+        text, limit = _filter_and_limit(request)
+        after = whole_number(request, "after", 0, MAX_NUMBER) if "after" in request.query else None
+        document = await self.connections.document(text, limit, after, self.clock_ms(), time.time())
+        return await answer_in_slices(document, self.slices)
+
+    async def _delete_connection(self, request: web.Request) -> web.Response:
+        name = _tail(request, CONNECTIONS_PATH)
+        is_number = name.isascii() and name.isdecimal()
+        row = self.connections.close(int(name[:9])) if is_number else None
+        if row is None:
+            fix = "see GET /v1/connections for those that are open"
+            raise ApiError(404, f"no connection {name!r} is open", fix)
+        about = {"user": row.user, "client_id": row.client_id, "listener": row.listener}
+        peer, who = f"{row.ip}:{row.port}", current_author()
+        await self.audit.record(who, f"connection {peer}", about, None, time.time())
+        about_log = {**about, "who": who.name, "remote": request.remote}
+        _log.info("connection closed by an operator", peer=peer, **about_log)
+        return answer({"closed": row.number})
 
     async def _get_quotas(self, _: web.Request) -> web.Response:
         now_s = time.time()

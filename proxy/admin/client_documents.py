@@ -45,6 +45,8 @@ class ClientDocuments:
     slices: Slices
     clock_ms: Callable[[], float]
     """The monotonic time that `quotas` is fed with."""
+    client_rates: Callable[[], Mapping[ClientIdentity, float]] = dict
+    """Bytes per second of each client, as they were measured last."""
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _found: dict[tuple[str, int], tuple[float, FoundRows]] = field(default_factory=dict, init=False)
     """By text and limit, with the time from which on it is not shown any more."""
@@ -114,7 +116,7 @@ class ClientDocuments:
             for each in table.explain(client):
                 rules[each.kind].append(
                     {
-                        **_rule(each.rule, in_force),
+                        **rule_name(each.rule, in_force),
                         "bound": each.rule.bounds[each.kind],
                         "chosen": each.chosen,
                         "reason": each.reason,
@@ -125,20 +127,24 @@ class ClientDocuments:
         return documents
 
     async def unbounded(self, text: str, limit: int) -> Document:
-        """Return how many connected clients no rule bounds, and which; arguments as above."""
-        clients = self.quotas.unbounded()
-        found: list[Document] = []
+        """Return how many connected clients no rule bounds, and those of them with most traffic.
+
+        Arguments as above.
+        """
+        clients, rates = self.quotas.unbounded(), self.client_rates()
+        found: Largest[ClientIdentity] = Largest(limit)
 
         def choose() -> Iterator[None]:
             for client in clients:
-                if len(found) == limit:
-                    return
                 if _names(client, text):
-                    found.append(_client(client))
+                    found.add(rates.get(client, 0.0), client)
                 yield
 
         await self.slices.collect(choose())
-        return {"unbounded": len(clients), "unbounded_clients": found}
+        shown = [
+            {**_client(client), "rate": rounded(rates.get(client))} for client in found.descending()
+        ]
+        return {"unbounded": len(clients), "unbounded_clients": shown}
 
     def _adaptive(self, row: QuotaRow) -> Document | None:
         if row.static_bound is None:
@@ -160,6 +166,11 @@ def iso(at_s: float | None) -> str | None:
 def left_s(until_s: float | None, now_s: float) -> float | None:
     """Return for how long something goes on that ends then, in seconds for JSON."""
     return None if until_s is None else round(max(until_s - now_s, 0.0), 1)
+
+
+def rounded(rate: float | None) -> float | None:
+    """Return a rate as documents show it."""
+    return None if rate is None else round(rate, 1)
 
 
 def rule_entry(entry: RuleEntry, now_s: float) -> Document:
@@ -199,7 +210,7 @@ def _row(row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float) -> Doc
         "held_s": round(row.held_ms / MS_PER_SECOND, 3),
         "hold_ends_in_s": round(left_ms / MS_PER_SECOND, 3) if left_ms > 0 else None,
         "waiting": row.waiting,
-        "rule": _rule(row.rule, in_force),
+        "rule": rule_name(row.rule, in_force),
         "client_count": row.client_count,
         "clients": list(map(_client, row.clients)),
         "static_bound": row.static_bound,
@@ -210,8 +221,8 @@ def _client(client: ClientIdentity) -> Document:
     return {"listener": client.listener, "user": client.user, "client_id": client.client_id}
 
 
-def _rule(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
-    """Name a rule; a sensor may still be under one that has gone, which has no source then."""
+def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
+    """Return what names a rule; a sensor may be under one that has gone, which has no source."""
     name = selector(rule.keys)
     entry = in_force.get(name)
     return {

@@ -15,6 +15,7 @@ from proxy.admin.admin_port import AdminPort, PortLimits, listen
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
+from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
 from proxy.admin.guard import Guard
 from proxy.admin.history import History
 from proxy.admin.observed_rates import ObservedRates
@@ -41,7 +42,7 @@ PAGE_HEADERS = {
 
 _SCRIPTS = (
     *("page", "clients", "unbounded", "queries", "partitions", "pipelines", "batches", "times"),
-    *("ask", "rows", "section", "chart", "format", "changes"),
+    *("ask", "rows", "section", "chart", "format", "changes", "connections"),
 )
 
 PAGE_FILES = {
@@ -90,6 +91,7 @@ class AdminServer:
         tls: ssl.SSLContext | None = None,
         warning: NotReady = lambda: None,
         request_times: Callable[[], Sequence[Document]] = tuple,
+        connections: ConnectionSource | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -101,7 +103,10 @@ class AdminServer:
         self._tls = tls
         self._slices = Slices()
         queries = QueryDocuments(reports, self._slices, clock_ms)
-        clients = ClientDocuments(quotas, rules, queries, self._slices, clock_ms)
+        source = connections or NoConnections()
+        clients = ClientDocuments(
+            quotas, rules, queries, self._slices, clock_ms, lambda: source.client_rates
+        )
         pipelines = Cached(reports.pipelines, clock_ms).get
         status = Status(
             relay,
@@ -115,8 +120,9 @@ class AdminServer:
             warning,
             request_times,
         )
+        listed = ConnectionDocuments(source, rules, self._slices)
         self._api = ApiRoutes(
-            clients, rules, status, reports, queries, clock_ms, self._slices, audit
+            clients, rules, status, reports, queries, clock_ms, self._slices, audit, listed
         )
         self._suggestions = SuggestionRoutes(rates, quotas, self._slices)
         self._runner: web.AppRunner | None = None

@@ -1,15 +1,14 @@
 """`quota-proxy suggest`: prints rules that would fit what was observed."""
 
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
-from proxy.admin.admin_client import ask_admin
+from proxy.admin.admin_client import AdminAddress, ask_admin
 from proxy.admin.suggestion_routes import SUGGESTIONS_PATH
 
 
-def run_suggest(url: str, token_file: Path | None, since: str) -> int:
+def run_suggest(address: AdminAddress, since: str) -> int:
     """Print rules as YAML; return the exit code. Raises AdminRefusal."""
     path = f"{SUGGESTIONS_PATH}?since={quote(since, safe='')}"
-    sys.stdout.write(ask_admin(url, path, token_file=token_file)["yaml"])
+    sys.stdout.write(ask_admin(address, path)["yaml"])
     return 0

@@ -2,28 +2,25 @@
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from proxy.admin.admin_client import ask_admin
+from proxy.admin.admin_client import AdminAddress, ask_admin
 from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.admin.top_tables import printable
 
 
-def run_pause(
-    url: str, token_file: Path | None, keys: Mapping[str, str], how_long: str, by: str | None
-) -> int:
+def run_pause(address: AdminAddress, keys: Mapping[str, str], how_long: str, by: str | None) -> int:
     """Pause quotas for these clients, without keys for all; return the exit code."""
-    return _change(url, token_file, {"off": how_long, "by": by, **keys})
+    return _change(address, {"off": how_long, "by": by, **keys})
 
 
-def run_resume(url: str, token_file: Path | None, keys: Mapping[str, str], by: str | None) -> int:
+def run_resume(address: AdminAddress, keys: Mapping[str, str], by: str | None) -> int:
     """End the pause of these clients, without keys every one; return the exit code."""
-    return _change(url, token_file, {"on": True, "by": by, **keys})
+    return _change(address, {"on": True, "by": by, **keys})
 
 
-def _change(url: str, token_file: Path | None, body: Mapping[str, object]) -> int:
+def _change(address: AdminAddress, body: Mapping[str, object]) -> int:
     """Send a change and print what is in force then. Raises AdminRefusal."""
-    throttling = ask_admin(url, THROTTLING_PATH, body, token_file)["throttling"]
+    throttling = ask_admin(address, THROTTLING_PATH, body)["throttling"]
     lines = [
         f"paused: {each['selector']} until {each['until']}, {each['left_s']:,.0f} s left"
         for each in throttling["paused"]

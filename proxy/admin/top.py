@@ -4,25 +4,22 @@ import json
 import os
 import select
 import signal
-import ssl
 import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from proxy.admin.admin_client import AdminAddress
 from proxy.admin.top_tables import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
 
 INTERVAL_S = 2.0
@@ -34,30 +31,6 @@ QUIT_KEYS = ("q", "\x04")
 HELP = "q quit  c clients  s Spark queries  p pipelines  h held  n name  r rate"
 
 EXIT_DONE, EXIT_FAILED = 0, 1
-
-
-@dataclass(frozen=True, slots=True)
-class AdminAddress:
-    """Where a proxy's admin server is, and what it wants to see."""
-
-    url: str
-    """Such as `http://127.0.0.1:9644`."""
-    tls: ssl.SSLContext | None = None
-    """None: the system's authorities sign its certificate, and it wants none of ours."""
-    token: str | None = field(default=None, repr=False)
-
-    def open(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """Ask for a path. Raises OSError, HTTPException, or ValueError for what is no URL."""
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise ValueError("it is not a URL such as http://127.0.0.1:9644")
-        request = Request(f"{self.url.rstrip('/')}{path}")
-        if self.token is not None:
-            # Not where we are redirected to: it is for this server only.
-            request.add_unredirected_header("Authorization", f"Bearer {self.token}")
-        # A proxy of the environment is for other hosts; this one is named by its own address.
-        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self.tls))
-        answer: AbstractContextManager[IO[bytes]] = opener.open(request, timeout=TIMEOUT_S)
-        return answer
 
 
 class UnreachableError(Exception):
@@ -81,10 +54,7 @@ def run_top(
     try:
         status = fetch_status(address)
     except UnreachableError as error:
-        text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
-        errors = errors or Console(stderr=True)
-        errors.print(text, markup=False, highlight=False, soft_wrap=True)
-        return EXIT_FAILED
+        return complain(error, errors)
     if once or not (console.is_terminal and sys.stdin.isatty()):
         if not console.is_terminal:
             console.width = PLAIN_COLUMNS
@@ -100,10 +70,16 @@ def run_top(
 
 def fetch_status(address: AdminAddress) -> dict[str, Any]:
     """Return what `GET /v1/status` gives. Raises UnreachableError."""
+    known = {"bounded", "unbounded", "followed", "pipelines", "throttling"}
+    return fetch_document(address, f"/v1/status?limit={LIMIT}", known)
+
+
+def fetch_document(address: AdminAddress, path: str, known: Set[str]) -> dict[str, Any]:
+    """Return the document at a path, which has these keys. Raises UnreachableError."""
     url = address.url
     try:
-        with address.open(f"/v1/status?limit={LIMIT}") as reply:
-            status = json.load(reply)
+        with address.open(path, timeout_s=TIMEOUT_S) as reply:
+            document = json.load(reply)
     except HTTPError as error:
         wants = "; it wants --token-file" if error.code == HTTPStatus.UNAUTHORIZED else ""
         raise UnreachableError(f"{url} answered {error.code} {error.reason}{wants}") from None
@@ -111,10 +87,17 @@ def fetch_status(address: AdminAddress) -> dict[str, Any]:
         raise UnreachableError(f"{url} does not answer: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
         raise UnreachableError(f"{url!r} does not answer as a proxy would: {error}") from None
-    known = {"bounded", "unbounded", "followed", "pipelines", "throttling"}
-    if not isinstance(status, dict) or not known <= status.keys():
+    if not isinstance(document, dict) or not known <= document.keys():
         raise UnreachableError(f"{url} is not a quota proxy of this version")
-    return status
+    return document
+
+
+def complain(error: UnreachableError, errors: Console | None) -> int:
+    """Print why the proxy was not reached and how to mend it; return the exit code."""
+    text = f"{error}\n    fix: start the proxy, or give the address of admin.bind"
+    errors = errors or Console(stderr=True)
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    return EXIT_FAILED
 
 
 def _watch(address: AdminAddress, status: dict[str, Any], console: Console) -> None:

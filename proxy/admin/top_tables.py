@@ -118,7 +118,9 @@ def _seconds(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f} s"
 
 
-def _table(columns: Sequence[Column], rows: Iterable[tuple[Document, str]], width: int) -> Table:
+def draw_table(
+    columns: Sequence[Column], rows: Iterable[tuple[Document, str]], width: int
+) -> Table:
     """Draw rows, each with a style."""
     table = Table(box=None, expand=True, pad_edge=False, header_style="bold")
     columns = [column for column in columns if width >= column.from_width]
@@ -173,12 +175,17 @@ def _clients(status: Document, order: str, width: int, rows: int | None) -> _Dra
     below = Text(f"{len(shown)} of {status['bounded']} clients under a quota", "dim")
     if status["unbounded"]:
         clients = status["unbounded_clients"][:NAMED_CLIENTS]
-        names = [printable(client["client_id"] or "(no client id)") for client in clients]
+        names = [_unbounded(client) for client in clients]
         names += ["..."] if len(names) < status["unbounded"] else []
         below.append(f"; {status['unbounded']} without a bound: {', '.join(names)}", WARNING)
     if rows is not None:
         below.no_wrap, below.overflow = True, "crop"
-    return _table(CLIENT_COLUMNS, lines, width), below
+    return draw_table(CLIENT_COLUMNS, lines, width), below
+
+
+def _unbounded(client: Document) -> str:
+    name = printable(client["client_id"] or "(no client id)")
+    return f"{name} ({rate_text(client['rate'], '')})" if client["rate"] else name
 
 
 def _holds(client: Document) -> str:
@@ -216,7 +223,7 @@ def _queries(status: Document, order: str, width: int, rows: int | None) -> _Dra
     shown = _by_name(status["queries"], QUERIES, order)[:rows]
     lines = ((query, ALARM if _alarms(query) else CALM) for query in shown)
     below = f"{len(shown)} of {status['followed']} Spark queries"
-    return _table(QUERY_COLUMNS, lines, width), Text(below, "dim")
+    return draw_table(QUERY_COLUMNS, lines, width), Text(below, "dim")
 
 
 def _by_name(documents: Sequence[Document], view: str, order: str) -> list[Document]:
@@ -281,7 +288,7 @@ def _pipelines(status: Document, order: str, width: int, rows: int | None) -> _D
     left = len(lines) - len(shown)
     below = f"{len(pipelines)} of {status['pipelines_total']} pipelines, rates in records/s"
     below += f"; {left} lines do not fit" if left else ""
-    return _table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
+    return draw_table(PIPELINE_COLUMNS, shown, width), Text(below, "dim")
 
 
 def _pipeline_rows(pipeline: Document) -> Iterator[tuple[Document, str]]:

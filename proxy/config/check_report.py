@@ -9,7 +9,7 @@ from proxy.config.files import find_exposed
 from proxy.config.models import HIDE_PASSWORD, Config
 from proxy.config.pipeline_models import PipelineSection
 from proxy.pipeline.graph import PipelineGraph, StageSettings, find_endless
-from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
 NOBODY = ""
@@ -84,9 +84,9 @@ def find_gaps(table: RuleTable, listeners: Sequence[str], max_entities: int) -> 
 
 
 def _rules_of_unnamed(table: RuleTable, listener: str, user: str | None) -> Iterator[Rule]:
-    """Yield the rules that bound a client whose user and client id no rule names."""
+    """Yield the rules that bound the traffic of a client whose user and client id no rule names."""
     client = ClientIdentity(listener, user, None)
-    matches = (table.match(kind, client) for kind in QuotaKind)
+    matches = (table.match(kind, client) for kind in TRAFFIC_KINDS)
     return (match.rule for match in matches if match is not None)
 
 

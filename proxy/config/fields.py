@@ -12,6 +12,7 @@ from proxy.quota.entities import DEFAULT
 from proxy.quota.validation import parse_prefix
 from proxy.quota.values import (
     DURATION_UNITS,
+    MAX_COUNT,
     BadValueError,
     number_parser,
     parse_duration,
@@ -25,7 +26,6 @@ MAX_FRAME_BYTES: Final = 2**31 - 1
 """The longest frame that Kafka's signed 32 bit length can announce."""
 
 MAX_SAMPLES: Final = 1000
-MAX_COUNT: Final = 2**31 - 1
 
 Seconds = float
 """A duration in seconds. Kafka counts in milliseconds; who hands one on to it converts."""

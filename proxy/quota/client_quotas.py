@@ -9,6 +9,7 @@ from .entities import (
     BUSY_MS_PER_PERCENT,
     CONSUMER_BYTE_RATE,
     REQUEST_PERCENTAGE,
+    TRAFFIC_KINDS,
     ClientIdentity,
     QuotaKind,
 )
@@ -50,6 +51,8 @@ class ClientQuotas:
 
     manager: "QuotaManager"
     identity: ClientIdentity
+    address: str | None = None
+    """From where its first connection came."""
     users: int = 0
     """How many have it from the manager and have not closed it."""
     generation: int = -1
@@ -210,7 +213,7 @@ class ClientQuotas:
         match = self.enforced.get(kind)
         if match is None:
             return None
-        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms)
+        meter = self.meters[kind] = self.manager.meter(kind, match, now_ms, self.address)
         self.manager.note_place(self, meter)
         return meter
 
@@ -218,7 +221,9 @@ class ClientQuotas:
         """Measure traffic whose quota is not enforced."""
         meter = self.observed.get(kind)
         if meter is None or meter.sensor.retired:
-            meter = self.observed[kind] = self.manager.meter(kind, self.matches[kind], now_ms)
+            match = self.matches[kind]
+            meter = self.observed[kind] = self.manager.meter(kind, match, now_ms, self.address)
+            self.manager.note_place(self, meter)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
@@ -241,7 +246,7 @@ class ClientQuotas:
         self.generation = self.manager.generation
         self.meters.clear()
         self.observed.clear()
-        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in QuotaKind)
+        matches = ((kind, self.manager.table.match(kind, self.identity)) for kind in TRAFFIC_KINDS)
         self.matches = {kind: match for kind, match in matches if match is not None}
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_timed = REQUEST_PERCENTAGE in self.matches

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from .values import format_size, number_parser, parse_size
+from .values import format_size, number_parser, parse_count, parse_size
 
 DEFAULT = "<default>"
 """As `user`: any authenticated user. As `client_id`: any client id, also an absent one."""
@@ -33,6 +33,13 @@ PERCENTAGE = BoundUnit(
     lambda bound: f"{bound:g} %",
 )
 
+CONNECTION_COUNT = BoundUnit("connections", parse_count, lambda bound: f"{bound:.0f} connections")
+CONNECTIONS_PER_SECOND = BoundUnit(
+    "connections_per_second",
+    number_parser("a rate", "write connections per second without quotes, such as 10"),
+    lambda bound: f"{bound:g} connections per second",
+)
+
 
 class QuotaKind(StrEnum):
     """A quota type; the value is the key in the configuration and the label `quota`."""
@@ -49,6 +56,10 @@ class QuotaKind(StrEnum):
     """Bytes of Produce requests per second."""
     REQUEST_PERCENTAGE = "request_percentage", "requests", PERCENTAGE
     """Share of time that requests occupy the upstream; 100: a connection that always waits."""
+    MAX_CONNECTIONS = "max_connections", "connections", CONNECTION_COUNT
+    """Connections that are open at the same time; a further one is closed."""
+    CONNECTION_RATE = "connection_rate", "new connections", CONNECTIONS_PER_SECOND
+    """Connections per second; a further one waits before its first request is taken (KIP-612)."""
 
     def __new__(cls, key: str, label: str = "", unit: BoundUnit = BYTE_RATE) -> Self:  # noqa: D102
         kind = str.__new__(cls, key)
@@ -60,8 +71,17 @@ class QuotaKind(StrEnum):
     __hash__ = str.__hash__
 
 
-CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE = QuotaKind
+(
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    REQUEST_PERCENTAGE,
+    MAX_CONNECTIONS,
+    CONNECTION_RATE,
+) = QuotaKind
 """By themselves, for the path of every frame: from its class a member takes ten times as long."""
+
+TRAFFIC_KINDS = (CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE)
+"""What sensors measure. Whom none of them bounds may take what it wants on its connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Charge each client's traffic to the sensors that its rules give it. Sans-I/O, one thread."""
 
 import math
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
@@ -20,6 +20,10 @@ Clock = Callable[[], float]
 MAX_EXAMINED = 500
 """How many sensors are looked at for an idle one when a new client finds no room: some 5 ms."""
 
+ADDRESS_PARTS = 2
+"""Clients of one address have at most this part of the places: who makes up client ids leaves the
+other addresses theirs."""
+
 
 class MeasuredRate(NamedTuple):
     """What one sensor measures, in bytes per second or percent."""
@@ -34,8 +38,10 @@ class QuotaManager:
     """All sensors of all clients, under rules that may change at run time.
 
     A rule with scope `each` gives every client a sensor until there are `max_client_entities` of
-    them for a kind. Further clients share one sensor of their rule, named `other`: they are held
-    to one bound together, never unmetered.
+    them for a kind. When there is no room, sensors without history make it: what they measured
+    and what their clients owe counts no more, so that nothing is gained by it. Further clients
+    share one sensor of their rule, named `other`: they are held to one bound together, never
+    unmetered. So do those of an address that has more than its part of the places.
 
     Args:
         registry: make it with `settings.max_sensors`, and expire it only through this manager.
@@ -69,6 +75,12 @@ class QuotaManager:
         # By sensor name; kept apart from the meters, which come and go.
         self._adapted: dict[str, AdaptedBound] = {}
         self._client_sensors: Counter[QuotaKind] = Counter()
+        # Of the clients' sensors: when each may have no history at the earliest, in this order, and
+        # from which address its first client came.
+        self._quiet: dict[QuotaKind, OrderedDict[str, tuple[float, str | None]]] = {
+            kind: OrderedDict() for kind in QuotaKind
+        }
+        self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
         self.update(settings)
@@ -94,11 +106,14 @@ class QuotaManager:
         for meter in self._meters.values():
             meter.gate.open()
 
-    def client(self, identity: ClientIdentity) -> ClientQuotas:
-        """Return the client's handle, the same for all its connections; `close` it when done."""
+    def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
+        """Return the client's handle, the same for all its connections; `close` it when done.
+
+        `address` is where it comes from; None counts to no address.
+        """
         quotas = self._clients.get(identity)
         if quotas is None:
-            quotas = self._clients[identity] = ClientQuotas(self, identity)
+            quotas = self._clients[identity] = ClientQuotas(self, identity, address)
         quotas.users += 1
         if quotas.users == 1:
             quotas.resolve()
@@ -220,17 +235,23 @@ class QuotaManager:
         if generation == self.generation:
             self._has_outdated = remain
 
-    def meter(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+    def meter(
+        self, kind: QuotaKind, match: Match, now_ms: float, address: str | None = None
+    ) -> Meter:
         """Return the sensor for a match: the one in use, a new one, or the rule's overflow."""
         rule = match.rule
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
-            if rule.is_open and not self._make_room(kind, now_ms):
+            if rule.is_open and not self._make_room(kind, address, now_ms):
                 meter = self._overflow(kind, rule, now_ms)
             else:
                 meter = self._create(kind, match.entity, rule, now_ms)
                 meter.is_clients = rule.is_open
-                self._client_sensors[kind] += meter.is_clients
+                if meter.is_clients:
+                    self._client_sensors[kind] += 1
+                    self._of_address[kind, address] += 1
+                    quiet_ms = now_ms + self.settings.span_ms
+                    self._quiet[kind][meter.sensor.name] = quiet_ms, address
         if meter.generation != self.generation:
             enforced = match.enforced
             meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
@@ -256,17 +277,43 @@ class QuotaManager:
         meter.adapted = self._adapted.get(name)
         return meter
 
-    def _make_room(self, kind: QuotaKind, now_ms: float) -> bool:
+    def _make_room(self, kind: QuotaKind, address: str | None, now_ms: float) -> bool:
         """Drop no more idle sensors than it takes; return whether there is room for a client."""
+        most = self.settings.max_client_entities
+        of_address = most if address is None else max(most // ADDRESS_PARTS, 1)
 
         def has_room() -> bool:
-            is_among_clients = self._client_sensors[kind] < self.settings.max_client_entities
-            return is_among_clients and len(self._registry) < self._registry.max_sensors
+            is_among_clients = self._client_sensors[kind] < most
+            is_within = self._of_address[kind, address] < of_address
+            return (
+                is_among_clients and is_within and len(self._registry) < self._registry.max_sensors
+            )
 
         examined = islice(self._registry.expiring(now_ms), MAX_EXAMINED)
-        return has_room() or any(
-            self._drop_expired(name, now_ms) and has_room() for name in examined
+        return (
+            has_room()
+            or any(self._drop_expired(name, now_ms) and has_room() for name in examined)
+            or any(has_room() for _ in self._dropping_quiet(kind, now_ms))
         )
+
+    def _dropping_quiet(self, kind: QuotaKind, now_ms: float) -> Iterator[None]:
+        """Drop sensors of clients without history; yield after each. Looks at MAX_EXAMINED.
+
+        Each is looked at once in the time in which its history could end, however many ask.
+        """
+        quiet = self._quiet[kind]
+        for _ in range(min(len(quiet), MAX_EXAMINED)):
+            name, (quiet_ms, address) = next(iter(quiet.items()))
+            if quiet_ms > now_ms:
+                return
+            meter = self._meters[name]
+            if meter.is_in_use(now_ms) or name in self._throttled:
+                quiet[name] = now_ms + self.settings.span_ms, address
+                quiet.move_to_end(name)
+            else:
+                self._registry.remove(name)
+                self._drop(meter, now_ms)
+                yield
 
     def _drop_expired(self, name: str | None, now_ms: float) -> bool:
         """Drop the meter of a sensor that the registry let go, if it did; return whether so."""
@@ -281,8 +328,13 @@ class QuotaManager:
         meter.gate.open()
         if self._throttled.pop(name, None) is not None:
             self._report_state(meter, throttled=False, now_ms=now_ms)
-        self._client_sensors[meter.kind] -= meter.is_clients
         self._show_expected(meter, is_expected=False)
+        if meter.is_clients:
+            self._client_sensors[meter.kind] -= 1
+            _, address = self._quiet[meter.kind].pop(name)
+            self._of_address[meter.kind, address] -= 1
+            if not self._of_address[meter.kind, address]:
+                del self._of_address[meter.kind, address]
         if meter.violations is not None:
             # Make room for the label sets of the clients to come.
             labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}

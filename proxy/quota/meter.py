@@ -290,6 +290,16 @@ class Meter:
         owed_ms = max(self.owed_ms(now_ms), self.pacer.due_ms - now_ms)
         return owed_ms > 0 or self.gate.waiting > 0 or self.metric.measure(now_ms) > 0
 
+    def is_in_use(self, now_ms: float) -> bool:
+        """Return whether forgetting it could give its clients anything.
+
+        Whose schedule decides is held sooner than a new client, however long ago that began.
+        """
+        pacer = self.pacer
+        is_as_new = not pacer.is_pacing and pacer.due_ms <= now_ms - pacer.burst_ms
+        is_as_new &= self.brake is None and not self.gate.under_way
+        return not is_as_new or self.has_history(now_ms)
+
     def owed_ms(self, now_ms: float) -> float:
         """Return for how long a response that came now would be held for what went before it."""
         braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0

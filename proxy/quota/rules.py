@@ -14,7 +14,7 @@ from typing import Literal
 
 from metrics import MetricConfig
 
-from .entities import DEFAULT, ClientIdentity, QuotaKind
+from .entities import DEFAULT, TRAFFIC_KINDS, ClientIdentity, QuotaKind
 from .pauses import PAUSED, QuotaPause
 from .validation import find_bound_problems, find_key_problems, parse_bounds, parse_scope
 from .values import BadValueError
@@ -77,7 +77,7 @@ class Rule:
     scope: Literal["each", "shared"] = "each"
     """`each`: every value of the keys has a sensor of its own; `shared`: one for all."""
     bounds: Mapping[QuotaKind, float]
-    """Bytes per second, or percent; only for the kinds that the rule limits."""
+    """In the unit of each kind; only for the kinds that the rule limits."""
     place: str = ""
     """Where the rule stands, such as `quota-proxy.yaml:12`."""
     number: int = 0
@@ -243,6 +243,11 @@ class QuotaSettings:
         MetricConfig(samples=self.samples, window_ms=self.window_ms)
 
     @property
+    def span_ms(self) -> float:
+        """How far a rate looks back at most."""
+        return self.window_ms * self.samples
+
+    @property
     def ahead_ms(self) -> float:
         """How much of a bound may be owed when a request is sent on whose response can be held."""
         return min(self.window_ms, LONGEST_AHEAD_MS)
@@ -255,7 +260,7 @@ class QuotaSettings:
     def max_sensors(self) -> int:
         """How many sensors these settings can need; the bound to give to the registry."""
         # A rule has at most two that do not count as a client's: its own, and its overflow.
-        return len(QuotaKind) * (self.max_client_entities + 2 * len(self.rules))
+        return len(TRAFFIC_KINDS) * (self.max_client_entities + 2 * len(self.rules))
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +358,10 @@ class RuleTable:
             if pauses and not any(map(rule.covers, pauses)):
                 entity += PAUSED
         return Match(rule, entity, enforced)
+
+    def depends_on_user(self, kind: QuotaKind) -> bool:
+        """Return whether a login can change which rule bounds this kind of a client's."""
+        return any(user != UNNAMED for user, *_ in self._ranks[kind])
 
     def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
         """Return the entity of clients without room: OTHER for the last open rule, or with keys."""

@@ -12,6 +12,9 @@ SIZE_UNITS: Final = dict(kB=10**3, MB=10**6, GB=10**9, KiB=2**10, MiB=2**20, GiB
 MAX_SIZE_BYTES: Final = 2**63 - 1
 """The largest size: what a signed 64 bit counter, Kafka's own type for sizes, can hold."""
 
+MAX_COUNT: Final = 2**31 - 1
+"""The largest number of things."""
+
 MAX_NUMBER: Final = 10**12
 """The largest rate, gain or percentage: more is a slip, and far more overflows what is computed."""
 
@@ -30,6 +33,7 @@ _DURATION_FIX = f"write a number and one of {' '.join(DURATION_UNITS)}, such as 
 
 _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE][-+]?[0-9]+", re.ASCII)
 """A number with an exponent. PyYAML takes most of them for text; Helm writes small numbers so."""
+_COUNT_FIX = "write a number of 1 or more without quotes, such as 100"
 _SHOWN_LENGTH = 60
 
 
@@ -165,6 +169,15 @@ def number_parser(what: str, fix: str, *, zero: bool = False) -> Callable[[objec
         return float(number)
 
     return parse
+
+
+def parse_count(value: object) -> float:
+    """Read a whole number from 1 to `MAX_COUNT`. Raises BadValueError for all else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadValueError(f"{shown(value)} is not a whole number", _COUNT_FIX)
+    if not 0 < value <= MAX_COUNT:
+        raise BadValueError(f"{shown(value)} is not from 1 to {MAX_COUNT}", _COUNT_FIX)
+    return float(value)
 
 
 def parse_text(value: object) -> str:

@@ -10,24 +10,28 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 from structlog import get_logger
 
 from metrics.clock import clock_ms
 from proxy.cluster.upstream import UpstreamError
 from proxy.quota.client_quotas import ThrottleTime
+from proxy.quota.connection_quotas import ConnectionRefused
 from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
-from proxy.relay.lifecycle import UNANSWERED, Lifecycle, Pause, State
+from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause, State
 from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services, ThrottleMode
 from proxy.relay.session import Exchange, Identification
+from proxy.relay.traffic import Traffic
 from proxy.wire.apis import FETCH
+from proxy.wire.frames import RequestHead
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
 LINGER_S = 1.0
@@ -37,6 +41,8 @@ _GATES = {kind.value: kind for kind in QuotaKind}
 """The quota at whose gate a request waits, by the byte rate of its API."""
 
 _DELAY = ThrottleMode.DELAY
+
+_numbers = count(1)
 
 _discarded = memoryview(bytearray(4096))
 
@@ -70,6 +76,10 @@ class Connection:
         self.own_answers = 0
         """How many of them an interceptor has answered, so that the broker has not got them."""
         self.advertise = advertise
+        self.origin = origin
+        self.number = next(_numbers)
+        self.began_ms = clock_ms()
+        self.traffic = Traffic(self.began_ms)
         self._about = origin.about
         self._node_id = origin.node_id
         self.channel = channel
@@ -78,6 +88,9 @@ class Connection:
         self._dialling: asyncio.Task[None] | None = None
         self._on_close = on_close
         self._muted: Delayed | None = None
+        self.muted_for: ThrottleTime | None = None
+        """What the client was muted for last."""
+        self._crowded: Delayed | None = None
         self.waiter = Waiter(self._wake_at)
         self._gated: Delayed | None = None
         self._gated_api = FETCH
@@ -142,7 +155,9 @@ class Connection:
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
-        self.client.close()
+        self.client.leave()
+        if self._crowded is not None:
+            self._crowded.cancel()
         self.in_flight.clear()
         self.channel.sock.close()
         if self.upstream is not None:
@@ -160,6 +175,11 @@ class Connection:
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
         self._dialling = None
+
+    def close_abandoned(self, reason: str) -> None:
+        """Close both sides with answers due, which are charged: the broker sends them anyway."""
+        self._charge_abandoned()
+        self.close(reason)
 
     async def closed(self) -> None:
         """Wait for what `close` cancelled."""
@@ -193,8 +213,7 @@ class Connection:
             case ChannelLost(channel=channel) if channel is self.upstream:
                 self.close_upstream_ended(f"connection lost: {error}")
             case OSError():
-                self._charge_abandoned()
-                self.close("client lost")
+                self.close_abandoned("client lost")
             case _:
                 reason = "internal_error"
                 _log.error("unexpected error", exc_info=error, reason=reason, **self._about)
@@ -215,12 +234,44 @@ class Connection:
             self.services.count_upstream_error(reason, node_id, **self._about, detail=detail)
             self.close(reason)
 
-    def dial(self) -> None:
-        """Begin to connect to the broker, unless that has begun."""
+    def takes(self, head: RequestHead) -> bool:
+        """Return whether a request can be taken that begins unlike earlier ones; else it is later.
+
+        The first one of a connection waits for the broker's, and for the client's connection_rate.
+        Raises RequestRefused when the client may not have this connection.
+        """
+        if self.life.state is OPEN:
+            wait_ms = self._enter(head)
+            if wait_ms:
+                self.pause(Pause.CROWDED)
+                self._crowded = self._delay(head, wait_ms, lambda: self.unpause(Pause.CROWDED))
+            return not wait_ms
         if self.life.state is State.NEW:
+            wait_ms = self._enter(head)
             self.life.move(State.DIALLING)
             self.requests.paused = True
-            self._dialling = self.services.loop.create_task(self._connect())
+            if wait_ms:
+                self._crowded = self._delay(head, wait_ms, self._begin_dialling)
+            else:
+                self._begin_dialling()
+        return False
+
+    def _begin_dialling(self) -> None:
+        self._dialling = self.services.loop.create_task(self._connect())
+
+    @property
+    def crowded_until_ms(self) -> float | None:
+        """Until when it waits because of its client's connection_rate; None when it does not."""
+        return self._crowded.due_ms if self._crowded is not None and self._crowded.waiting else None
+
+    def _enter(self, head: RequestHead) -> float:
+        try:
+            return self.client.enter(head.api_key, head.client_id, clock_ms())
+        except ConnectionRefused as error:
+            raise RequestRefused(error.reason, str(error)) from None
+
+    def _delay(self, head: RequestHead, wait_ms: float, then: Callable[[], None]) -> Delayed:
+        return self.services.reapers.for_api(head.api_key).add(clock_ms() + wait_ms, then)
 
     async def _connect(self) -> None:
         try:
@@ -233,8 +284,15 @@ class Connection:
         if self.life.state is not State.DIALLING:
             upstream.sock.close()
             return
-        self.life.move(State.OPEN)
         self.upstream = upstream
+        self.services.paced_steps.add(self._open)
+
+    def _open(self) -> None:
+        """Send the first request on, unless the connection has been closed since."""
+        upstream = self.upstream
+        if self.life.state is not State.DIALLING or upstream is None:
+            return
+        self.life.move(State.OPEN)
         self.requests.connect(self.channel, upstream)
         self.responses.connect(upstream, self.channel)
         self.responses.run()
@@ -294,8 +352,14 @@ class Connection:
         if pauses & UNANSWERED and not (self.in_flight and Pause.SERIAL in pauses):
             self.unpause(UNANSWERED)
 
-    def mute(self, due_ms: float, api_key: int) -> None:
-        """Read no requests until `due_ms`."""
+    @property
+    def muted_until_ms(self) -> float | None:
+        """Until when the client is muted; None when it is not."""
+        return self._muted.due_ms if self._muted is not None and self._muted.waiting else None
+
+    def mute(self, due_ms: float, api_key: int, charge: ThrottleTime) -> None:
+        """Read no requests until `due_ms`, for what was charged."""
+        self.muted_for = charge
         if self._muted is not None and self._muted.waiting:
             if self._muted.due_ms >= due_ms:
                 return

@@ -50,13 +50,15 @@ class Pause(Flag):
     """The client owes a quota too much."""
     SERIAL = auto()
     """The client is over its request_percentage: one request at a time, as a broker takes them."""
+    CROWDED = auto()
+    """The client opens connections faster than its connection_rate."""
 
 
 NO_PAUSE = Pause.NONE
 UNANSWERED = Pause.FULL | Pause.SERIAL
 """Pauses that end when requests are answered."""
 
-HELD_BACK = Pause.MUTED | Pause.GATED
+HELD_BACK = Pause.MUTED | Pause.GATED | Pause.CROWDED
 """Pauses that a client cannot end."""
 
 

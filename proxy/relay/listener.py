@@ -15,7 +15,7 @@ from proxy.cluster.upstream import Address
 from proxy.relay.take_over import share
 from proxy.relay.tls import sni_pattern
 
-ACCEPTS_PER_TURN = 64
+ACCEPTS_PER_TURN = 16
 """Connections taken from one socket before others run."""
 
 OUT_OF_FILES_PAUSE_S = 0.5
@@ -61,6 +61,8 @@ class Origin:
     """Of the client."""
     node_id: int | None
     """The broker whose port it came to, or whose name it asked for; None: bootstrap."""
+    port: int = 0
+    """Of the client; 0: not known."""
 
     @property
     def name(self) -> str:
@@ -207,7 +209,7 @@ class Listener:
                 self.loop.remove_reader(sock.fileno())
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
-            self.accepted(client, Origin(self, address[0], node_id))
+            self.accepted(client, Origin(self, address[0], node_id, address[1]))
 
 
 def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket.socket]:

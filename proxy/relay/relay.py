@@ -16,6 +16,7 @@ from proxy.cluster.upstream import LOCAL, Address, UpstreamError
 from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
 from proxy.relay.connection import Connection
+from proxy.relay.connection_list import ConnectionList
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
 from proxy.relay.tls import principal_of, sni_of
@@ -41,6 +42,7 @@ class Relay:
         }
         self.connections: set[Connection] = set()
         """Those of all clients, once their handshakes are done."""
+        self.list = ConnectionList(lambda: self.connections)
         self.stand_ins: defaultdict[int, set[Connection]] = defaultdict(set)
         """Connections to another broker than the client's, by the client's."""
         self._per_ip: Counter[str] = Counter()
@@ -103,6 +105,7 @@ class Relay:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
         for listener in self.listeners.values():
             listener.close()
+        self._services.paced_steps.run_all()
         for task in tuple(self._tasks):
             task.cancel()
         _log.info("draining", connections=len(self.connections))
@@ -122,6 +125,7 @@ class Relay:
         """Close everything at once."""
         for listener in self.listeners.values():
             listener.close()
+        self._services.paced_steps.run_all()
         connections = tuple(self.connections)
         for connection in connections:
             connection.close("shutdown")
@@ -155,6 +159,9 @@ class Relay:
         self.connected_through[origin.name] += 1
         self._services.instruments.connections.labels(origin.name).inc()
         bound_receive_buffer(sock, self.connected)
+        self._services.paced_steps.add(partial(self._welcome, sock, origin))
+
+    def _welcome(self, sock: socket.socket, origin: Origin) -> None:
         tls = origin.listener.settings.tls
         if tls is None:
             self._begin(Channel(sock, spliceable=self._services.splice), origin, user=None)

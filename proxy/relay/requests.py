@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from metrics.clock import clock_ms
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
 from proxy.relay.interceptor import INTERCEPTED_APIS
-from proxy.relay.lifecycle import OPEN, Pause
+from proxy.relay.lifecycle import Pause
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.services import ThrottleMode
 from proxy.relay.session import ClientSession, Exchange
@@ -145,7 +146,8 @@ class RequestFlow(FrameFlow):
 
     def _ended(self) -> None:
         is_whole = not (self._starved or self.under_way) and ends_with_frame(self.stash)
-        self._conn.close_client_ended(mid_frame=not is_whole)
+        conn = self._conn
+        conn.services.paced_steps.add(partial(conn.close_client_ended, mid_frame=not is_whole))
 
     def _take(self, view: memoryview) -> int:
         conn = self._conn
@@ -155,8 +157,7 @@ class RequestFlow(FrameFlow):
             head = parse_request_head(view, max_request_bytes=limit_bytes)
             if head is None:
                 return self._need_more(view)
-            if conn.life.state is not OPEN:
-                conn.dial()
+            if not conn.takes(head):
                 return 0
             kind = self._new_kind(head, view)
             if kind is None:

@@ -75,6 +75,11 @@ class ResponseFlow(FrameFlow):
         return self._delayed is not None and self._delayed.waiting
 
     @property
+    def held_until_ms(self) -> float | None:
+        """When the response that waits in the delay queue is due; None when none does."""
+        return self._delayed.due_ms if self._delayed is not None and self.held else None
+
+    @property
     def mid_frame(self) -> bool:
         """See FrameFlow."""
         return self._walker is not None or super().mid_frame
@@ -368,7 +373,7 @@ class ResponseFlow(FrameFlow):
         if services.mode is ThrottleMode.MUTE:
             mute_ms = min(hold_ms, LONGEST_MUTE_MS)
             exchange.throttle_ms = round(mute_ms)
-            self._conn.mute(now_ms + mute_ms, api_key)
+            self._conn.mute(now_ms + mute_ms, api_key, charge)
             if exchange.timed is not None:
                 exchange.timed.told_to_wait(mute_ms)
             return False

@@ -12,11 +12,13 @@ from metrics import CounterChild
 from metrics.clock import MS_PER_SECOND, clock_ms
 from metrics.instruments import OTHER, Instruments
 from proxy.quota.client_quotas import ThrottleTime
+from proxy.quota.connection_quotas import ConnectionQuotas
 from proxy.quota.delay_queue import DelayQueue, Reaper
 from proxy.quota.manager import QuotaManager
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.interceptor import Interceptor
 from proxy.relay.outages import OutageLog
+from proxy.relay.paced_steps import PacedSteps
 from proxy.relay.pump import PipePool
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
@@ -26,6 +28,7 @@ REJECTIONS = (
     *get_args(FrameFault),
     *("too_many_connections", "too_many_connections_per_ip", "out_of_files"),
     *("tls_handshake", "unsupported_sasl", "unsupported_version", "internal_error"),
+    *("too_many_connections_of_client", "connection_rate"),
     *("no_request", "slow_frame", "truncated_frame", "client_not_reading"),
 )
 """Every reason of `connections_rejected_total`; explained in docs/limits.md."""
@@ -113,11 +116,15 @@ class Services:
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
+    connection_quotas: ConnectionQuotas = field(init=False)
+    paced_steps: PacedSteps = field(init=False)
     outages: OutageLog = field(default_factory=lambda: OutageLog(_warn))
     times: TimedApis = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.connection_quotas = ConnectionQuotas(self.quotas)
+        self.paced_steps = PacedSteps(self.loop)
         self.times = TimedApis(self.instruments)
         # From the start at 0: Prometheus sees no increase in a series that begins with 1.
         for reason in REJECTIONS:

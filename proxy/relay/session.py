@@ -7,13 +7,14 @@ from structlog import get_logger
 
 from metrics import CounterChild
 from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
+from proxy.quota.connection_quotas import ConnectionPlace
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.gate import InFlightFetch
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
 from proxy.relay.timing import ExchangeTimes
-from proxy.wire.apis import ApiPlan
+from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
 from proxy.wire.frames import RequestHead
 from proxy.wire.sasl import SaslExchange
 
@@ -28,12 +29,12 @@ class ClientSession:
 
     __slots__ = ("_bytes", "_clients", "identity", "interceptor", "last_fetch_bytes", "quotas")
 
-    def __init__(self, services: Services, identity: ClientIdentity, node_id: int | None) -> None:
+    def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
         self.identity = identity
-        self.quotas: ClientQuotas = services.quotas.client(identity)
+        self.quotas: ClientQuotas = services.quotas.client(identity, origin.ip)
         self.interceptor: ClientInterceptor | None = None
         if services.interceptor is not None:
-            self.interceptor = services.interceptor(identity, node_id)
+            self.interceptor = services.interceptor(identity, origin.node_id)
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.last_fetch_bytes: int | None = None
@@ -102,6 +103,27 @@ class Identification:
         self.current: ClientSession | None = None
         """None before the first request, and between a login and the next one."""
         self._sasl: SaslExchange | None = None
+        self.place: ConnectionPlace | None = None
+        """Among the client's connections; None while it is not known whose this is."""
+
+    def enter(self, api_key: int, client_id: str | None, now_ms: float) -> float:
+        """Give the connection a place among its client's; return for how many ms it is to wait.
+
+        To be called before a request begins a session. Until a login that decides whose it is,
+        it has none. Raises ConnectionRefused.
+        """
+        if self.current is not None and (self._client_id or client_id == self._client_id):
+            return 0.0
+        client_id = self._client_id or client_id
+        identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
+        if self.place is not None and self.place.identity == identity:
+            return 0.0
+        quotas = self._services.connection_quotas
+        may_log_in = self._user is None and (api_key == API_VERSIONS or api_of(api_key).is_login)
+        if may_log_in and quotas.depends_on_user:
+            return 0.0
+        self.place, wait_ms = quotas.enter(identity, self.place, now_ms)
+        return wait_ms
 
     def session(self, client_id: str | None) -> ClientSession:
         """Return the client's session. The first client id that is not empty counts from then on.
@@ -124,9 +146,9 @@ class Identification:
                     )
                 return session
             session.close()
-        self._client_id = client_id
+        self._client_id = client_id = self._client_id or client_id  # also after a login
         identity = ClientIdentity(self._origin.name, self._user, _shortened(client_id))
-        self.current = ClientSession(self._services, identity, self._origin.node_id)
+        self.current = ClientSession(self._services, identity, self._origin)
         return self.current
 
     def login_request(self, head: RequestHead, frame: bytes) -> bool:
@@ -144,6 +166,13 @@ class Identification:
         if principal is not None and principal != self._user:
             self._user = principal
             self.close()
+
+    def leave(self) -> None:
+        """Close the session, and give the connection's place up."""
+        self.close()
+        if self.place is not None:
+            self._services.connection_quotas.leave(self.place)
+            self.place = None
 
     def close(self) -> None:
         """Close the session; the next request begins another one."""

@@ -6,11 +6,18 @@ Only the fields in question are replaced. Every other byte stays as the broker s
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from struct import Struct
 from typing import Any, TypeAlias
 
-from proxy.wire.apis import API_VERSIONS, LENGTH_BYTES, api_of, is_known, max_safe_version
+from proxy.wire.apis import (
+    API_VERSIONS,
+    LENGTH_BYTES,
+    RESPONSE_HEADER_BYTES,
+    api_of,
+    is_known,
+    max_safe_version,
+)
 from proxy.wire.frames import response_body
 from proxy.wire.layout import (
     UNREADABLE,
@@ -30,6 +37,9 @@ COORDINATOR_NOT_AVAILABLE = 15
 UNSUPPORTED_VERSION = 35
 NO_NODE = -1
 NO_PORT = -1
+
+KNOWN_ANSWERS, MAX_KNOWN_BYTES = 32, 1 << 16
+"""So many answers to ApiVersions are remembered, of so many bytes at most."""
 
 _CONTROLLERS = 2
 _MAX_INT32 = 2**31 - 1
@@ -54,6 +64,31 @@ def rewrite_response(
     """
     if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
         return frame
+    if api_key == API_VERSIONS and len(frame) <= MAX_KNOWN_BYTES:
+        start, end = LENGTH_BYTES, RESPONSE_HEADER_BYTES
+        capped = _capped(version, frame[:start], frame[end:], passes_unknown=passes_unknown)
+        return frame if capped is None else capped[:start] + frame[start:end] + capped[end:]
+    return _rewritten(api_key, version, frame, advertise, passes_unknown=passes_unknown)
+
+
+@lru_cache(KNOWN_ANSWERS)
+def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -> bytes | None:
+    """Return a response to ApiVersions as clients may see it, None when nothing is to be changed.
+
+    Without its correlation id it is the same for all clients of a broker with the same version.
+    """
+    frame = length + bytes(RESPONSE_HEADER_BYTES - LENGTH_BYTES) + rest
+    capped = _rewritten(API_VERSIONS, version, frame, _nowhere, passes_unknown=passes_unknown)
+    return None if capped is frame else capped
+
+
+def _nowhere(_node_id: int, _host: str, _port: int) -> None:
+    """ApiVersions has no addresses."""
+
+
+def _rewritten(
+    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool
+) -> bytes:
     with unreadable_is_malformed():
         edits = _edits(api_key, version, frame, advertise, passes_unknown=passes_unknown)
     if not edits:

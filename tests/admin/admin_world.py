@@ -22,7 +22,7 @@ from proxy.quota.rules import QuotaSettings, Rule
 from proxy.state import MemoryStore, Record, StateError
 
 MIB = 2.0**20
-CONSUMER, PRODUCER, REQUEST = QuotaKind
+CONSUMER, PRODUCER, REQUEST, MAX_CONNECTIONS, CONNECTION_RATE = QuotaKind
 HOSTILE = "<img src=x onerror=alert(1)>"
 """A name that would do something if it were not shown as text."""
 

@@ -85,9 +85,9 @@ async def test_clients_that_no_rule_bounds_are_listed(ask_unruled: Ask, unruled:
     for client_id, user in (("ETL-orders", "Anna"), ("etl\u200b-orders", None), (None, None)):
         unruled.connect(client_id, user)(MIB)
     shown = [
-        {"listener": "default", "user": "Anna", "client_id": "ETL-orders"},
-        {"listener": "default", "user": None, "client_id": "etl\u200b-orders"},
-        {"listener": "default", "user": None, "client_id": None},
+        {"listener": "default", "user": "Anna", "client_id": "ETL-orders", "rate": None},
+        {"listener": "default", "user": None, "client_id": "etl\u200b-orders", "rate": None},
+        {"listener": "default", "user": None, "client_id": None, "rate": None},
     ]
     for path, expected in {
         "": shown,

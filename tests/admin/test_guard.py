@@ -14,6 +14,7 @@ from proxy.admin.api import MAX_OVERRIDE_BYTES
 from proxy.admin.overrides import Override, parse_override
 from proxy.admin.replies import ApiError
 from proxy.admin.server import AdminError
+from proxy.quota.entities import QuotaKind
 
 ETL = "/v1/quotas/client-id=etl-orders"
 GOOD = b'{"consumer_byte_rate": "10MiB"}'
@@ -216,9 +217,7 @@ async def test_a_port_in_use_is_an_error(world: AdminWorld):
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
-KEYS = st.sampled_from(
-    ["consumer_byte_rate", "producer_byte_rate", "request_percentage", "scope", "by"]
-)
+KEYS = st.sampled_from([*map(str, QuotaKind), "scope", "by"])
 BODIES = st.binary(max_size=200) | st.dictionaries(KEYS | st.text(max_size=5), VALUES).map(
     lambda keys: json.dumps(keys).encode()
 )

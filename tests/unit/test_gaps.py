@@ -6,7 +6,7 @@ from proxy.config.check_report import find_gaps, find_unenforced
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 
-CONSUMER, PRODUCER, _ = QuotaKind
+CONSUMER, PRODUCER, *_ = QuotaKind
 OPEN = "no rule bounds clients that no rule names"
 MEND = "; fix: add {client-id: <default>, ...}, which is for all of them"
 

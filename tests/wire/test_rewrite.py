@@ -295,6 +295,22 @@ def test_an_old_brokers_refusal_without_versions_stays():
     assert rewrite_response(API_VERSIONS, 9, frame, tell_none) is frame
 
 
+def test_api_versions_that_are_remembered_keep_their_correlation_ids(filler):
+    changed = 0
+    for seed in SEEDS:
+        make = filler(seed, values={"error_code": 0, "api_key": FETCH, "max_version": 99})
+        frame = make.response(API_VERSIONS, 4)
+        told = set()
+        for correlation_id in (7, 2**31 - 1, 7):
+            asked = frame[:4] + pack(">i", correlation_id) + frame[8:]
+            after = rewrite_response(API_VERSIONS, 4, asked, tell_none)
+            assert after[:8] == pack(">ii", len(after) - 4, correlation_id)
+            told.add(after[8:])
+        assert len(told) == 1
+        changed += frame[8:] not in told
+    assert changed
+
+
 def test_api_versions_keeps_unknown_tags(filler):
     for version in range(5):
         for seed in SEEDS:

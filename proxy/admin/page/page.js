@@ -2,6 +2,7 @@
 
 import { showChanges } from "./changes.js";
 import { showClients } from "./clients.js";
+import { showConnections } from "./connections.js";
 import { at, count, element, fill, say, seconds, time, visible } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
@@ -70,6 +71,7 @@ function show(status) {
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
   showUnbounded(status);
+  showConnections();
   showQueries(status);
   showPipelines(status);
   showTimes(status);

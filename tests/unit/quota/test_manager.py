@@ -321,8 +321,11 @@ def test_a_new_client_lets_no_more_idle_ones_go_than_it_takes():
     assert world.entities() == [f"client-id={each}" for each in ("new", "old-0", "old-2")]
     assert world.overflows == []
     world.client_quotas("newer").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
-    world.client_quotas("newest").charge(CONSUMER, 1.0, HOUR_MS + 5.0)
     entities = [f"client-id={each}" for each in ("new", "newer", "old-0")]
+    assert world.entities() == entities
+    for each in ("newest", "last"):  # old-0 has had no traffic for longer than its rate looks back
+        world.client_quotas(each).charge(CONSUMER, 1.0, HOUR_MS + 5.0)
+    entities = [f"client-id={each}" for each in ("new", "newer", "newest")]
     assert world.entities() == [*entities, "other"]
     assert world.overflows == [(9, CONSUMER)]
 

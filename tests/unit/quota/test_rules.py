@@ -329,7 +329,7 @@ def test_the_last_open_rule_overflows_into_other_and_the_rest_keep_their_keys():
         pytest.param(
             {"user": "a", "bounds": {}},
             "rule 7 (q.yaml:3) sets no quota: add one of consumer_byte_rate, producer_byte_rate, "
-            "request_percentage",
+            "request_percentage, max_connections, connection_rate",
             id="no bound",
         ),
         *(

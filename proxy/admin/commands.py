@@ -1,0 +1,120 @@
+"""The commands for operators of a running proxy: they ask its admin server."""
+
+import argparse
+import getpass
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.admin.admin_client import DEFAULT_URL, AdminAddress
+from proxy.quota.validation import RULE_KEYS
+
+MAX_CONNECTIONS_SHOWN = 1000
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `top`, `connections`, `pause`, `resume` and `suggest`."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--url", default=DEFAULT_URL, help="the proxy's admin address")
+    asked.add_argument("--ca-file", type=Path, help="who may sign its certificate, with https")
+    cert_help = "certificate and key to show, where admin.tls.ca_file asks for one"
+    asked.add_argument("--cert-file", type=Path, help=cert_help)
+    token_help = "a token of admin.tokens, or that of admin.token_file"
+    asked.add_argument("--token-file", type=Path, help=token_help)
+
+    top = commands.add_parser("top", parents=[asked], help="watch a running proxy in the terminal")
+    top.add_argument("--once", action="store_true", help="print once and end")
+    top.set_defaults(command=_top)
+
+    connections = commands.add_parser(
+        "connections", parents=[asked], help="list who is connected to a proxy"
+    )
+    text_help = "only those with this in their client id, user, address or listener"
+    connections.add_argument("--filter", default="", metavar="TEXT", help=text_help)
+    most = number_of(f"a number from 1 to {MAX_CONNECTIONS_SHOWN}", 1, MAX_CONNECTIONS_SHOWN)
+    connections.add_argument("--limit", type=most, default=100, help="how many (default: 100)")
+    connections.set_defaults(command=_connections)
+
+    chosen = argparse.ArgumentParser(add_help=False)
+    for key in RULE_KEYS:
+        chosen.add_argument(f"--{key}", dest=key, help=f"only clients with this {key}")
+    chosen.add_argument("--by", default=_login_name(), help="who does it; shown and logged")
+    pause_help = "let clients through for a time: they are measured and held for nothing"
+    pause = commands.add_parser("pause", parents=[asked, chosen], help=pause_help)
+    for_help = "how long, or until when (default: 30m)"
+    pause.add_argument("--for", dest="how_long", default="30m", metavar="TIME", help=for_help)
+    pause.set_defaults(command=_pause)
+    resume_help = "hold clients to their quotas again"
+    resume = commands.add_parser("resume", parents=[asked, chosen], help=resume_help)
+    resume.set_defaults(command=_resume)
+
+    suggest_help = "print rules that would fit what was observed, as YAML"
+    suggest = commands.add_parser("suggest", parents=[asked], help=suggest_help)
+    since_help = "how far to look back, up to 168h (default: 24h)"
+    suggest.add_argument("--since", default="24h", metavar="TIME", help=since_help)
+    suggest.set_defaults(command=_suggest)
+
+
+def number_of(what: str, low: int, high: float) -> Callable[[str], int]:
+    """Return what parses such a number: `what` says which, for people."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return parse
+
+
+def _login_name() -> str | None:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return None
+
+
+def _address(options: argparse.Namespace) -> AdminAddress:
+    tls = ssl.create_default_context(cafile=options.ca_file)
+    if options.cert_file is not None:
+        tls.load_cert_chain(options.cert_file)
+    token = options.token_file.read_text().strip() if options.token_file is not None else None
+    return AdminAddress(options.url, tls, token)
+
+
+def _selected(options: argparse.Namespace) -> dict[str, str]:
+    """Return the keys of the clients that a command is for."""
+    given = ((key, getattr(options, key)) for key in RULE_KEYS)
+    return {key: value for key, value in given if value is not None}
+
+
+# What each needs is imported by itself: `run` needs none of it.
+
+
+def _top(options: argparse.Namespace) -> int:
+    from proxy.admin.top import run_top  # noqa: PLC0415
+
+    return run_top(_address(options), once=options.once)
+
+
+def _connections(options: argparse.Namespace) -> int:
+    from proxy.admin.connection_table import run_connections  # noqa: PLC0415
+
+    return run_connections(_address(options), options.filter, options.limit)
+
+
+def _pause(options: argparse.Namespace) -> int:
+    from proxy.admin.throttling_command import run_pause  # noqa: PLC0415
+
+    return run_pause(_address(options), _selected(options), options.how_long, options.by)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from proxy.admin.throttling_command import run_resume  # noqa: PLC0415
+
+    return run_resume(_address(options), _selected(options), options.by)
+
+
+def _suggest(options: argparse.Namespace) -> int:
+    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415
+
+    return run_suggest(_address(options), options.since)

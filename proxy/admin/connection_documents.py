@@ -1,0 +1,127 @@
+"""Describes the open connections: whose each is, how much it moves, and what holds it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from metrics.clock import MS_PER_SECOND
+from proxy.admin.client_documents import Document, iso, rounded, rule_name
+from proxy.admin.history import Largest
+from proxy.admin.slices import Slices
+from proxy.quota.connection_row import ConnectionHold, ConnectionRow
+from proxy.quota.entities import ClientIdentity
+from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+
+
+class ConnectionSource(Protocol):
+    """Who knows the connections."""
+
+    @property
+    def client_rates(self) -> Mapping[ClientIdentity, float]:
+        """Bytes per second of each client, as they were measured last."""
+
+    def rows(self) -> Iterator[ConnectionRow]:
+        """Yield the open connections; it may be left, and other calls come, between two."""
+
+    def close(self, number: int) -> ConnectionRow | None:
+        """Close a connection; return what it was, None if there is none of this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoConnections:
+    """Of a server without a relay."""
+
+    client_rates: Mapping[ClientIdentity, float] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[ConnectionRow]:
+        """See ConnectionSource."""
+        yield from ()
+
+    def close(self, number: int) -> None:
+        """See ConnectionSource."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionDocuments:
+    """The open connections as a document for JSON."""
+
+    source: ConnectionSource
+    rules: RuleRegistry
+    slices: Slices
+
+    async def document(
+        self, text: str, limit: int, after: int | None, now_ms: float, now_s: float
+    ) -> Document:
+        """Return at most `limit` connections with `text`, in lower case, in what names them.
+
+        Those with most traffic come first; with `after` those with higher numbers than that, in
+        the order of their numbers. Times are on the monotonic clock, and since the epoch.
+        """
+        found: Largest[ConnectionRow] = Largest(limit)
+        total = matching = held = 0
+
+        def choose() -> Iterator[None]:
+            nonlocal total, matching, held
+            for row in self.source.rows():
+                total += 1
+                held += row.hold is not None
+                if _is_named(row, text) and (after is None or row.number > after):
+                    matching += 1
+                    found.add(row.rate if after is None else -row.number, row)
+                yield
+
+        await self.slices.collect(choose())
+        in_force = self.rules.in_force()
+        rows = found.descending()
+        documents = await self.slices.collect(
+            _connection(row, in_force, now_ms, now_s) for row in rows
+        )
+        return {"total": total, "held": held, "matching": matching, "connections": documents}
+
+    def close(self, number: int) -> ConnectionRow | None:
+        """Close a connection; return what it was, None if there is none of this number."""
+        return self.source.close(number)
+
+
+def _is_named(row: ConnectionRow, text: str) -> bool:
+    names = (row.client_id, row.user, row.ip, row.listener)
+    return any(text in (name or "").lower() for name in names)
+
+
+def _connection(
+    row: ConnectionRow, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    age_s = max(now_ms - row.began_ms, 0.0) / MS_PER_SECOND
+    return {
+        "id": row.number,
+        "address": row.ip,
+        "port": row.port,
+        "listener": row.listener,
+        "user": row.user,
+        "client_id": row.client_id,
+        "node_id": row.node_id,
+        "broker": row.broker,
+        "since": iso(now_s - age_s),
+        "age_s": round(age_s, 1),
+        "state": row.state,
+        "received_rate": rounded(row.received_rate),
+        "sent_rate": rounded(row.sent_rate),
+        "in_flight": row.in_flight,
+        "held": None if row.hold is None else _hold(row.hold, in_force, now_ms, now_s),
+    }
+
+
+def _hold(
+    hold: ConnectionHold, in_force: Mapping[str, RuleEntry], now_ms: float, now_s: float
+) -> Document:
+    left_s = None
+    if hold.until_ms is not None:
+        left_s = max(hold.until_ms - now_ms, 0.0) / MS_PER_SECOND
+    return {
+        "where": hold.where,
+        "quota": None if hold.kind is None else str(hold.kind),
+        "entity": hold.entity,
+        "rule": None if hold.rule is None else rule_name(hold.rule, in_force),
+        "until": None if left_s is None else iso(now_s + left_s),
+        "ends_in_s": None if left_s is None else round(left_s, 3),
+    }

@@ -1,0 +1,178 @@
+"""How many connections a client may have, and how fast it may open them. Sans-I/O.
+
+As with Kafka's connection quotas (KIP-612) a connection above the rate is not refused: it waits
+before its first request is taken. One above the number is closed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from metrics.clock import MS_PER_SECOND
+
+from .entities import CONNECTION_RATE, MAX_CONNECTIONS, ClientIdentity
+from .manager import QuotaManager
+from .rules import Match
+
+AT_ONCE_MS = 1000.0
+"""So much time's worth of connections may come at once; one always may."""
+
+MAX_LOOKED_AT = 100
+"""How many schedules are looked at for one that is over, when a new one finds no room."""
+
+
+class ConnectionRefused(Exception):  # noqa: N818 - named for what happened, as in the logs
+    """A connection that its client may not have."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True, eq=False)
+class ConnectionPlace:
+    """One connection, as its client's quotas count it."""
+
+    identity: ClientIdentity
+    generation: int
+    """The update of the manager's rules that it follows."""
+    counted_as: str | None
+    """The entity among whose connections it counts; None when no rule limits their number."""
+    paced_as: str | None
+    """The entity to whose rate it counts; None when no rule limits that."""
+
+
+class ConnectionQuotas:
+    """The connections of all clients, under the rules of a manager.
+
+    Every connection of a known client has a place, so that a rule that comes later counts it.
+    """
+
+    def __init__(self, manager: QuotaManager) -> None:
+        self._manager = manager
+        self._places: dict[ConnectionPlace, None] = {}
+        self.counts: dict[str, int] = {}
+        """How many connections count for each entity whose number a rule limits."""
+        # When the next connection of each entity is expected at its rate, in the order of use.
+        self._due_ms: OrderedDict[str, float] = OrderedDict()
+        self._generation = manager.generation
+        self._unsettled: list[ConnectionPlace] = []
+
+    @property
+    def depends_on_user(self) -> bool:
+        """Whether a login can change which limits a connection has."""
+        table = self._manager.table
+        return any(table.depends_on_user(kind) for kind in (MAX_CONNECTIONS, CONNECTION_RATE))
+
+    def enter(
+        self, identity: ClientIdentity, before: ConnectionPlace | None, now_ms: float
+    ) -> tuple[ConnectionPlace, float]:
+        """Return a connection's place, and for how many milliseconds it is to wait.
+
+        `before` is the place that it had, when its client turns out to be another one: it is left
+        unless ConnectionRefused is raised, and what has not changed is not counted again.
+        """
+        manager = self._manager
+        most, paced = self._matches(identity)
+        place = ConnectionPlace(
+            identity,
+            manager.generation,
+            most.entity if most is not None else None,
+            paced.entity if paced is not None else None,
+        )
+        is_new = before is None or most is None or before.counted_as != most.entity
+        if most is not None and most.enforced and is_new:
+            self._check_number(most)
+        wait_ms = 0.0
+        is_new = before is None or paced is None or before.paced_as != paced.entity
+        if paced is not None and paced.enforced and is_new:
+            wait_ms = self._pace(paced, now_ms)
+        if before is not None:
+            self.leave(before)
+        self._places[place] = None
+        self._count(place.counted_as, 1)
+        return place, wait_ms
+
+    def leave(self, place: ConnectionPlace) -> None:
+        """Give a place up: its connection is closed, or has another one."""
+        if self._places.pop(place, place) is None:
+            self._count(place.counted_as, -1)
+
+    def settling(self) -> Iterator[None]:
+        """Count connections for the entities that they have since the rules were updated.
+
+        Run it every second or so, in small steps between which other calls may come. None is
+        closed: who has more than a new rule allows gets no further ones.
+        """
+        if self._generation != self._manager.generation:
+            self._generation = self._manager.generation
+            self._unsettled = list(self._places)
+        while self._unsettled:
+            place = self._unsettled.pop()
+            if place in self._places and place.generation != self._manager.generation:
+                self._settle(place)
+            yield
+
+    def _settle(self, place: ConnectionPlace) -> None:
+        most, paced = self._matches(place.identity)
+        self._count(place.counted_as, -1)
+        place.generation = self._manager.generation
+        place.counted_as = most.entity if most is not None else None
+        place.paced_as = paced.entity if paced is not None else None
+        self._count(place.counted_as, 1)
+
+    def _matches(self, identity: ClientIdentity) -> tuple[Match | None, Match | None]:
+        """Return what limits the number of a client's connections, and their rate."""
+        table = self._manager.table
+        return table.match(MAX_CONNECTIONS, identity), table.match(CONNECTION_RATE, identity)
+
+    def _count(self, entity: str | None, change: int) -> None:
+        if entity is None:
+            return
+        count = self.counts.get(entity, 0) + change
+        if count:
+            self.counts[entity] = count
+        else:
+            del self.counts[entity]
+
+    def _check_number(self, match: Match) -> None:
+        count, bound = self.counts.get(match.entity, 0), match.rule.bounds[MAX_CONNECTIONS]
+        if count >= bound:
+            text = f"{match.entity} has {count} connections, {bound:.0f} are its {MAX_CONNECTIONS}"
+            raise ConnectionRefused(
+                "too_many_connections_of_client", f"{text} by {match.rule.title}"
+            )
+
+    def _pace(self, match: Match, now_ms: float) -> float:
+        """Return how long a connection is to wait, and count it to the rate."""
+        rate = match.rule.bounds[CONNECTION_RATE]
+        interval_ms = MS_PER_SECOND / rate
+        entity = self._entity_with_room(match, now_ms)
+        due_ms = max(self._due_ms.get(entity, now_ms), now_ms)
+        wait_ms = max(due_ms - now_ms - max(AT_ONCE_MS - interval_ms, 0.0), 0.0)
+        longest_ms = self._manager.settings.max_delay_ms
+        if wait_ms > longest_ms:
+            wait_s = longest_ms / MS_PER_SECOND
+            text = f"{entity} has connections that wait for {wait_s:g} s, for its {CONNECTION_RATE}"
+            raise ConnectionRefused(
+                str(CONNECTION_RATE), f"{text} of {rate:g} per second by {match.rule.title}"
+            )
+        self._due_ms[entity] = due_ms + interval_ms
+        self._due_ms.move_to_end(entity)
+        return wait_ms
+
+    def _entity_with_room(self, match: Match, now_ms: float) -> str:
+        """Return the match's entity, or its rule's overflow when too many others have connected."""
+        due_ms = self._due_ms
+        most = self._manager.settings.max_client_entities
+        if match.entity in due_ms or len(due_ms) < most:
+            return match.entity
+        for entity in tuple(islice(due_ms, MAX_LOOKED_AT)):
+            if due_ms[entity] <= now_ms:
+                del due_ms[entity]
+            else:
+                due_ms.move_to_end(entity)  # so that others are looked at the next time
+        if len(due_ms) < most or not match.rule.is_open:
+            return match.entity
+        return self._manager.table.overflow_entity(CONNECTION_RATE, match.rule)

@@ -1,0 +1,139 @@
+"""Who is connected: a row for each connection, their rates, and closing one of them."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.quota.client_quotas import ClientQuotas
+from proxy.quota.connection_row import ConnectionHold, ConnectionRow, Where
+from proxy.quota.entities import CONNECTION_RATE, REQUEST_PERCENTAGE, ClientIdentity, QuotaKind
+from proxy.relay.connection import Connection
+from proxy.relay.lifecycle import Pause
+from proxy.relay.traffic import INTERVAL_MS
+
+CLOSED_BY_OPERATOR = "closed by an operator"
+
+FIRST_RATE_MS = MS_PER_SECOND
+"""A connection that is younger has no rate yet."""
+
+
+class ConnectionList:
+    """The connections of a relay, which `connections` gives. Iterators go in small steps."""
+
+    def __init__(self, connections: Callable[[], Collection[Connection]]) -> None:
+        self._connections = connections
+        self._measured_ms = clock_ms()
+        self.client_rates: Mapping[ClientIdentity, float] = {}
+        """Bytes per second of each client, in both directions, when that was last measured."""
+
+    def measuring(self, now_ms: float) -> Iterator[None]:
+        """Measure all connections, if it is time to; run it every second or so."""
+        if now_ms - self._measured_ms < INTERVAL_MS:
+            return
+        self._measured_ms = now_ms
+        rates: dict[ClientIdentity, float] = {}
+        for connection in tuple(self._connections()):
+            traffic, session = connection.traffic, connection.client.current
+            traffic.measure(connection.channel.sock, clock_ms())
+            if session is not None:
+                rate = (traffic.received_rate or 0.0) + (traffic.sent_rate or 0.0)
+                rates[session.identity] = rates.get(session.identity, 0.0) + rate
+            yield
+        self.client_rates = rates
+
+    def rows(self) -> Iterator[ConnectionRow]:
+        """Yield a row for each connection that is open."""
+        for connection in tuple(self._connections()):
+            if connection in self._connections():
+                yield row_of(connection, clock_ms())
+
+    def close(self, number: int) -> ConnectionRow | None:
+        """Close a connection as a broker would; return what it was, None if it is not there."""
+        found = (each for each in self._connections() if each.number == number)
+        connection = next(found, None)
+        if connection is None:
+            return None
+        row = row_of(connection, clock_ms())
+        connection.close_abandoned(CLOSED_BY_OPERATOR)
+        return row
+
+
+def row_of(connection: Connection, now_ms: float) -> ConnectionRow:
+    """Return what there is to show of a connection."""
+    origin, session, traffic = connection.origin, connection.client.current, connection.traffic
+    if traffic.sent_rate is None and now_ms - connection.began_ms >= FIRST_RATE_MS:
+        traffic.measure(connection.channel.sock, now_ms)
+    known = session if session is not None else connection.client.place
+    identity = known.identity if known is not None else None
+    broker = None
+    if connection.upstream is not None:
+        with suppress(OSError):
+            host, port, *_ = connection.upstream.sock.getpeername()
+            broker = f"{host}:{port}"
+    return ConnectionRow(
+        number=connection.number,
+        ip=origin.ip,
+        port=origin.port,
+        listener=origin.name,
+        user=identity.user if identity is not None else None,
+        client_id=identity.client_id if identity is not None else None,
+        node_id=origin.node_id,
+        broker=broker,
+        began_ms=connection.began_ms,
+        state=connection.life.state.value,
+        received_rate=traffic.received_rate,
+        sent_rate=traffic.sent_rate,
+        in_flight=len(connection.in_flight),
+        hold=_hold_of(connection),
+    )
+
+
+def _hold_of(connection: Connection) -> ConnectionHold | None:
+    session, pauses = connection.client.current, connection.life.pauses
+    quotas = session.quotas if session is not None else None
+    held_until_ms = connection.responses.held_until_ms
+    if held_until_ms is not None:
+        charge = connection.in_flight[0].charge if connection.in_flight else None
+        kind, entity = (charge.kind, charge.entity) if charge is not None else (None, None)
+        return _hold("delay_queue", quotas, kind, entity, held_until_ms)
+    if connection.crowded_until_ms is not None and connection.client.place is not None:
+        place = connection.client.place
+        match = connection.services.quotas.table.match(CONNECTION_RATE, place.identity)
+        rule, due_ms = match.rule if match is not None else None, connection.crowded_until_ms
+        return ConnectionHold("connection_rate", CONNECTION_RATE, place.paced_as, rule, due_ms)
+    if Pause.MUTED in pauses and connection.muted_for is not None:
+        charge = connection.muted_for
+        return _hold("muted", quotas, charge.kind, charge.entity, connection.muted_until_ms)
+    if Pause.GATED in pauses:
+        waiter = connection.waiter
+        until_ms = waiter.wakes_ms if waiter.wakes_ms < math.inf else None
+        return _hold("gate", quotas, waiter.kind, waiter.entity, until_ms)
+    if Pause.SERIAL in pauses:
+        return _hold("one_at_a_time", quotas, REQUEST_PERCENTAGE, None, None)
+    where = _waits_without_quota(connection)
+    return ConnectionHold(where) if where is not None else None
+
+
+def _waits_without_quota(connection: Connection) -> Where | None:
+    pauses = connection.life.pauses
+    waits: dict[Where, bool] = {
+        "login": Pause.LOGIN in pauses,
+        "client_not_reading": connection.responses.sending_blocked,
+        "broker_not_reading": connection.requests.sending_blocked,
+        "in_flight": Pause.FULL in pauses,
+    }
+    return next((where for where, is_so in waits.items() if is_so), None)
+
+
+def _hold(
+    where: Where,
+    quotas: ClientQuotas | None,
+    kind: QuotaKind | None,
+    entity: str | None,
+    until_ms: float | None,
+) -> ConnectionHold:
+    match = quotas.matches.get(kind) if quotas is not None and kind is not None else None
+    if match is None:
+        return ConnectionHold(where, kind, entity, until_ms=until_ms)
+    return ConnectionHold(where, kind, entity or match.entity, match.rule, until_ms)

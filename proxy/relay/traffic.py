@@ -1,0 +1,40 @@
+"""Measures what each connection moves without counting: the kernel has counted it already."""
+
+import socket
+import struct
+
+from metrics.clock import MS_PER_SECOND
+
+INTERVAL_MS = 5_000.0
+"""Between two measurements of a connection: its rates are those of that time."""
+
+_TOTALS = struct.Struct("QQ")  # of Linux's tcp_info: tcpi_bytes_acked, tcpi_bytes_received
+_TOTALS_OFFSET = 120
+_INFO_BYTES = _TOTALS_OFFSET + _TOTALS.size
+
+
+class Traffic:
+    """What one connection has moved, and how fast lately; of TLS the encrypted bytes."""
+
+    __slots__ = ("_at_ms", "_received_bytes", "_sent_bytes", "received_rate", "sent_rate")
+
+    def __init__(self, now_ms: float) -> None:
+        self._at_ms = now_ms
+        self._received_bytes = self._sent_bytes = 0
+        self.received_rate: float | None = None
+        """Bytes per second from the client; None before the first measurement."""
+        self.sent_rate: float | None = None
+
+    def measure(self, sock: socket.socket, now_ms: float) -> None:
+        """Compute the rates since the last measurement; do nothing without time between them."""
+        passed_s = (now_ms - self._at_ms) / MS_PER_SECOND
+        if passed_s <= 0:
+            return
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            sent_bytes, received_bytes = _TOTALS.unpack_from(info, _TOTALS_OFFSET)
+        except (OSError, struct.error):  # closed, or a system that does not tell
+            return
+        self.received_rate = (received_bytes - self._received_bytes) / passed_s
+        self.sent_rate = (sent_bytes - self._sent_bytes) / passed_s
+        self._at_ms, self._sent_bytes, self._received_bytes = now_ms, sent_bytes, received_bytes

@@ -1,0 +1,101 @@
+"""Connections come and go a few at a time: in order, all of them, and others run in between."""
+
+import asyncio
+
+from relaylab.frames import fetch_request, fetch_response
+from relaylab.lab import LIMIT_S, open_lab, turns, until
+
+from proxy.relay.paced_steps import MOST_S, PacedSteps
+
+
+class Work:
+    """Steps that take a time which the test says, on a clock of their own."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.done = []
+        self.steps = PacedSteps(asyncio.get_running_loop(), lambda: self.now_s)
+
+    def add(self, name, takes_s):
+        def step():
+            self.now_s += takes_s
+            self.done.append(name)
+
+        self.steps.add(step)
+
+
+async def test_few_steps_run_at_once():
+    work = Work()
+    for number in range(4):
+        work.add(number, MOST_S / 4)
+    assert work.done == [0, 1, 2, 3]
+    await turns()
+    work.add(4, MOST_S)
+    assert work.done[-1] == 4
+
+
+async def test_what_takes_longer_waits_for_later_rounds_in_order():
+    work = Work()
+    for number in range(10):
+        work.add(number, MOST_S / 2)
+    assert work.done == [0, 1]
+    assert len(work.steps) == 8
+    for rounds in range(1, 5):
+        work.add(f"late {rounds}", 0.0)  # behind all that wait
+        await turns(1)
+        assert work.done == list(range(2 + 2 * rounds))
+    await turns()
+    assert work.done[10:] == [f"late {rounds}" for rounds in range(1, 5)]
+    assert not len(work.steps)
+
+
+async def test_a_long_step_has_a_round_to_itself():
+    work = Work()
+    for number in range(3):
+        work.add(number, 10 * MOST_S)
+    assert work.done == [0]
+    await turns(1)
+    assert work.done == [0, 1]
+
+
+async def test_all_can_be_run_now():
+    work = Work()
+    for number in range(10):
+        work.add(number, MOST_S)
+    work.steps.run_all()
+    assert work.done == list(range(10))
+    await turns()
+    assert work.done == list(range(10))
+
+
+async def test_many_that_connect_at_once_are_all_served_and_leave_nothing():
+    async with open_lab() as lab:
+        clients = await asyncio.gather(*(lab.client() for _ in range(150)))
+        await asyncio.gather(*(client.send(fetch_request(1)) for client in clients))
+
+        async def answer():
+            for _ in clients:
+                broker = await lab.broker()
+                await broker.frame()
+                await broker.send(fetch_response(1, 1000))
+
+        answering = asyncio.create_task(answer())
+        for client in clients:
+            assert await client.frame() == fetch_response(1, 1000)
+        await asyncio.wait_for(answering, LIMIT_S)
+        assert lab.relay.connected == 150
+        for client in clients:
+            client.reset()
+        await until(lambda: not lab.relay.connected)
+
+
+async def test_those_that_wait_to_begin_are_closed_by_a_drain():
+    async with open_lab() as lab:
+        lab.services.paced_steps._spent_s = MOST_S
+        lab.services.paced_steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        client = await lab.client()
+        await until(lambda: len(lab.services.paced_steps))
+        assert not lab.relay.connections
+        lab.services.paced_steps._round.cancel()
+        await lab.relay.drain()
+        assert await client.ended() == b""
