@@ -21,7 +21,7 @@ from proxy.admin.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
 from proxy.quota.entities import QuotaKind
 from proxy.state import MemoryStore, Record
 
-CONSUMER, PRODUCER, _ = QuotaKind
+CONSUMER, PRODUCER, *_ = QuotaKind
 ERROR = 2 ** (1 / BUCKETS_PER_DOUBLING)
 NOON_S = 1_790_000_000.0 // SECONDS_PER_HOUR * SECONDS_PER_HOUR
 MIB = 2**20

@@ -9,7 +9,7 @@ from proxy.quota.entities import QuotaKind
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.relay.services import ThrottleMode
 
-CONSUMER, PRODUCER, REQUEST = QuotaKind
+CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 RECORD_BYTES = 200_000
 ASKED_BYTES = 50_000_000
 MODES = pytest.mark.parametrize("mode", list(ThrottleMode))

@@ -17,6 +17,10 @@ ETL = "quotas: {rules: [{client-id: etl, consumer_byte_rate: 1MiB}, {user: x, sc
 producer_byte_rate: 1}]}\n"
 
 
+KEYS_OF_RULE = 5
+"""Of a rule with one key and one bound: these, and what has a default."""
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[[str], Config]:
     def from_text(text: str) -> Config:
@@ -41,6 +45,8 @@ CASES = {
         {
             "quotas.rules[client-id=etl].client-id": "etl",
             "quotas.rules[client-id=etl].scope": "each",
+            "quotas.rules[client-id=etl].enforce": True,
+            "quotas.rules[client-id=etl].expected": False,
             "quotas.rules[client-id=etl].consumer_byte_rate": "1MiB per second",
         },
         {},
@@ -90,6 +96,6 @@ def test_a_file_that_is_new_as_a_whole_is_cut(load: Callable[[str], Config]) -> 
         for number in range(2000)
     )
     was, is_now = find_differences(load(""), load(f"quotas: {{rules: [{rules}]}}\n"))
-    assert was == {"more": f"{6000 - MAX_SHOWN_KEYS} further keys"}
+    assert was == {"more": f"{2000 * KEYS_OF_RULE - MAX_SHOWN_KEYS} further keys"}
     assert len(is_now) == MAX_SHOWN_KEYS + 1
     assert max(len(str(value)) for value in is_now.values()) == MAX_SHOWN_CHARS + 3

@@ -10,7 +10,7 @@ from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.gate import Waiter
 from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
 
-CONSUMER, PRODUCER, REQUEST = QuotaKind
+CONSUMER, PRODUCER, REQUEST, *_ = QuotaKind
 MB = 1_000_000
 ASKED = 50 * MB
 ENTITY = "client-id=c"

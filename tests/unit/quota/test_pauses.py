@@ -12,7 +12,7 @@ from proxy.quota.rule_registry import MAX_PAUSES, NAMESPACE, RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 
-CONSUMER, PRODUCER, _ = QuotaKind
+CONSUMER, PRODUCER, *_ = QuotaKind
 MB = 1_000_000
 NOON_S = 1_790_000_000.0
 HOUR_S = 3600.0
