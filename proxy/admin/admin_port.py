@@ -135,11 +135,12 @@ class AdminPort:
     def serve(
         self, sockets: Sequence[socket.socket], make_http: Callable[[], asyncio.Protocol]
     ) -> None:
-        """Accept connections of listening sockets; `make_http` makes the protocol of each."""
+        """Accept connections of bound sockets; `make_http` makes the protocol of each."""
         self._sockets = list(sockets)
         self.addresses = [sock.getsockname()[:2] for sock in sockets]
         for sock in sockets:
             sock.setblocking(False)
+            sock.listen(BACKLOG)
             self._watch_socket(sock, make_http)
 
     def close(self) -> None:
@@ -239,8 +240,8 @@ class AdminPort:
             _log.warning(text, closed=self._closed, crowded_by=longest_idle.address)
 
 
-async def listen(host: str, port: int) -> list[socket.socket]:
-    """Return a listening socket for each address of a host. Raises OSError; then none is open."""
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Return a bound socket for each address of a host. Raises OSError; then none is open."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     sockets: list[socket.socket] = []
@@ -251,7 +252,6 @@ async def listen(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
-            sock.listen(BACKLOG)
     except OSError:
         for sock in sockets:
             sock.close()

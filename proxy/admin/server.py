@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from proxy.admin.access import Access
-from proxy.admin.admin_port import AdminPort, PortLimits, listen
+from proxy.admin.admin_port import AdminPort, PortLimits, bind
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
@@ -175,7 +175,7 @@ class AdminServer:
         await runner.setup()
         assert runner.server is not None
         try:
-            opened.serve(sockets or await listen(self._host, self._port), runner.server)
+            opened.serve(sockets or await bind(self._host, self._port), runner.server)
         except OSError as error:
             await runner.cleanup()
             address = f"{self._host}:{self._port}"
