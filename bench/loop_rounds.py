@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.report import Row, Verdict
 from metrics.clock import MS_PER_SECOND
-from proxy.app import spare_full_collections
+from proxy.garbage import spare_full_collections
 
 FIGURE = "stalls"
 TARGET_MS = 10.0

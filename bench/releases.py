@@ -17,7 +17,7 @@ from bench.rates import quantile
 from bench.report import Row, Verdict
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.app import spare_full_collections
+from proxy.garbage import spare_full_collections
 from proxy.relay.services import Reapers
 from proxy.wire.apis import FETCH
 

@@ -6,8 +6,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from structlog import get_logger
 
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import clock_ms
-from proxy.admin.access import Access, AdminToken, Right
-from proxy.admin.admin_port import PortLimits
 from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
@@ -34,17 +31,17 @@ from proxy.admin.status import (
     ListenerStatus,
     RelayStatus,
 )
-from proxy.cluster.kafka_client import Bootstrap, KafkaClient
-from proxy.cluster.login import Credentials, Login
+from proxy.cluster.kafka_client import KafkaClient
 from proxy.cluster.upstream import LOGIN_REFUSED, Address
-from proxy.config import Config, ListenerSection
+from proxy.config import Config
 from proxy.config.check_report import find_start_hints
-from proxy.config.descriptors import share_files
 from proxy.config.differences import find_differences
 from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
-from proxy.config.secrets import ALL_RIGHTS, Certificate, Secrets, read_secrets
+from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.config.stores import StateHolder, open_store
+from proxy.garbage import collect_frozen
+from proxy.parts import access_of, bootstrap_of, limits_of, listener_of, port_limits_of
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
 from proxy.quota.manager import QuotaManager
@@ -60,10 +57,10 @@ from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
 from proxy.relay.clients import ClientRegistry
 from proxy.relay.kafka_quotas import KafkaQuotas
-from proxy.relay.listener import ListenerError, ListenerSettings, bind_ports
+from proxy.relay.listener import ListenerError, bind_ports
 from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
-from proxy.relay.services import Limits, Reapers, Services, ThrottleMode
+from proxy.relay.services import Reapers, Services, ThrottleMode
 from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
 from proxy.state import KafkaStore, MemoryStore, StateError, Store, WatchedStore
 
@@ -76,17 +73,6 @@ TICK_INTERVAL_S = 1.0  # between two looks for clients that are held no longer, 
 THREAD_TURN_S = 0.001
 """For how long a thread that computes keeps the event loop from going on; Python's own 5 ms would
 come on top of each of its rounds during a reload."""
-
-MIDDLE_COLLECTION_AFTER, FULL_COLLECTION_AFTER = 5, 1
-"""Collections of younger objects between two of Python's garbage collector: a full one looks at
-some 8,000 objects then, which takes some 2 ms. With 10,000 clients, rules and partitions it would
-look at a million, if those that were there before were not left out."""
-
-FROZEN_GROWTH = 1_000_000
-"""Objects frozen since all were looked at, some 150 MB, after which all are again, for 0.3 s or so:
-what became garbage in a cycle after it was frozen stays until then."""
-
-OLDEST_GENERATION = 2  # a collection of it is a full one
 
 PORT_ERRORS = (ListenerError, AdminError)
 """What `App.start` raises for a port that cannot be opened."""
@@ -121,7 +107,7 @@ class App:
         )
         errors = instruments.upstream_errors_total
         self._secrets = read_secrets(config)
-        self._bootstrap = _bootstrap(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
+        self._bootstrap = bootstrap_of(config, self._secrets, errors.labels(LOGIN_REFUSED).inc)
         self.brokers = Brokers(self._bootstrap, splice=splice)
         client = KafkaClient(self._bootstrap, limit_s=None)
         self._kafka_quotas = KafkaQuotas(client, self._use_kafka, errors)
@@ -138,7 +124,7 @@ class App:
         )
         self._services = Services(
             loop=loop,
-            limits=_limits(config),
+            limits=limits_of(config),
             mode=ThrottleMode(config.throttle.mode),
             quotas=self.quotas,
             reapers=Reapers(loop, instruments),
@@ -149,7 +135,7 @@ class App:
             splice=splice,
             passes_unknown_apis=config.cluster.unknown_apis == "pass",
         )
-        listeners = tuple(_listener(each, self._secrets) for each in config.listeners)
+        listeners = tuple(listener_of(each, self._secrets) for each in config.listeners)
         self.relay = Relay(listeners, self.brokers, self._services)
         self.reloader = Reloader(path, config, self._apply, instruments.config_reloads_total)
         self._history = History(self.quotas.measured_rates)
@@ -334,8 +320,8 @@ class App:
             connections=self.relay.list,
             clock_ms=clock_ms,
             audit=self.audit,
-            access=_access(self._config, self._secrets),
-            limits=_port_limits(self._config),
+            access=access_of(self._config, self._secrets),
+            limits=port_limits_of(self._config),
             tls=self._secrets.admin,
         )
         await self.admin.start(sockets)
@@ -385,7 +371,7 @@ class App:
         await self._kafka_quotas.follow(config.quotas.source == "kafka")
         self._bootstrap.connect_timeout_s = config.limits.connect_timeout
         self._queries.update(config.progress_settings, config.pipeline_settings)
-        self._services.limits = _limits(config)
+        self._services.limits = limits_of(config)
         self._services.mode = ThrottleMode(config.throttle.mode)
         log_level.set(config.log_level)
         before, self._in_force = self._in_force, config
@@ -408,7 +394,7 @@ class App:
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
         if config.admin.bind == self._config.admin.bind:  # another one may need no token
-            self.admin.use_access(_access(config, secrets))
+            self.admin.use_access(access_of(config, secrets))
         self._secrets = secrets
         self._show_certificates()
 
@@ -512,93 +498,6 @@ class App:
             await self._slices.collect(self.relay.list.measuring(clock_ms()))
             if self._history.due(clock_ms()):
                 await self._slices.collect(self._history.sample(clock_ms))
-
-
-def spare_full_collections() -> None:
-    """Collect garbage now; from now on leave out what a full collection has found in use.
-
-    So no full collection takes long. What it has found is freed as ever when nothing refers to it
-    any more, but a reference cycle of such objects only by `collect_frozen`: what comes and goes
-    often has to be free of cycles, as tests/relay/test_freed.py shows of connections.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.collect()  # of nothing: Python puts full ones off until a quarter of its last one is new
-    gc.callbacks.append(_freeze_survivors)
-    young, _, _ = gc.get_threshold()
-    gc.set_threshold(young, MIDDLE_COLLECTION_AFTER, FULL_COLLECTION_AFTER)
-
-
-def collect_frozen(frozen_before: int, growth: int = FROZEN_GROWTH) -> int:
-    """Collect all garbage if `growth` objects were frozen since there were `frozen_before`.
-
-    Return how many there were when all were looked at last.
-    """
-    frozen = gc.get_freeze_count()
-    if frozen - frozen_before < growth:
-        return min(frozen, frozen_before)
-    gc.unfreeze()
-    gc.collect()
-    return gc.get_freeze_count()
-
-
-def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
-    if phase == "stop" and info["generation"] == OLDEST_GENERATION:
-        gc.freeze()
-
-
-def _bootstrap(config: Config, secrets: Secrets, on_refused: Callable[[], None]) -> Bootstrap:
-    """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
-    servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
-    sasl, login = config.cluster.sasl, None
-    if sasl is not None and secrets.password is not None:
-        credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
-        login = Login(credentials, on_refused)
-    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
-
-
-def _access(config: Config, secrets: Secrets) -> Access:
-    """Return who may do what on the admin port."""
-    admin = config.admin
-    tokens = [
-        AdminToken(each.name, secrets.tokens[each.name], tuple(map(Right, each.rights)))
-        for each in admin.tokens
-    ]
-    if admin.token_file is not None:
-        tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
-    hosts = (admin.bind.host, *admin.hosts, *(each.advertised_host for each in config.listeners))
-    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
-
-
-def _port_limits(config: Config) -> PortLimits:
-    """Return how many connections the admin port has, and for how long."""
-    admin = config.admin
-    return PortLimits(
-        share_files(config).admin,
-        admin.max_connections_per_ip,
-        admin.head_timeout,
-        admin.idle_timeout,
-    )
-
-
-def _limits(config: Config) -> Limits:
-    """Return the relay's limits; the configuration's durations are seconds, too."""
-    names = (field.name for field in fields(Limits))
-    limits = Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
-    return replace(limits, max_connections=share_files(config).clients)
-
-
-def _listener(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
-    ports, tls = listener.broker_ports, listener.tls
-    return ListenerSettings(
-        name=listener.name,
-        host=listener.bind.host,
-        port=listener.bind.port,
-        advertised_host=listener.advertised_host,
-        broker_ports=(ports.first, ports.last) if ports else None,
-        tls=secrets.listeners.get(listener.name),
-        sni=tls.sni if tls else None,
-    )
 
 
 def _log_overflow(rule: Rule, kind: QuotaKind) -> None:

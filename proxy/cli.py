@@ -17,10 +17,11 @@ from proxy import __version__
 from proxy.admin.admin_client import AdminRefusal
 from proxy.admin.commands import add_commands, number_of
 from proxy.admin.log_level import log_level
-from proxy.app import PORT_ERRORS, App, spare_full_collections
+from proxy.app import PORT_ERRORS, App
 from proxy.config import Config, ConfigError, load_config
 from proxy.config.check_report import explain, find_hints
 from proxy.devkit import DevkitError
+from proxy.garbage import spare_full_collections
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.rules import RuleTable
 from proxy.quota.values import BadValueError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.app import OLDEST_GENERATION, collect_frozen, spare_full_collections
+from proxy.garbage import OLDEST_GENERATION, collect_frozen, spare_full_collections
 
 MANY = 200_000
 MOST_LOOKED_AT = 30_000

@@ -1,0 +1,69 @@
+"""Makes from a configuration what the parts of the program take of it."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from proxy.admin.access import Access, AdminToken, Right
+from proxy.admin.admin_port import PortLimits
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.cluster.login import Credentials, Login
+from proxy.config import Config, ListenerSection
+from proxy.config.descriptors import share_files
+from proxy.config.secrets import ALL_RIGHTS, Secrets
+from proxy.relay.listener import ListenerSettings
+from proxy.relay.services import Limits
+
+
+def bootstrap_of(config: Config, secrets: Secrets, on_refused: Callable[[], None]) -> Bootstrap:
+    """Make the way into the cluster; `on_refused` is called when it does not let the proxy in."""
+    servers = [(server.host, server.port) for server in config.cluster.bootstrap_servers]
+    sasl, login = config.cluster.sasl, None
+    if sasl is not None and secrets.password is not None:
+        credentials = Credentials(sasl.mechanism, sasl.username, secrets.password)
+        login = Login(credentials, on_refused)
+    return Bootstrap(servers, secrets.upstream, config.limits.connect_timeout, login)
+
+
+def access_of(config: Config, secrets: Secrets) -> Access:
+    """Return who may do what on the admin port."""
+    admin = config.admin
+    tokens = [
+        AdminToken(each.name, secrets.tokens[each.name], tuple(map(Right, each.rights)))
+        for each in admin.tokens
+    ]
+    if admin.token_file is not None:
+        tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
+    hosts = (admin.bind.host, *admin.hosts, *(each.advertised_host for each in config.listeners))
+    return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
+
+
+def port_limits_of(config: Config) -> PortLimits:
+    """Return how many connections the admin port has, and for how long."""
+    admin = config.admin
+    return PortLimits(
+        share_files(config).admin,
+        admin.max_connections_per_ip,
+        admin.head_timeout,
+        admin.idle_timeout,
+    )
+
+
+def limits_of(config: Config) -> Limits:
+    """Return the relay's limits; the configuration's durations are seconds, too."""
+    names = (field.name for field in fields(Limits))
+    limits = Limits(**{name: getattr(config.limits, name.removesuffix("_s")) for name in names})
+    return replace(limits, max_connections=share_files(config).clients)
+
+
+def listener_of(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
+    """Return where a listener is and what it tells its clients."""
+    ports, tls = listener.broker_ports, listener.tls
+    return ListenerSettings(
+        name=listener.name,
+        host=listener.bind.host,
+        port=listener.bind.port,
+        advertised_host=listener.advertised_host,
+        broker_ports=(ports.first, ports.last) if ports else None,
+        tls=secrets.listeners.get(listener.name),
+        sni=tls.sni if tls else None,
+    )
