@@ -190,10 +190,10 @@ async def test_the_command_prints_a_table(world: AdminWorld, connected: Connecte
     connected.listed.append(replace(PLAIN, number=11, client_id="\x1b[31m[bold]x", ip="::1"))
     out = Console(file=io.StringIO(), width=160)
     async with running(world.server(connections=connected)) as url:
-        code = await asyncio.to_thread(run_connections, url, "", 100, console=out)
+        code = await asyncio.to_thread(run_connections, AdminAddress(url), "", 100, console=out)
         printed = out.file.getvalue()
         one = Console(file=io.StringIO(), width=160)
-        await asyncio.to_thread(run_connections, url, "anna", 100, console=one)
+        await asyncio.to_thread(run_connections, AdminAddress(url), "anna", 100, console=one)
     assert code == EXIT_DONE
     for part in (
         "10.0.0.7:50312",

@@ -236,7 +236,7 @@ def test_brokers_are_shown_the_new_certificate(
         for _ in range(2):
             until(lambda: in_file(pair) in certificates, "shown", NOTICED_WITHIN_S)
             pair.renew()
-        assert [each["section"] for each in listed(process)] == ["cluster.tls"]
+        assert [each["section"] for each in listed(process)] == ["cluster.tls", "cluster.tls"]
 
 
 def test_the_token(kafka: EmbeddedBroker, tmp_path: Path) -> None:
