@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench import traffic
-from bench.lab import Lab
+from bench.lab import Lab, Proxy
 from bench.processes import BenchError, free_ports
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.broker_settings import Quorum, new_cluster_id
 
-HAPROXY = "haproxy"
+DIRECT, PROXY, HAPROXY = "direct", "proxy", "haproxy"
 HOST = "127.0.0.1"
 NODE_ID = 1
 START_TIMEOUT_S = 10.0
@@ -77,11 +77,19 @@ def start_broker(lab: Lab, properties: Mapping[str, str]) -> RealBroker:
     return RealBroker(port, behind_haproxy, haproxy)
 
 
-def start_haproxy(lab: Lab, broker: RealBroker) -> str | None:
-    """Start HAProxy and return its address as text; None: it is not installed.
+def ways_to(lab: Lab, broker: RealBroker, proxy: Proxy) -> dict[str, str]:
+    """Start HAProxy, if it is installed; return the bootstrap address of each way.
 
-    Raises BenchError when it does not serve.
+    Raises BenchError when HAProxy does not serve.
     """
+    ways = {DIRECT: broker.bootstrap, PROXY: "{}:{}".format(*proxy.bootstrap)}
+    if (haproxy := _start_haproxy(lab, broker)) is not None:
+        ways[HAPROXY] = haproxy
+    return ways
+
+
+def _start_haproxy(lab: Lab, broker: RealBroker) -> str | None:
+    """Start HAProxy and return its address as text; None: it is not installed."""
     program = shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
     if program is None:
         return None

@@ -15,13 +15,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from bench import kafka_tools, topics
-from bench.behind_haproxy import HAPROXY, start_broker, start_haproxy
+from bench.behind_haproxy import DIRECT, start_broker, ways_to
 from bench.lab import open_lab, unviolated_rules
 from bench.processes import BenchError
 from bench.report import Row, Verdict
 
 FIGURE = "clients"
-DIRECT, PROXY = "direct", "proxy"
 PARTITIONS = 3
 MEGABYTE = 1e6
 FULL_ROUNDS, QUICK_ROUNDS = 3, 1
@@ -60,9 +59,7 @@ def measure(quick: bool) -> list[Row]:
     with open_lab() as lab:
         broker = start_broker(lab, BROKER_PROPERTIES)
         proxy = lab.start_proxy(broker.address, unviolated_rules(), pinned=False)
-        ways = {DIRECT: broker.bootstrap, PROXY: "{}:{}".format(*proxy.bootstrap)}
-        if (haproxy := start_haproxy(lab, broker)) is not None:
-            ways[HAPROXY] = haproxy
+        ways = ways_to(lab, broker, proxy)
         rows = []
         for record_bytes, count in records.items():
             full = READ_TOPIC.format(record_bytes)

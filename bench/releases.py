@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from bench.loop_rounds import only_the_proxys_garbage
 from bench.processes import BenchError
 from bench.rates import quantile
 from bench.report import Row, Verdict
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.garbage import spare_full_collections
 from proxy.relay.services import Reapers
 from proxy.wire.apis import FETCH
 
@@ -45,8 +45,8 @@ class Lateness:
 def measure(quick: bool) -> list[Row]:
     """Hold the responses, wait until all are released, and give the row."""
     entries, rounds = (QUICK_ENTRIES, QUICK_ROUNDS) if quick else (FULL_ENTRIES, FULL_ROUNDS)
-    spare_full_collections()  # as the proxy, when it is ready
-    found = [uvloop.run(_release(entries)) for _ in range(rounds)]
+    with only_the_proxys_garbage():
+        found = [uvloop.run(_release(entries)) for _ in range(rounds)]
     # A round that other processes disturbed must not hide behind the others.
     worst = max(found, key=lambda lateness: lateness.p99_ms)
     return [

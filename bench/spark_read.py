@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench import topics
-from bench.behind_haproxy import HAPROXY, start_broker, start_haproxy
+from bench.behind_haproxy import DIRECT, PROXY, start_broker, ways_to
 from bench.lab import Lab, Proxy, open_lab, unviolated_rules
 from bench.processes import Child, python
 from bench.rates import GIGABYTE
@@ -26,7 +26,6 @@ from bench.report import Row, Verdict
 from proxy.devkit.jars import connector_jars
 
 FIGURE = "spark"
-DIRECT, PROXY = "direct", "proxy"
 TARGET_RATIO = 1.02
 # A response of many small records should come sooner by the proxy.
 SMALL_TARGET_RATIO = 1.0
@@ -102,9 +101,7 @@ def measure(quick: bool) -> list[Row]:
         proxy = lab.start_proxy(
             broker.address, unviolated_rules(), queries=[{"name": QUERY}], pinned=False
         )
-        ways = {DIRECT: broker.bootstrap, PROXY: "{}:{}".format(*proxy.bootstrap)}
-        if (haproxy := start_haproxy(lab, broker)) is not None:
-            ways[HAPROXY] = haproxy
+        ways = ways_to(lab, broker, proxy)
         reader = start_reader(lab, TASKS)
         return [
             _measure(variant, bytes_of[variant.topic], runs, ways, proxy, reader)

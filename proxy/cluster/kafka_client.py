@@ -5,7 +5,6 @@ import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -14,16 +13,13 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from .broker_connection import BrokerConnection
 from .dial import reach, secure
 from .login import Login
-from .partitions import Partition
+from .partitions import Partition, parts
 from .upstream import CLOSED, LOGIN_REFUSED, Address, UpstreamError
 
 ANSWER_TIMEOUT_S = 5.0
 """To connect, and for each answer."""
 
 RETRY_INTERVAL_S = 0.1
-
-FOUND_AT_ONCE = 1000
-"""Partitions whose leaders are looked up before the event loop does other work: some 0.5 ms."""
 
 GROUP_COORDINATOR = 0
 TRANSACTION_COORDINATOR = 1
@@ -181,9 +177,8 @@ class KafkaClient:
                     if part.leader_id in brokers:
                         self._found[topic.name, part.partition_index] = brokers[part.leader_id]
         by_leader: dict[Address, list[Partition]] = {}
-        left = iter(partitions)
-        while some := tuple(islice(left, FOUND_AT_ONCE)):
-            await asyncio.sleep(0)
+        for some in parts(partitions):
+            await asyncio.sleep(0)  # to look up thousands takes milliseconds
             for leader, led in self.known_leaders(some).items():
                 by_leader.setdefault(leader, []).extend(led)
         return by_leader

@@ -14,13 +14,20 @@ MAX_NAMED = 3
 Partition: TypeAlias = tuple[str, int]
 """Topic name and partition number."""
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
+
+
+def parts(items: Iterable[Item]) -> Iterator[tuple[Item, ...]]:
+    """Yield the items, at most MAX_PARTITIONS at a time."""
+    left = iter(items)
+    while part := tuple(islice(left, MAX_PARTITIONS)):
+        yield part
 
 
 def by_topic(partitions: Mapping[Partition, Value]) -> Iterator[dict[str, list[tuple[int, Value]]]]:
     """Yield partitions in the shape that requests have, at most MAX_PARTITIONS at a time."""
-    items = iter(partitions.items())
-    while part := tuple(islice(items, MAX_PARTITIONS)):
+    for part in parts(partitions.items()):
         topics: dict[str, list[tuple[int, Value]]] = {}
         for (topic, number), value in part:
             topics.setdefault(topic, []).append((number, value))

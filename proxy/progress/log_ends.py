@@ -8,7 +8,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from structlog import get_logger
 
 from proxy.cluster.kafka_client import KafkaClient
-from proxy.cluster.partitions import by_topic, named
+from proxy.cluster.partitions import by_topic, named, parts
 from proxy.cluster.upstream import Address, UpstreamError
 from proxy.wire.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
 from proxy.wire.topic_partition import TopicPartition
@@ -33,9 +33,6 @@ SLICE = 250
 
 LIST_OFFSETS_VERSION = 2
 """The first with an isolation level. Since Kafka 0.11."""
-
-FOUND_AT_ONCE = 1000
-"""Partitions that are found worth asking for before the event loop does other work: some 1 ms."""
 
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
@@ -188,8 +185,7 @@ class LogEnds:
 
 async def _found(partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
     found: set[TopicPartition] = set()
-    for number, partition in enumerate(partitions, 1):
-        found.add(partition)
-        if not number % FOUND_AT_ONCE:
-            await asyncio.sleep(0)
+    for part in parts(partitions):
+        found.update(part)
+        await asyncio.sleep(0)  # to look at thousands takes milliseconds
     return found

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.garbage import OLDEST_GENERATION, collect_frozen, spare_full_collections
+from bench.loop_rounds import only_the_proxys_garbage
+from proxy.garbage import OLDEST_GENERATION, collect_frozen
 
 MANY = 200_000
 MOST_LOOKED_AT = 30_000
@@ -15,19 +16,15 @@ MOST_LOOKED_AT = 30_000
 @pytest.fixture
 def sizes() -> Iterator[list[int]]:
     """How many objects each full collection looks at from now on."""
-    thresholds, callbacks = gc.get_threshold(), gc.callbacks.copy()
     found: list[int] = []
 
     def count(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] == OLDEST_GENERATION:
             found.append(len(gc.get_objects()))
 
-    spare_full_collections()
-    gc.callbacks.append(count)
-    yield found
-    gc.set_threshold(*thresholds)
-    gc.callbacks[:] = callbacks
-    gc.unfreeze()
+    with only_the_proxys_garbage():
+        gc.callbacks.append(count)
+        yield found
 
 
 class Ring:
