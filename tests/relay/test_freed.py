@@ -9,6 +9,7 @@ from relaylab import frames
 from relaylab.lab import Lab, open_lab, slow_client, turns, until
 
 from proxy.relay.lifecycle import State
+from proxy.wire.apis import METADATA
 
 CLIENTS = ("slow-0", "slow-1")
 """Of the two rounds: a client that owes its quota would not be read from again."""
@@ -34,6 +35,7 @@ async def new(lab: Lab, _: str) -> None:
 
 
 async def dialling(lab: Lab, _: str) -> None:
+    lab.services.times.of(METADATA)  # made once, if the request gets so far
     client = await lab.client()
     await client.send(frames.metadata_request(1))
     (connection,) = lab.relay.connections
