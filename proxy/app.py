@@ -1,6 +1,7 @@
 """Wires the parts together: the only module that knows them all."""
 
 import asyncio
+import faulthandler
 import gc
 import resource
 import socket
@@ -61,7 +62,7 @@ from proxy.relay.listener import ListenerError, bind_ports
 from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
-from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
+from proxy.relay.take_over import SERVE_TIMEOUT_S, Predecessor, Replaceable, TakeOverError
 from proxy.state import KafkaStore, MemoryStore, StateError, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
@@ -160,7 +161,8 @@ class App:
 
         `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
         read; only then it is told to release that, which is waited for. New connections wait
-        meanwhile; none is refused. When all is open it is told to stop.
+        meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
+        SERVE_TIMEOUT_S, this process is ended.
         Raises ListenerError, AdminError, StateError, TakeOverError.
         """
         sys.setswitchinterval(THREAD_TURN_S)
@@ -196,6 +198,14 @@ class App:
             for sock in admin:
                 sock.close()
             raise
+        if predecessor is not None:
+            try:
+                predecessor.stop()
+            except TakeOverError:
+                await self.release()
+                await self.relay.close()
+                raise
+            faulthandler.cancel_dump_traceback_later()
         _log.info("admin", port=self.admin.port)
         self._show_health()
         self.relay.accept()
@@ -214,8 +224,6 @@ class App:
                 *self._queries.works(),
             )
         ]
-        if predecessor is not None:
-            predecessor.stop()
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
@@ -275,6 +283,10 @@ class App:
         await self.admin.stop()
         await self.admin.start(self._bind_admin(()))
 
+    def take_back(self) -> None:
+        """Have new connections come here again: the successor that gets them hangs."""
+        self.relay.take_back()
+
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
         self._stop.set()
@@ -288,8 +300,10 @@ class App:
         read_pauses(state)
         if self._stop.is_set():
             raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+        # Also where a call never returns; it says where that is.
+        faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
         self.relay.take_over()
-        if not predecessor.release():
+        if not predecessor.release(SERVE_TIMEOUT_S):
             text = "the proxy to be replaced has ended by itself"
             _log.warning(text, process=predecessor.pid)
 
