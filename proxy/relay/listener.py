@@ -155,20 +155,25 @@ class Listener:
             try:
                 self._listen(node_id, 0)
             except ListenerError as error:
-                _log.error("no port for broker", node_id=node_id, error=str(error))
+                self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
+            self._no_port_for.discard(node_id)
         port = self._ports.get(node_id)
         if port is not None:
             return settings.advertised_host, port
-        if node_id not in self._no_port_for and self._sockets:
-            self._no_port_for.add(node_id)
-            fix = f"make broker_ports reach first port + {node_id}"
-            about = {"node_id": node_id, "listener": settings.name, "fix": fix}
-            _log.error("broker left out: it has no port", **about)
+        if self._sockets:
+            self._leave_out(node_id, fix=f"make broker_ports reach first port + {node_id}")
         return None
 
+    def _leave_out(self, node_id: int, **about: str) -> None:
+        """Record that a broker has no port; the log says so once."""
+        if node_id not in self._no_port_for:
+            self._no_port_for.add(node_id)
+            listener, text = self.settings.name, "broker left out: it has no port"
+            _log.error(text, node_id=node_id, listener=listener, **about)
+
     def count_left_out(self) -> int:
-        """How many brokers had no port here when clients asked for them."""
+        """Return how many brokers had no port here when clients asked for them."""
         return len(self._no_port_for)
 
     def node_of(self, server_name: str | None) -> int | None:
