@@ -1,6 +1,7 @@
 """Wires the parts together: the only module that knows them all."""
 
 import asyncio
+import ctypes
 import faulthandler
 import gc
 import resource
@@ -41,7 +42,7 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.config.stores import StateHolder, open_store
-from proxy.garbage import collect_frozen
+from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.parts import access_of, bootstrap_of, limits_of, listener_of, port_limits_of
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
@@ -219,6 +220,7 @@ class App:
                 self.reloader.watch,
                 self._kafka_quotas.watch,
                 self._expire,
+                self._give_memory_back,
                 self._tick,
                 self._observer.run,
                 *self._queries.works(),
@@ -230,6 +232,7 @@ class App:
         try:
             if not self._released:
                 await self.release()
+            await self.admin.stop()  # a successor may have given this back, and not the state
         finally:
             await self.relay.drain()
         for task in self._tasks:
@@ -245,6 +248,7 @@ class App:
         await self._observer.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
+        self.audit.resume(self._store)  # keeps in memory what the state does not take meanwhile
         self._released = True
 
     async def resume(self) -> None:
@@ -276,7 +280,6 @@ class App:
         self.rules.use_store(self._store)
         self._queries.resume(self._store)
         self._observer.resume(self._store)
-        self.audit.resume(self._store)
         self._released = False
 
     async def _resume_admin(self) -> None:
@@ -485,6 +488,13 @@ class App:
             frozen = collect_frozen(frozen)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
+
+    async def _give_memory_back(self) -> None:
+        """Give memory that was freed back to the system, until cancelled."""
+        memory = FreedMemory.of(ctypes.CDLL(None))
+        while True:
+            await asyncio.sleep(FREED_INTERVAL_S)
+            memory.give_back()
 
     async def _end_due(self) -> None:
         """End overrides and pauses whose time has come."""

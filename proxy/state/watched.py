@@ -17,7 +17,10 @@ _log = get_logger(__name__)
 
 
 class WatchedStore(Store):
-    """Another store, and whether it took the last write."""
+    """Another store, and whether it took the last write; a closed one takes none until `use`.
+
+    Then a write raises StateError: another process has the state, and this one serves on.
+    """
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -47,6 +50,13 @@ class WatchedStore(Store):
                 _log.error("state not writable", problem=error.what, fix=error.fix)
             self.writable = False
             raise
+        except RuntimeError:
+            if not self._closed:
+                raise
+            raise StateError(
+                "the state is not open, since another proxy took it over or it could not be opened",
+                "wait for the end of the take-over; after one that failed restart quota-proxy",
+            ) from None
         if not self.writable:
             _log.info("state writable again")
         self.writable, self._is_idle = True, False
@@ -54,7 +64,7 @@ class WatchedStore(Store):
 
     def close(self) -> None:
         """Close the state; a second time does nothing."""
-        self._closed = True
+        self._closed, self.writable = True, False
         self.inner.close()
 
     async def watch(self) -> None:
@@ -66,10 +76,6 @@ class WatchedStore(Store):
     def check(self) -> None:
         """Write something if nothing was written since the last check, or if that failed."""
         if not self._closed and (self._is_idle or not self.writable):
-            try:
-                with suppress(StateError):
-                    self.put(WATCH_KEY, None)
-            except RuntimeError:
-                if not self._closed:  # else it was closed meanwhile
-                    raise
+            with suppress(StateError):
+                self.put(WATCH_KEY, None)
         self._is_idle = True

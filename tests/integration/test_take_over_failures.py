@@ -274,6 +274,21 @@ def test_a_successor_gives_up_when_it_has_the_state(serving_with: Serve, kind: s
             serving.check(successor)
 
 
+def test_an_override_ends_while_a_successor_has_the_state(serving: Serving) -> None:
+    """Nothing can be written then, which must not end the proxy."""
+    body = {"consumer_byte_rate": 1, "until": "3s"}
+    assert call(serving.process, "PUT", OVERRIDE, body).status == 200
+    with closing(Predecessor(serving.process.pid)) as predecessor:
+        assert predecessor.release()
+        until(lambda: is_refused(serving), "the admin port is released")
+        text = "ended overrides or pauses are still in the state"
+        until(lambda: serving.process.log(text), "the override has ended")
+        serving.check_new_clients()
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.set_quota()
+    serving.check()
+
+
 SUCCESSOR = """
 import socket, sys
 from pathlib import Path

@@ -71,6 +71,14 @@ def test_nothing_more_is_written_while_others_write(store, disk):
 def test_a_closed_store_is_left_alone(store, disk):
     store.close()
     store.check()
-    assert (disk.writes, store.writable) == (0, True)
-    with pytest.raises(RuntimeError):
+    assert (disk.writes, store.writable) == (0, False)
+
+
+def test_a_closed_store_refuses_writes_until_there_is_another(store):
+    """Whoever writes goes on: this proxy serves while a successor has the state."""
+    store.close()
+    with pytest.raises(StateError, match="another proxy took it over"):
         store.put("a/b", 1)
+    store.use(Disk())
+    store.put("a/b", 1)
+    assert store.writable
