@@ -201,6 +201,7 @@ class App:
             raise
         if predecessor is not None:
             try:
+                self._check_wanted()
                 predecessor.stop()
             except TakeOverError:
                 await self.release()
@@ -301,14 +302,18 @@ class App:
         """
         read_overrides(state)
         read_pauses(state)
-        if self._stop.is_set():
-            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+        self._check_wanted()
         # Also where a call never returns; it says where that is.
         faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
         self.relay.take_over()
         if not predecessor.release(SERVE_TIMEOUT_S):
             text = "the proxy to be replaced has ended by itself"
             _log.warning(text, process=predecessor.pid)
+
+    def _check_wanted(self) -> None:
+        """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
+        if self._stop.is_set():
+            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
     def _bind_admin(self, beside: Collection[Address]) -> list[socket.socket]:
         """Return sockets that have the admin port, one for each address of its host."""

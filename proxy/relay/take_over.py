@@ -24,7 +24,7 @@ from structlog import get_logger
 from proxy.cluster.upstream import Address
 
 FORM = 1
-"""Of the answer to a successor."""
+"""Of the answer to a successor, and of the words that follow; others are not understood."""
 
 RELEASE, STOP = "release", "stop"
 """The words of a successor; behind the first one, in how many seconds it says the second."""
@@ -123,13 +123,18 @@ class Predecessor:
             )
         try:
             answer = json.loads(self._read_line())
-            rival, addresses = answer["replaced_by"], answer["addresses"]
+            form, rival, addresses = answer["form"], answer["replaced_by"], answer["addresses"]
             found = frozenset((str(host), int(port)) for host, port in addresses)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TakeOverError(
                 f"process {self.pid} does not answer: {error or type(error).__name__}",
                 "if it does not serve any more, kill it and start without --take-over",
             ) from None
+        if form != FORM:
+            raise TakeOverError(
+                f"process {self.pid} is of a version that this one cannot replace",
+                "stop it, then start this one without --take-over",
+            )
         if rival is not None:
             raise TakeOverError(
                 f"process {self.pid} is being replaced by process {rival} now",

@@ -384,6 +384,34 @@ def test_one_that_cannot_even_end_loses_new_connections(serving: Serving) -> Non
         serving.check(next_one)
 
 
+TOLD_TO_STOP = """
+import os, signal, sys, time
+from proxy import app, cli
+
+def open_and_stop(*arguments):
+    store = open_store(*arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)  # in a thread
+    return store
+
+open_store, app.open_store = app.open_store, open_and_stop
+sys.exit(cli.main())
+"""
+
+
+def test_a_successor_is_told_to_stop_when_it_has_the_state(serving: Serving) -> None:
+    """Then there must not be two that stop."""
+    run = ["run", "-c", str(serving.process.config_file), "--take-over", str(serving.process.pid)]
+    command = [sys.executable, "-c", TOLD_TO_STOP, *run]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as successor:
+        _, errors = successor.communicate(timeout=WAIT_S)
+    assert successor.returncode == 1
+    assert b"was told to stop before it took over" in errors
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.check()
+    serving.set_quota()
+
+
 def test_a_successor_gives_up_and_the_state_is_gone(serving: Serving) -> None:
     """What it had in memory is kept in the new file."""
     with closing(Predecessor(serving.process.pid)) as predecessor:

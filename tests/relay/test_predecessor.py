@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerError, ListenerSettings
-from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError, share
+from proxy.relay.take_over import FORM, Predecessor, Replaceable, TakeOverError, share
 
 HOST = "127.0.0.1"
 TIMES = 20
@@ -256,8 +256,20 @@ async def test_what_is_no_proxy():
         process.communicate(b"\n")
 
 
-@pytest.mark.parametrize("said", [b"", b"hello\n", b"[]\n", json.dumps({"form": 1}).encode()])
-async def test_what_does_not_answer_as_a_proxy_does(said):
+OTHER_FORM = {"form": FORM + 1, "replaced_by": None, "addresses": []}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"", "does not answer: .*\n    fix: if it does not"),
+        (b"hello\n", "does not answer: .*\n    fix: if it does not"),
+        (b"[]\n", "does not answer: .*\n    fix: if it does not"),
+        (json.dumps({"form": FORM}).encode(), "does not answer: .*\n    fix: if it does not"),
+        (json.dumps(OTHER_FORM).encode() + b"\n", "of a version .*\n    fix: stop it"),
+    ],
+)
+async def test_what_does_not_answer_as_a_proxy_does(said, problem):
     def answer(sock: socket.socket) -> None:
         with sock.accept()[0] as client:
             client.sendall(said)
@@ -266,7 +278,7 @@ async def test_what_does_not_answer_as_a_proxy_does(said):
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         sock.listen()
         answering = asyncio.create_task(asyncio.to_thread(answer, sock))
-        with pytest.raises(TakeOverError, match=r"does not answer: .*\n    fix: if it does not"):
+        with pytest.raises(TakeOverError, match=problem):
             await find(os.getpid())
         await answering
 
