@@ -74,11 +74,16 @@ def test_a_closed_store_is_left_alone(store, disk):
     assert (disk.writes, store.writable) == (0, False)
 
 
-def test_a_closed_store_refuses_writes_until_there_is_another(store):
-    """Whoever writes goes on: this proxy serves while a successor has the state."""
+@pytest.mark.parametrize(
+    "use",
+    [lambda store: store.put("a/b", 1), lambda store: store.items("a/")],
+    ids=["put", "items"],
+)
+def test_a_closed_store_is_an_error_that_is_expected(store, use):
+    """Whoever reads or writes goes on: this proxy serves while a successor has the state."""
     store.close()
     with pytest.raises(StateError, match="another proxy took it over"):
-        store.put("a/b", 1)
+        use(store)
     store.use(Disk())
     store.put("a/b", 1)
     assert store.writable
