@@ -1,6 +1,8 @@
 """Wires the parts together: the only module that knows them all."""
 
 import asyncio
+import ctypes
+import faulthandler
 import gc
 import resource
 import socket
@@ -40,7 +42,7 @@ from proxy.config.models import HIDE_PASSWORD
 from proxy.config.reload import Reloader
 from proxy.config.secrets import Certificate, Secrets, read_secrets
 from proxy.config.stores import StateHolder, open_store
-from proxy.garbage import collect_frozen
+from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.parts import access_of, bootstrap_of, limits_of, listener_of, port_limits_of
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
@@ -61,7 +63,7 @@ from proxy.relay.listener import ListenerError, bind_ports
 from proxy.relay.pump import PipePool
 from proxy.relay.relay import Relay
 from proxy.relay.services import Reapers, Services, ThrottleMode
-from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError
+from proxy.relay.take_over import SERVE_TIMEOUT_S, Predecessor, Replaceable, TakeOverError
 from proxy.state import KafkaStore, MemoryStore, StateError, Store, WatchedStore
 
 EXPIRY_INTERVAL_S = 60.0  # between two looks for idle sensors
@@ -160,7 +162,8 @@ class App:
 
         `predecessor` is a proxy to replace. Its ports are shared, and what it has in its state is
         read; only then it is told to release that, which is waited for. New connections wait
-        meanwhile; none is refused. When all is open it is told to stop.
+        meanwhile; none is refused. When all is open it is told to stop. If that takes longer than
+        SERVE_TIMEOUT_S, this process is ended.
         Raises ListenerError, AdminError, StateError, TakeOverError.
         """
         sys.setswitchinterval(THREAD_TURN_S)
@@ -196,6 +199,15 @@ class App:
             for sock in admin:
                 sock.close()
             raise
+        if predecessor is not None:
+            try:
+                self._check_wanted()
+                predecessor.stop()
+            except TakeOverError:
+                await self.release()
+                await self.relay.close()
+                raise
+            faulthandler.cancel_dump_traceback_later()
         _log.info("admin", port=self.admin.port)
         self._show_health()
         self.relay.accept()
@@ -209,19 +221,19 @@ class App:
                 self.reloader.watch,
                 self._kafka_quotas.watch,
                 self._expire,
+                self._give_memory_back,
                 self._tick,
                 self._observer.run,
                 *self._queries.works(),
             )
         ]
-        if predecessor is not None:
-            predecessor.stop()
 
     async def stop(self) -> None:
         """Drain, then close everything; first what another process may wait for."""
         try:
             if not self._released:
                 await self.release()
+            await self.admin.stop()  # a successor may have given this back, and not the state
         finally:
             await self.relay.drain()
         for task in self._tasks:
@@ -237,6 +249,7 @@ class App:
         await self._observer.close()
         if self._config.state.kind != "memory":  # nobody else can have that
             await asyncio.to_thread(self._store.close)
+        self.audit.resume(self._store)  # keeps in memory what the state does not take meanwhile
         self._released = True
 
     async def resume(self) -> None:
@@ -268,12 +281,15 @@ class App:
         self.rules.use_store(self._store)
         self._queries.resume(self._store)
         self._observer.resume(self._store)
-        self.audit.resume(self._store)
         self._released = False
 
     async def _resume_admin(self) -> None:
         await self.admin.stop()
         await self.admin.start(self._bind_admin(()))
+
+    def take_back(self) -> None:
+        """Have new connections come here again: the successor that gets them hangs."""
+        self.relay.take_back()
 
     def stopped(self) -> None:
         """Begin to stop: a successor serves."""
@@ -286,12 +302,18 @@ class App:
         """
         read_overrides(state)
         read_pauses(state)
-        if self._stop.is_set():
-            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+        self._check_wanted()
+        # Also where a call never returns; it says where that is.
+        faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
         self.relay.take_over()
-        if not predecessor.release():
+        if not predecessor.release(SERVE_TIMEOUT_S):
             text = "the proxy to be replaced has ended by itself"
             _log.warning(text, process=predecessor.pid)
+
+    def _check_wanted(self) -> None:
+        """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
+        if self._stop.is_set():
+            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
 
     def _bind_admin(self, beside: Collection[Address]) -> list[socket.socket]:
         """Return sockets that have the admin port, one for each address of its host."""
@@ -471,6 +493,13 @@ class App:
             frozen = collect_frozen(frozen)
             await self._slices.collect(self.quotas.expiring(clock_ms()))
             await self._slices.collect(self._clients.forgetting(clock_ms()))
+
+    async def _give_memory_back(self) -> None:
+        """Give memory that was freed back to the system, until cancelled."""
+        memory = FreedMemory.of(ctypes.CDLL(None))
+        while True:
+            await asyncio.sleep(FREED_INTERVAL_S)
+            memory.give_back()
 
     async def _end_due(self) -> None:
         """End overrides and pauses whose time has come."""

@@ -69,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--log-format", choices=("console", "json"), default="json")
     copy_help = "copy record data through user space always"
     run.add_argument("--no-splice", action="store_true", help=copy_help)
-    heir_help = "replace this running proxy: check and open all, then have it stop"
-    run.add_argument("--take-over", type=_process, metavar="PID", help=heir_help)
+    take_over_help = "replace this running proxy: check and open all, then have it stop"
+    run.add_argument("--take-over", type=_process, metavar="PID", help=take_over_help)
     run.set_defaults(command=_run)
 
     check_help = "validate a configuration; say which rule a client gets"

@@ -25,7 +25,7 @@ BACKLOG = 1024
 
 _SO_ATTACH_REUSEPORT_CBPF = 51  # Linux; the socket module has no name for it
 _BPF_RETURN = 0x06  # classic BPF's `ret #k`; here it returns the chosen socket's index
-_NEWCOMER = 1  # index of the second process's socket; the first one's is 0
+_FIRST, _NEWCOMER = 0, 1  # index of the socket of the process that was there, and of the second
 _INSTRUCTION = Struct("HBBI")  # Linux's sock_filter: code, two jumps, constant
 _PROGRAM = Struct("HP")  # Linux's sock_fprog: how many instructions, and where they are
 
@@ -114,9 +114,14 @@ class Listener:
         for node_id, sock in self._sockets.items():
             try:
                 sock.listen(BACKLOG)
-                _steer_here(sock)
+                _steer(sock, _NEWCOMER)
             except OSError as error:
                 raise self._failure(self._ports[node_id], error) from None
+
+    def take_back(self) -> None:
+        """Have new connections come here again, and none to the one that took them over."""
+        for sock in self._sockets.values():
+            _steer(sock, _FIRST)
 
     def accept(self) -> None:
         """Begin to accept."""
@@ -150,20 +155,25 @@ class Listener:
             try:
                 self._listen(node_id, 0)
             except ListenerError as error:
-                _log.error("no port for broker", node_id=node_id, error=str(error))
+                self._leave_out(node_id, error=str(error), fix="raise the limit of open files")
                 return None
+            self._no_port_for.discard(node_id)
         port = self._ports.get(node_id)
         if port is not None:
             return settings.advertised_host, port
-        if node_id not in self._no_port_for and self._sockets:
-            self._no_port_for.add(node_id)
-            fix = f"make broker_ports reach first port + {node_id}"
-            about = {"node_id": node_id, "listener": settings.name, "fix": fix}
-            _log.error("broker left out: it has no port", **about)
+        if self._sockets:
+            self._leave_out(node_id, fix=f"make broker_ports reach first port + {node_id}")
         return None
 
+    def _leave_out(self, node_id: int, **about: str) -> None:
+        """Record that a broker has no port; the log says so once."""
+        if node_id not in self._no_port_for:
+            self._no_port_for.add(node_id)
+            listener, text = self.settings.name, "broker left out: it has no port"
+            _log.error(text, node_id=node_id, listener=listener, **about)
+
     def count_left_out(self) -> int:
-        """How many brokers had no port here when clients asked for them."""
+        """Return how many brokers had no port here when clients asked for them."""
         return len(self._no_port_for)
 
     def node_of(self, server_name: str | None) -> int | None:
@@ -266,13 +276,13 @@ def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
     return str(found[0][4][0]), port
 
 
-def _steer_here(sock: socket.socket) -> None:
-    """Send new connections to this socket of the group that shares the port.
+def _steer(sock: socket.socket, index: int) -> None:
+    """Send new connections to one socket of the group that shares this one's port.
 
     Without this the kernel spreads them, and those that the old process has not accepted when it
-    closes its socket are reset. When either has gone, the index is out of range and the kernel
-    falls back to spreading, over the one socket that is left.
+    closes its socket are reset. When either has gone, there is one socket left and it gets them,
+    also where the index is out of range: the kernel falls back to spreading.
     """
-    instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, _NEWCOMER))
+    instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, index))
     address, count = instructions.buffer_info()
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(count, address))

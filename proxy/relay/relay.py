@@ -79,6 +79,11 @@ class Relay:
         for listener in self.listeners.values():
             listener.take_over()
 
+    def take_back(self) -> None:
+        """Have new connections come here again, as `Listener.take_back`."""
+        for listener in self.listeners.values():
+            listener.take_back()
+
     def accept(self) -> None:
         """Begin to accept connections."""
         for listener in self.listeners.values():

@@ -111,7 +111,7 @@ class ResponseFlow(FrameFlow):
         super().close()
 
     def _ended(self) -> None:
-        self._conn.close_upstream_ended()
+        self._conn.services.paced_steps.add(self._conn.close_upstream_ended)
 
     def _sent_rest(self) -> None:
         """See FrameFlow."""

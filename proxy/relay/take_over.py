@@ -1,8 +1,9 @@
 """How a process takes the place of another, in steps that the other can go back on.
 
 The successor asks where the predecessor listens. When it could serve, it has it release what only
-one can have: state and admin port. When it serves, it has it stop. If it dies before, or gives up,
-the connection between them ends, and the predecessor takes back what it had released.
+one can have: state and admin port. When it can serve, it has it stop. If it dies before, or gives
+up, the connection between them ends, and the predecessor takes back what it had released. If it
+hangs, the predecessor takes new connections back, and the rest when the successor ends.
 
 Each proxy listens on a socket in Linux's abstract namespace that is named by its process id. The
 kernel says which process listens there, and who connects. So nothing but a proxy is told to stop,
@@ -23,10 +24,19 @@ from structlog import get_logger
 from proxy.cluster.upstream import Address
 
 FORM = 1
-"""Of the answer to a successor."""
+"""Of the answer to a successor, and of the words that follow; others are not understood."""
 
-RELEASE, STOP = b"release\n", b"stop\n"
-"""The words of a successor."""
+RELEASE, STOP = "release", "stop"
+"""The words of a successor; behind the first one, in how many seconds it says the second."""
+
+STOPPING, LATE = "stopping", "late"
+"""The answers to STOP."""
+
+SERVE_TIMEOUT_S = 120
+"""From RELEASE to STOP. Opening the state gives up earlier by itself."""
+
+MAX_WORD_BYTES = 64
+"""More than a line of a successor takes."""
 
 ANSWER_TIMEOUT_S = 5.0
 """For the answer of a predecessor; one that is busy for longer does not serve either."""
@@ -66,22 +76,36 @@ class Predecessor:
             self._sock.close()
             raise
 
-    def release(self) -> bool:
-        """Have it release state and admin port; return False when it has ended already."""
-        return self._say(RELEASE)
+    def release(self, limit_s: int = SERVE_TIMEOUT_S) -> bool:
+        """Have it release state and admin port; return False when it has ended already.
+
+        If it is not told to `stop` within `limit_s` it takes new connections back.
+        """
+        return self._say(f"{RELEASE} {limit_s}")
 
     def stop(self) -> None:
-        """Have it stop: this process serves."""
-        self._say(STOP)
+        """Have it stop: this process can serve. Raises TakeOverError when that comes too late.
+
+        A predecessor that has ended by itself, or hangs, does not serve either.
+        """
+        said = ""
+        if self._say(STOP):
+            with suppress(OSError):
+                said = self._read_line().decode().rstrip()
         self.close()
+        if said == LATE:
+            raise TakeOverError(
+                f"process {self.pid} serves again, as this one took too long to begin",
+                "see in the log what took so long, then start it again",
+            )
 
     def close(self) -> None:
         """End the connection; before `stop` that means that it is not replaced."""
         self._sock.close()
 
-    def _say(self, word: bytes) -> bool:
+    def _say(self, line: str) -> bool:
         try:
-            self._sock.sendall(word)
+            self._sock.sendall(f"{line}\n".encode())
         except OSError:
             return False
         return True
@@ -99,13 +123,18 @@ class Predecessor:
             )
         try:
             answer = json.loads(self._read_line())
-            rival, addresses = answer["replaced_by"], answer["addresses"]
+            form, rival, addresses = answer["form"], answer["replaced_by"], answer["addresses"]
             found = frozenset((str(host), int(port)) for host, port in addresses)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TakeOverError(
                 f"process {self.pid} does not answer: {error or type(error).__name__}",
                 "if it does not serve any more, kill it and start without --take-over",
             ) from None
+        if form != FORM:
+            raise TakeOverError(
+                f"process {self.pid} is of a version that this one cannot replace",
+                "stop it, then start this one without --take-over",
+            )
         if rival is not None:
             raise TakeOverError(
                 f"process {self.pid} is being replaced by process {rival} now",
@@ -132,8 +161,11 @@ class Replaced(Protocol):
     async def release(self) -> None:
         """Close what only one process can have."""
 
+    def take_back(self) -> None:
+        """Have new connections come here again: the successor that gets them hangs."""
+
     async def resume(self) -> None:
-        """Open it again, as far as that works."""
+        """Open again what was released, as far as that works: the successor has ended."""
 
     def stopped(self) -> None:
         """Begin to stop."""
@@ -200,7 +232,7 @@ class Replaceable:
             self._successor = pid
             try:
                 _log.info("to be replaced", by=pid)
-                if await self._is_replaced(sock):
+                if await self._is_replaced(sock, pid):
                     _log.info("replaced", by=pid)
                     self._proxy.stopped()
                 else:
@@ -211,34 +243,70 @@ class Replaceable:
             finally:
                 self._successor = None
 
-    async def _is_replaced(self, sock: socket.socket) -> bool:
+    async def _is_replaced(self, sock: socket.socket, pid: int) -> bool:
         """Return whether the successor serves; when it does not, all is as it was."""
+        words = _Words(sock)
         await self._answer(sock, list(self._proxy.addresses()), rival=None)
+        word, _, limit_s = (await words.next()).partition(" ")
         # Who has died since it spoke needs nothing.
-        if await self._word(sock, RELEASE) != RELEASE or _has_ended(sock):
+        if word != RELEASE or not limit_s.isdecimal() or _has_ended(sock):
             return False
         try:
             await self._proxy.release()
         except Exception as error:  # the successor finds out what it can have
             _log.error("not all released to the successor", exc_info=error)
-        if await self._word(sock, STOP) == STOP:
-            return True
+        try:
+            async with asyncio.timeout(int(limit_s)):
+                word = await words.next()
+        except TimeoutError:
+            await self._outlast(sock, words, pid)
+        else:
+            if word == STOP:
+                await self._say(sock, STOPPING)
+                return True
         await self._proxy.resume()
         return False
+
+    async def _outlast(self, sock: socket.socket, words: "_Words", pid: int) -> None:
+        """Take new connections back, and wait for the end of a successor that hangs."""
+        self._proxy.take_back()
+        text = "the successor hangs: connections come here again, admin port and state when it ends"
+        _log.error(text, successor=pid, fix=f"end process {pid}")
+        await self._say(sock, LATE)
+        while await words.next():
+            pass
 
     async def _answer(
         self, sock: socket.socket, addresses: Sequence[Address], rival: int | None
     ) -> None:
         answer = {"form": FORM, "replaced_by": rival, "addresses": addresses}
-        with suppress(OSError):
-            await self._loop.sock_sendall(sock, json.dumps(answer).encode() + b"\n")
+        await self._say(sock, json.dumps(answer))
 
-    async def _word(self, sock: socket.socket, expected: bytes) -> bytes:
-        """Return what the successor says, nothing when it has gone."""
-        try:
-            return await self._loop.sock_recv(sock, len(expected))
-        except OSError:
-            return b""
+    async def _say(self, sock: socket.socket, line: str) -> None:
+        with suppress(OSError):
+            await self._loop.sock_sendall(sock, f"{line}\n".encode())
+
+
+class _Words:
+    """What a successor says, a line at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._unread = bytearray()
+
+    async def next(self) -> str:
+        """Return the next line, an empty one when the successor has gone or sends no lines."""
+        while (end := self._unread.find(b"\n")) < 0:
+            try:
+                part = await asyncio.get_running_loop().sock_recv(self._sock, MAX_WORD_BYTES)
+            except OSError:
+                return ""
+            if not part or len(self._unread) > MAX_WORD_BYTES:
+                return ""
+            self._unread += part
+        line = self._unread[:end].decode(errors="replace")
+        del self._unread[: end + 1]
+        return line
 
 
 def share(addresses: Collection[Address], wanted: Address) -> bool:

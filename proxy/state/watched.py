@@ -1,8 +1,8 @@
 """Watches whether a store takes what is written: it should not show at the next override."""
 
 import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from structlog import get_logger
 
@@ -17,7 +17,11 @@ _log = get_logger(__name__)
 
 
 class WatchedStore(Store):
-    """Another store, and whether it took the last write."""
+    """Another store, and whether it took the last write.
+
+    After `close` and until `use` every method raises StateError: another process has the state, and
+    this one serves on.
+    """
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -32,16 +36,19 @@ class WatchedStore(Store):
 
     def get(self, key: str) -> Record | None:
         """Return the record of that key, or None."""
-        return self.inner.get(key)
+        with self._explained():
+            return self.inner.get(key)
 
     def items(self, prefix: str) -> list[Record]:
         """Return the records whose key begins with `prefix`, sorted by key."""
-        return self.inner.items(prefix)
+        with self._explained():
+            return self.inner.items(prefix)
 
     def put_many(self, records: Iterable[Record], *, delete: Iterable[str] = ()) -> int:
         """Delete keys and write records, all or nothing; return how many were deleted."""
         try:
-            deleted = self.inner.put_many(records, delete=delete)
+            with self._explained():
+                deleted = self.inner.put_many(records, delete=delete)
         except StateError as error:
             if self.writable:
                 _log.error("state not writable", problem=error.what, fix=error.fix)
@@ -54,8 +61,20 @@ class WatchedStore(Store):
 
     def close(self) -> None:
         """Close the state; a second time does nothing."""
-        self._closed = True
+        self._closed, self.writable = True, False
         self.inner.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError:
+            if not self._closed:
+                raise
+            raise StateError(
+                "the state is not open, since another proxy took it over or it could not be opened",
+                "wait for the end of the take-over; after one that failed restart quota-proxy",
+            ) from None
 
     async def watch(self) -> None:
         """Write something now and then when nobody else does, until cancelled."""
@@ -66,10 +85,6 @@ class WatchedStore(Store):
     def check(self) -> None:
         """Write something if nothing was written since the last check, or if that failed."""
         if not self._closed and (self._is_idle or not self.writable):
-            try:
-                with suppress(StateError):
-                    self.put(WATCH_KEY, None)
-            except RuntimeError:
-                if not self._closed:  # else it was closed meanwhile
-                    raise
+            with suppress(StateError):
+                self.put(WATCH_KEY, None)
         self._is_idle = True

@@ -83,7 +83,7 @@ def _capped(version: int, length: bytes, rest: bytes, *, passes_unknown: bool) -
 
 
 def _nowhere(_node_id: int, _host: str, _port: int) -> None:
-    """ApiVersions has no addresses."""
+    """Return no address: ApiVersions has none."""
 
 
 def _rewritten(

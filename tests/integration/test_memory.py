@@ -1,17 +1,25 @@
-"""What a throttled client has asked for waits in the broker, not in the proxy."""
+"""What a throttled client has asked for waits in the broker; what was freed is given back."""
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from struct import Struct
 
 import psutil
 import pytest
-from support.proxy_process import ProxyProcess, until
+from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch
 
 CONNECTIONS = 100
 RESPONSE_BYTES = 1 << 20
 BOUND_BYTES = 1 << 20
 GROWTH_BYTES = 10 << 20
+
+HEAD = Struct(">ihhihc")  # of a request: length, API key, version, correlation id, client id
+SASL_AUTHENTICATE = 36
+LOGINS, LOGIN_BYTES = 600, 100_000
+STAYS = 10
+"""One in so many clients stays, with memory between that of those that go."""
 
 
 @pytest.mark.slow
@@ -38,3 +46,23 @@ def test_throttled_responses_are_not_held_in_memory(
             client.send(fetch(12, name, max_bytes=RESPONSE_BYTES))
         until(lambda: running.metrics().value("delay_queue_size", api="fetch"), "they are held")
         assert process.memory_info().rss - before < GROWTH_BYTES
+
+
+def test_the_memory_of_a_peak_is_given_back(proxy: Callable[..., ProxyProcess]) -> None:
+    """Clients send logins, all but the end, so that the proxy has them in memory."""
+    running = proxy(anew=True)
+    process = psutil.Process(running.pid)
+    before = process.memory_info().rss
+    login = HEAD.pack(LOGIN_BYTES, SASL_AUTHENTICATE, 1, 1, 1, b"x")
+    login += bytes(LOGIN_BYTES - len(login))
+    with ExitStack() as staying, ExitStack() as going:
+        for number in range(LOGINS):
+            stack = going if number % STAYS else staying
+            client = stack.enter_context(socket.create_connection((HOST, running.port)))
+            client.sendall(login)
+        peak = until(
+            lambda: (rss := process.memory_info().rss) - before >= LOGINS * LOGIN_BYTES and rss,
+            "all that was sent is in memory",
+        )
+        going.close()
+        until(lambda: process.memory_info().rss - before < (peak - before) / 2, "it is given back")

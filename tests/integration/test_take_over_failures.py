@@ -55,15 +55,18 @@ class Serving:
         process = by or self.process
         if by is None:
             assert self.client.ask(api_versions(3)).error_code == 0
-        for _ in range(CONNECTIONS):
-            with RawClient(self.settings["listeners"][0]["bind"]) as client:
-                assert client.ask(api_versions(3)).error_code == 0
+        self.check_new_clients()
         (override,) = [
             entry
             for entry in call(process, "GET", "/v1/quotas").document["quotas"]
             if entry["source"] == "override"
         ]
         assert override["bounds"] == {"consumer_byte_rate": self.rate}
+
+    def check_new_clients(self) -> None:
+        for _ in range(CONNECTIONS):
+            with RawClient(self.settings["listeners"][0]["bind"]) as client:
+                assert client.ask(api_versions(3)).error_code == 0
 
     def successor(self, settings: dict[str, Any], name: str = "successor") -> ProxyProcess:
         arguments = ["--take-over", str(self.process.pid)]
@@ -271,6 +274,21 @@ def test_a_successor_gives_up_when_it_has_the_state(serving_with: Serve, kind: s
             serving.check(successor)
 
 
+def test_an_override_ends_while_a_successor_has_the_state(serving: Serving) -> None:
+    """Nothing can be written then, which must not end the proxy."""
+    body = {"consumer_byte_rate": 1, "until": "3s"}
+    assert call(serving.process, "PUT", OVERRIDE, body).status == 200
+    with closing(Predecessor(serving.process.pid)) as predecessor:
+        assert predecessor.release()
+        until(lambda: is_refused(serving), "the admin port is released")
+        text = "ended overrides or pauses are still in the state"
+        until(lambda: serving.process.log(text), "the override has ended")
+        serving.check_new_clients()
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.set_quota()
+    serving.check()
+
+
 SUCCESSOR = """
 import socket, sys
 from pathlib import Path
@@ -304,6 +322,94 @@ def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
     serving.process.stop()
     serving.process.start()
     serving.check(serving.process)
+
+
+HANGING = """
+import sys, time
+from proxy import app, cli
+
+app.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
+app.AuditLog = lambda _: time.sleep(600)
+sys.exit(cli.main())
+"""
+HANGS_AFTER_S = 3
+HANGS = "the successor hangs: connections come here again, admin port and state when it ends"
+
+
+@contextmanager
+def hanging(serving: Serving) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a successor that has state and ports, and never serves."""
+    file = serving.folder / "hanging.yaml"
+    file.write_text(yaml.safe_dump(serving.settings))
+    run = ["run", "-c", str(file), "--take-over", str(serving.process.pid)]
+    command = [sys.executable, "-c", HANGING, str(HANGS_AFTER_S), *run]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as successor:
+        try:
+            until(lambda: is_refused(serving), "the admin port is released")
+            yield successor
+        finally:
+            successor.kill()
+
+
+def test_a_successor_that_hangs_is_ended(serving: Serving) -> None:
+    """It says where it hung, and the old one has back what it had released."""
+    with hanging(serving) as successor:
+        assert serving.client.ask(api_versions(3)).error_code == 0
+        assert successor.wait(WAIT_S) == 1
+        assert successor.stderr is not None
+        assert b"Timeout" in (said := successor.stderr.read())
+        assert b"in start" in said
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.check()
+    serving.set_quota()
+
+
+def test_one_that_cannot_even_end_loses_new_connections(serving: Serving) -> None:
+    with hanging(serving) as successor:
+        successor.send_signal(signal.SIGSTOP)
+        (line,) = until(lambda: serving.process.log(HANGS), "it is noticed")
+        assert line["fix"] == f"end process {successor.pid}"
+        assert serving.client.ask(api_versions(3)).error_code == 0
+        serving.check_new_clients()
+        code, _, errors = quota_proxy(
+            "run", "-c", serving.process.config_file, "--take-over", serving.process.pid
+        )
+        assert code == 2
+        assert f"is being replaced by process {successor.pid} now" in errors
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.check()
+    serving.set_quota()
+    with running(serving.successor(serving.settings)) as next_one:
+        assert serving.process.wait() == 0
+        serving.check(next_one)
+
+
+TOLD_TO_STOP = """
+import os, signal, sys, time
+from proxy import app, cli
+
+def open_and_stop(*arguments):
+    store = open_store(*arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)  # in a thread
+    return store
+
+open_store, app.open_store = app.open_store, open_and_stop
+sys.exit(cli.main())
+"""
+
+
+def test_a_successor_is_told_to_stop_when_it_has_the_state(serving: Serving) -> None:
+    """Then there must not be two that stop."""
+    run = ["run", "-c", str(serving.process.config_file), "--take-over", str(serving.process.pid)]
+    command = [sys.executable, "-c", TOLD_TO_STOP, *run]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as successor:
+        _, errors = successor.communicate(timeout=WAIT_S)
+    assert successor.returncode == 1
+    assert b"was told to stop before it took over" in errors
+    until(lambda: not is_refused(serving), "the admin port is open again")
+    serving.check()
+    serving.set_quota()
 
 
 def test_a_successor_gives_up_and_the_state_is_gone(serving: Serving) -> None:

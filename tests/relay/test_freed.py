@@ -101,6 +101,7 @@ async def test_a_closed_pair_leaves_nothing(no_collector, state, how):
     rules = tuple(map(slow_client, CLIENTS))
     async with open_lab(rules=rules) as lab:
         counts = []
+        lab.services.times.of(METADATA)  # of which the state `dialling` may see nothing
         for client_id in CLIENTS:  # the first time makes what is made once
             await state(lab, client_id)
             await end(lab, how)

@@ -5,7 +5,7 @@ import socket
 from contextlib import closing, contextmanager
 
 import pytest
-from relaylab.lab import until
+from relaylab.lab import no_free_descriptor, until
 from structlog.testing import capture_logs
 
 from proxy.relay.listener import Listener, ListenerError, ListenerSettings
@@ -90,6 +90,16 @@ async def test_free_ports_open_when_a_broker_is_named():
         assert listener.address_of(7)[1] not in (port, listener.bootstrap_port)
         await connect_to(port, accepted)
         assert accepted[0][2] == 1000
+
+
+async def test_a_broker_counts_as_left_out_until_it_has_its_port():
+    with opened(broker_ports=(0, 0)) as (listener, _), capture_logs() as logs:
+        with no_free_descriptor():
+            assert listener.address_of(3) is listener.address_of(3) is None
+        assert listener.count_left_out() == 1
+        assert listener.address_of(3) is not None
+        assert listener.count_left_out() == 0
+    assert [(log["node_id"], log["fix"]) for log in logs] == [(3, "raise the limit of open files")]
 
 
 async def test_addresses_outlive_the_sockets():

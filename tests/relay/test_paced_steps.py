@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from relaylab.frames import fetch_request, fetch_response
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
@@ -87,6 +88,23 @@ async def test_many_that_connect_at_once_are_all_served_and_leave_nothing():
         for client in clients:
             client.reset()
         await until(lambda: not lab.relay.connected)
+
+
+@pytest.mark.parametrize("lost", ["client", "broker"])
+@pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "ended"])
+async def test_those_that_are_lost_wait_for_their_turn_to_be_closed(lost, is_reset):
+    async with open_lab() as lab:
+        client, broker = await lab.pair(fetch_request(1))
+        steps = lab.services.paced_steps
+        steps._spent_s = MOST_S
+        steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        end = client if lost == "client" else broker
+        end.reset() if is_reset else end.writer.close()
+        await until(lambda: len(steps))
+        assert lab.relay.connected == 1
+        steps._round.cancel()
+        steps.run_all()
+        assert not lab.relay.connected
 
 
 async def test_those_that_wait_to_begin_are_closed_by_a_drain():

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
 from proxy.relay.listener import Listener, ListenerError, ListenerSettings
-from proxy.relay.take_over import Predecessor, Replaceable, TakeOverError, share
+from proxy.relay.take_over import FORM, Predecessor, Replaceable, TakeOverError, share
 
 HOST = "127.0.0.1"
 TIMES = 20
@@ -133,6 +133,9 @@ class ProxyInSteps:
     async def release(self) -> None:
         self.done.append("release")
 
+    def take_back(self) -> None:
+        self.done.append("take back")
+
     async def resume(self) -> None:
         self.done.append("resume")
 
@@ -150,7 +153,8 @@ async def replaceable(
     with capture_logs() as logs:
         yield made, proxy.done, logs
         await made.close()
-        assert [log for log in logs if log["log_level"] == "error"] == []
+        hung = [log for log in logs if log["event"].startswith("the successor hangs")]
+        assert [log for log in logs if log["log_level"] == "error"] == hung
 
 
 async def find(pid: int) -> Predecessor:
@@ -169,7 +173,7 @@ async def test_a_successor_has_it_release_its_state_and_then_stop():
         assert done == []
         assert predecessor.release()
         await until(lambda: done == ["release"])
-        predecessor.stop()
+        await asyncio.to_thread(predecessor.stop)
         await until(lambda: done == ["release", "stopped"])
     with pytest.raises(TakeOverError, match="serves now"):
         await find(os.getpid())
@@ -184,7 +188,7 @@ async def test_one_successor_at_a_time_and_the_next_when_it_is_gone():
         await is_given_up(logs)
         second = await find(os.getpid())
         assert second.release()
-        second.stop()
+        await asyncio.to_thread(second.stop)
         await until(lambda: done == ["release", "stopped"])
 
 
@@ -196,6 +200,30 @@ async def test_one_that_gives_up_when_it_has_the_state_gives_it_back():
         predecessor.close()
         await is_given_up(logs)
         assert done == ["release", "resume"]
+
+
+async def test_one_that_hangs_is_too_late():
+    """It has the state as long as it lives, and nobody else can take over meanwhile."""
+    async with replaceable() as (_, done, logs):
+        predecessor = await find(os.getpid())
+        assert predecessor.release(limit_s=1)
+        await until(lambda: done == ["release", "take back"])
+        with pytest.raises(TakeOverError, match="is being replaced by process"):
+            await find(os.getpid())
+        assert done == ["release", "take back"]
+        with pytest.raises(TakeOverError, match="took too long to begin\n    fix: "):
+            await asyncio.to_thread(predecessor.stop)
+        await is_given_up(logs)
+        assert done == ["release", "take back", "resume"]
+
+
+@pytest.mark.parametrize("said", ["release", "release soon", "stop", "x" * 1000])
+async def test_one_that_says_something_else_gets_nothing(said):
+    async with replaceable() as (_, done, logs):
+        predecessor = await find(os.getpid())
+        assert predecessor._say(said)
+        await is_given_up(logs)
+        assert done == []
 
 
 async def test_the_word_of_one_that_has_died_since_does_not_count():
@@ -212,7 +240,7 @@ async def test_a_predecessor_that_has_ended_by_itself():
         predecessor = await find(os.getpid())
         await old.close()
         assert not predecessor.release()
-        predecessor.stop()
+        await asyncio.to_thread(predecessor.stop)
 
 
 async def test_what_is_no_proxy():
@@ -228,8 +256,20 @@ async def test_what_is_no_proxy():
         process.communicate(b"\n")
 
 
-@pytest.mark.parametrize("said", [b"", b"hello\n", b"[]\n", json.dumps({"form": 1}).encode()])
-async def test_what_does_not_answer_as_a_proxy_does(said):
+OTHER_FORM = {"form": FORM + 1, "replaced_by": None, "addresses": []}
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"", "does not answer: .*\n    fix: if it does not"),
+        (b"hello\n", "does not answer: .*\n    fix: if it does not"),
+        (b"[]\n", "does not answer: .*\n    fix: if it does not"),
+        (json.dumps({"form": FORM}).encode(), "does not answer: .*\n    fix: if it does not"),
+        (json.dumps(OTHER_FORM).encode() + b"\n", "of a version .*\n    fix: stop it"),
+    ],
+)
+async def test_what_does_not_answer_as_a_proxy_does(said, problem):
     def answer(sock: socket.socket) -> None:
         with sock.accept()[0] as client:
             client.sendall(said)
@@ -238,7 +278,7 @@ async def test_what_does_not_answer_as_a_proxy_does(said):
         sock.bind(f"\0quota-proxy/{os.getpid()}")
         sock.listen()
         answering = asyncio.create_task(asyncio.to_thread(answer, sock))
-        with pytest.raises(TakeOverError, match=r"does not answer: .*\n    fix: if it does not"):
+        with pytest.raises(TakeOverError, match=problem):
             await find(os.getpid())
         await answering
 

@@ -71,6 +71,19 @@ def test_nothing_more_is_written_while_others_write(store, disk):
 def test_a_closed_store_is_left_alone(store, disk):
     store.close()
     store.check()
-    assert (disk.writes, store.writable) == (0, True)
-    with pytest.raises(RuntimeError):
-        store.put("a/b", 1)
+    assert (disk.writes, store.writable) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda store: store.put("a/b", 1), lambda store: store.items("a/")],
+    ids=["put", "items"],
+)
+def test_a_closed_store_is_an_error_that_is_expected(store, use):
+    """Whoever reads or writes goes on: this proxy serves while a successor has the state."""
+    store.close()
+    with pytest.raises(StateError, match="another proxy took it over"):
+        use(store)
+    store.use(Disk())
+    store.put("a/b", 1)
+    assert store.writable

@@ -1,0 +1,83 @@
+"""What was freed is given back to the system when it is much, and only once."""
+
+import ctypes
+import sys
+
+import pytest
+
+from proxy.garbage import KEPT_BYTES, FreedMemory
+
+LITTLE_BYTES = KEPT_BYTES // 4
+
+
+class Heap:
+    """What a C library has of memory that is not in use, and how much of it was given back."""
+
+    def __init__(self) -> None:
+        self.free_bytes = LITTLE_BYTES
+        self.top_bytes = 0
+        """What leaves the heap, as it lies behind all that is in use."""
+        self.trims = 0
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.free_bytes -= self.top_bytes
+        self.top_bytes = 0
+
+
+@pytest.fixture
+def heap():
+    return Heap()
+
+
+@pytest.fixture
+def memory(heap):
+    return FreedMemory(lambda: heap.free_bytes, heap.trim)
+
+
+def trims_after(heap, memory, changes):
+    """How often it was given back, by the end of each change of what is free."""
+    found = []
+    for change_bytes in changes:
+        heap.free_bytes += change_bytes
+        memory.give_back()
+        found.append(heap.trims)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "trims"),
+    [
+        ([0, LITTLE_BYTES, LITTLE_BYTES, 0], [0, 0, 0, 0]),
+        ([KEPT_BYTES, 0, 0], [1, 1, 1]),
+        ([LITTLE_BYTES] * 8, [0, 0, 0, 1, 1, 1, 1, 2]),
+        ([KEPT_BYTES, -KEPT_BYTES, KEPT_BYTES], [1, 1, 2]),  # it was in use again
+        ([KEPT_BYTES, -LITTLE_BYTES, LITTLE_BYTES], [1, 1, 1]),
+    ],
+    ids=["little", "much", "little by little", "again", "a part again"],
+)
+def test_it_is_given_back_when_it_is_much(heap, memory, changes, trims):
+    assert trims_after(heap, memory, changes) == trims
+
+
+def test_what_has_left_the_heap_counts_no_more(heap, memory):
+    heap.top_bytes = KEPT_BYTES
+    assert trims_after(heap, memory, [KEPT_BYTES, LITTLE_BYTES, KEPT_BYTES]) == [1, 1, 2]
+
+
+def test_another_c_library_is_left_alone():
+    FreedMemory.of(object()).give_back()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_glibc_says_what_is_free_and_gives_it_back():
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("musl, or glibc before 2.33")
+    memory = FreedMemory.of(library)
+    blocks = [bytearray(LITTLE_BYTES // 256) for _ in range(256 * 16)]
+    before_bytes = memory._free_bytes()
+    del blocks[::2]
+    assert memory._free_bytes() - before_bytes >= KEPT_BYTES
+    memory.give_back()
+    assert memory._given_back_bytes == memory._free_bytes()
