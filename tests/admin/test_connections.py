@@ -140,10 +140,11 @@ async def test_one_is_closed_once_and_only_with_the_token(world: AdminWorld, con
         closed = await ask("DELETE", path, headers=headers)
         assert (closed.status, closed.json) == (200, {"closed": 9})
         assert connected.listed == [PLAIN]
-        for number in ("9", "x", "-7", "7.0", "9" * 50):
+        connected.listed.append(late := replace(PLAIN, number=123_456_789))
+        for number in ("9", "x", "-7", "7.0", "9" * 50, "1234567890"):
             answer = await ask("DELETE", f"/v1/connections/{number}", headers=headers)
             assert (answer.status, set(answer.json)) == (404, {"error", "fix"}), number
-        assert connected.listed == [PLAIN]
+        assert connected.listed == [PLAIN, late]
 
 
 async def test_clients_without_a_bound_come_by_their_rate(unruled: AdminWorld):
