@@ -68,7 +68,8 @@ async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> we
     """Return a long document as a JSON answer: nothing else would run during one json.dumps."""
     body = bytearray()
     # Not joined and encoded in the end: several megabytes take milliseconds.
-    await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
+    async with slices.long_answers:
+        await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
     return answer_in_pieces(body, JSON_HEADERS)
 
 
@@ -146,7 +147,8 @@ async def scrape(registry: CollectorRegistry, slices: Slices) -> bytearray:
     """
     text = bytearray()
     # Not joined in the end: several megabytes take milliseconds.
-    await slices.collect(map(text.extend, scrape_pieces(registry)))
+    async with slices.long_answers:
+        await slices.collect(map(text.extend, scrape_pieces(registry)))
     return text
 
 
