@@ -447,6 +447,9 @@ class App:
         instruments.cluster_reachable.set_function(lambda: brokers.answers)
         instruments.login_refused.set_function(lambda: brokers.refusal is not None)
         instruments.state_writable.set_function(lambda: self._store.writable)
+        instruments.rules_not_enforced.set_function(lambda: self.quotas.settings.observed_rules)
+        loads = self.reloader.loads
+        instruments.config_last_reload_successful.set_function(lambda: loads[0].result == "ok")
         for name, listener in self.relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)
