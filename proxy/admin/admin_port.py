@@ -112,7 +112,7 @@ class PortConnection(asyncio.Protocol):
         self.http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Go on sending."""
+        """Send what is left."""
         self._port.has_read(self)
         self.http.resume_writing()
 

@@ -178,7 +178,8 @@ class ObservedRates:
     def since(self, first_hour: int) -> Iterator[tuple[RateSeries, RateSketch] | None]:
         """Yield each series with all that was seen from an hour on; None for one without any."""
         for series, hours in tuple(self.by_series.items()):
-            sketches = [sketch for hour, sketch in hours.items() if hour >= first_hour]
+            known = tuple(hours.items())  # a thread may still load more
+            sketches = [sketch for hour, sketch in known if hour >= first_hour]
             yield (series, RateSketch.merged(sketches)) if sketches else None
 
     def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:
