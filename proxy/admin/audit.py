@@ -90,7 +90,7 @@ class AuditLog:
     async def recording(
         self, who: Author, what: str, shown: Callable[[], object]
     ) -> AsyncIterator[None]:
-        """Record the change that the body makes; `shown` gives what there is, as JSON has it.
+        """Record the change that the body makes, if any; `shown` gives what there is, for JSON.
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
         too: it is kept, and so in force. Bodies run one after the other: what one has made is what
@@ -103,9 +103,13 @@ class AuditLog:
             except Exception:
                 raise
             except BaseException:
-                await self.record(who, what, before, shown(), time.time())
+                await self._record_change(who, what, before, shown())
                 raise
-            await self.record(who, what, before, shown(), time.time())
+            await self._record_change(who, what, before, shown())
+
+    async def _record_change(self, who: Author, what: str, before: object, after: object) -> None:
+        if after != before:
+            await self.record(who, what, before, after, time.time())
 
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float

@@ -121,6 +121,9 @@ async def test_what_is_not_changed_is_not_recorded(world: AdminWorld, ask_ops: A
     assert (await ask_ops("PUT", ETL, json=body, headers=desk)).status == 403
     assert (await ask_ops("PUT", ETL, json={}, headers=ops)).status == 400
     assert (await ask_ops("DELETE", ETL, headers=ops)).status == 404
+    assert (await ask_ops("POST", "/v1/throttling", json={"on": True}, headers=ops)).status == 200
+    level = {"level": "info"}
+    assert (await ask_ops("PUT", "/v1/log_level", json=level, headers=ops)).status == 200
     world.store.is_full = True
     assert (await ask_ops("PUT", ETL, json=body, headers=ops)).status == 503
     assert await changes(ask_ops) == []
