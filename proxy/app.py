@@ -393,8 +393,8 @@ class App:
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
-        if config.admin.bind == self._config.admin.bind:  # another one may need no token
-            self.admin.use_access(access_of(config, secrets))
+        # The texts of the tokens that there were at the start: others wait for a restart.
+        self.admin.use_access(access_of(self._config, secrets))
         self._secrets = secrets
         self._show_certificates()
 
