@@ -19,7 +19,7 @@ from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rate_observer import RateObserver
+from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.readiness import Readiness, judge
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminError, AdminServer

@@ -14,9 +14,9 @@ from proxy.admin.audit import AuditLog
 from proxy.admin.audit_documents import change_documents, rule_shown
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.connection_documents import ConnectionDocuments
-from proxy.admin.guard import REPORT_PATH, current_author
 from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
+from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import (
     JSON_HEADERS,

@@ -8,7 +8,7 @@ from aiohttp import web
 from structlog import DropEvent, get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.guard import current_author
+from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
 
 LEVELS: Final = ("debug", "info", "warning", "error")

@@ -10,7 +10,7 @@ import trustme
 from admin_world import AdminWorld, NoQueries
 from structlog.testing import capture_logs
 
-from proxy.admin.admin_port import PortLimits
+from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.server import AdminServer
 
 HOST = "127.0.0.1"

@@ -10,8 +10,8 @@ from admin_world import AdminWorld, Ask, Disk, running, serve
 from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
-from proxy.admin.access import Access, AdminToken, Right
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
+from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore
 

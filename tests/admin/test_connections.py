@@ -12,8 +12,8 @@ from chromium import Page, text
 from rich.console import Console
 from status_page import visited
 
-from proxy.admin.admin_client import AdminAddress
-from proxy.admin.connection_table import run_connections
+from proxy.admin.commands.admin_client import AdminAddress
+from proxy.admin.commands.connection_table import run_connections
 from proxy.admin.top import EXIT_DONE, EXIT_FAILED
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from admin_world import AdminWorld, running, serve
 
-from proxy.admin.access import OPEN_PATHS, Access, AdminToken, Right
+from proxy.admin.port.access import OPEN_PATHS, Access, AdminToken, Right
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"

@@ -9,7 +9,7 @@ from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.suggestions import HEADROOM, round_up
+from proxy.admin.rates.suggestions import HEADROOM, round_up
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.admin.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
+from proxy.admin.commands.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
 from proxy.quota.validation import RULE_KEYS
 
 MAX_CONNECTIONS_SHOWN = 1000
@@ -114,24 +114,24 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _connections(options: argparse.Namespace) -> int:
-    from proxy.admin.connection_table import run_connections  # noqa: PLC0415
+    from proxy.admin.commands.connection_table import run_connections  # noqa: PLC0415
 
     return run_connections(_address(options), options.filter, options.limit)
 
 
 def _pause(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_pause  # noqa: PLC0415
+    from proxy.admin.commands.throttling_command import run_pause  # noqa: PLC0415
 
     return run_pause(_address(options), _selected(options), options.how_long, options.by)
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_resume  # noqa: PLC0415
+    from proxy.admin.commands.throttling_command import run_resume  # noqa: PLC0415
 
     return run_resume(_address(options), _selected(options), options.by)
 
 
 def _suggest(options: argparse.Namespace) -> int:
-    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415
+    from proxy.admin.commands.suggest_command import run_suggest  # noqa: PLC0415
 
     return run_suggest(_address(options), options.since)

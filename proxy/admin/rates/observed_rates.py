@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rate_sketch import RateSketch
+from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.state import Journal, Record, RecordFormat
 from proxy.wire.apis import FETCH, PRODUCE, api_name

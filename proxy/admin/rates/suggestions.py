@@ -7,13 +7,13 @@ from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso
-from proxy.admin.observed_rates import (
+from proxy.admin.rates.observed_rates import (
     INTERVAL_MS,
     SECONDS_PER_HOUR,
     ObservedClient,
     ObservedRates,
 )
-from proxy.admin.rate_sketch import RateSketch
+from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.admin.slices import Slices
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
