@@ -92,7 +92,7 @@ async def test_a_bound_is_the_p99_with_headroom(world: AdminWorld, ask: Ask, tmp
     assert figures[CONSUMER]["peak"] == 90 * MIB
     assert figures[CONSUMER]["total_bytes"] == 1900 * MIB
     assert "peak 90 MiB/s" in answer["yaml"]
-    assert "1.86 GiB in 0.28 h with traffic" in answer["yaml"]
+    assert "1.86 GiB in 0.278 h with traffic" in answer["yaml"]
 
 
 async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp_path: Path):

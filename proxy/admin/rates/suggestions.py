@@ -201,7 +201,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
         hours = sketch.count * INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
-        busy = f"{_size(sketch.total_bytes)} in {hours:.2f} h with traffic"
+        busy = f"{_size(sketch.total_bytes)} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 
 
