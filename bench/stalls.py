@@ -20,9 +20,9 @@ from bench.processes import BenchError
 from bench.report import Row, Verdict
 from metrics import Instruments, Registry, SensorCollector
 from metrics.clock import MS_PER_SECOND, clock_ms
-from proxy.admin.access import Access
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
+from proxy.admin.port.access import Access
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus

@@ -276,6 +276,9 @@ class Instruments:
         self.throttling_paused = plain(
             Gauge, "throttling_paused", "1 while quotas of some or all clients are paused."
         )
+        self.rules_not_enforced = plain(
+            Gauge, "rules_not_enforced", "Rules in force that are only observed."
+        )
         self.connections_rejected_total = plain(
             Counter,
             "connections_rejected_total[reason]",
@@ -288,6 +291,11 @@ class Instruments:
         )
         self.config_reloads_total = plain(
             Counter, "config_reloads_total[result]", "Attempts to reload the configuration."
+        )
+        self.config_last_reload_successful = plain(
+            Gauge,
+            "config_last_reload_successful",
+            "0 while the configuration's files have mistakes, so that what was read before holds.",
         )
 
     def _plain(

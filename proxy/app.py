@@ -21,7 +21,7 @@ from proxy.admin.audit import BY_FILE, AuditLog
 from proxy.admin.history import History
 from proxy.admin.log_level import log_level
 from proxy.admin.loop_lag import watch_lag
-from proxy.admin.rate_observer import RateObserver
+from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.readiness import Readiness, judge
 from proxy.admin.request_times import RequestTimes
 from proxy.admin.server import AdminError, AdminServer
@@ -415,8 +415,8 @@ class App:
         # The password of another user waits with that user for a restart.
         if login is not None and secrets.password is not None and sasl == self._config.cluster.sasl:
             login.renew(secrets.password)
-        if config.admin.bind == self._config.admin.bind:  # another one may need no token
-            self.admin.use_access(access_of(config, secrets))
+        # The texts of the tokens that there were at the start: others wait for a restart.
+        self.admin.use_access(access_of(self._config, secrets))
         self._secrets = secrets
         self._show_certificates()
 
@@ -469,6 +469,9 @@ class App:
         instruments.cluster_reachable.set_function(lambda: brokers.answers)
         instruments.login_refused.set_function(lambda: brokers.refusal is not None)
         instruments.state_writable.set_function(lambda: self._store.writable)
+        instruments.rules_not_enforced.set_function(lambda: self.quotas.settings.observed_rules)
+        loads = self.reloader.loads
+        instruments.config_last_reload_successful.set_function(lambda: loads[0].result == "ok")
         for name, listener in self.relay.listeners.items():
             gauge = instruments.brokers_without_port.labels(name)
             gauge.set_function(listener.count_left_out)

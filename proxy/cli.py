@@ -14,8 +14,8 @@ import structlog
 import uvloop
 
 from proxy import __version__
-from proxy.admin.admin_client import AdminRefusal
-from proxy.admin.commands import add_commands, number_of
+from proxy.admin.commands.admin_client import AdminRefusal
+from proxy.admin.commands.operator_commands import add_commands, number_of
 from proxy.admin.log_level import log_level
 from proxy.app import PORT_ERRORS, App
 from proxy.config import Config, ConfigError, load_config

@@ -14,17 +14,19 @@ from proxy.admin.audit import AuditLog
 from proxy.admin.audit_documents import change_documents, rule_shown
 from proxy.admin.client_documents import ClientDocuments, rule_entry
 from proxy.admin.connection_documents import ConnectionDocuments
-from proxy.admin.guard import REPORT_PATH, current_author
 from proxy.admin.log_level import LogLevelRoutes
 from proxy.admin.overrides import parse_override
+from proxy.admin.port.guard import REPORT_PATH, current_author
 from proxy.admin.query_documents import Document, QueryDocuments, Reports, written
 from proxy.admin.replies import (
     JSON_HEADERS,
+    MAX_DIGITS,
     ApiError,
     answer,
     answer_in_pieces,
     answer_in_slices,
     json_body,
+    parse_number,
     whole_number,
 )
 from proxy.admin.slices import Slices
@@ -46,7 +48,7 @@ ANY = "{tail:(?s:.+)}"
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
 
-MAX_NUMBER = 10**9 - 1  # of a connection, in the query string
+MAX_NUMBER = 10**MAX_DIGITS - 1  # of a connection, in the query string
 
 DEFAULT_PARTITIONS = 1_000  # of a query in one answer, unless the request says
 MAX_OVERRIDE_BYTES = 64 * 1024  # the longest body that sets a quota
@@ -129,8 +131,8 @@ class ApiRoutes:
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
         name = _tail(request, CONNECTIONS_PATH)
-        is_number = name.isascii() and name.isdecimal()
-        row = self.connections.close(int(name[:9])) if is_number else None
+        number = parse_number(name)
+        row = self.connections.close(number) if number is not None else None
         if row is None:
             fix = "see GET /v1/connections for those that are open"
             raise ApiError(404, f"no connection {name!r} is open", fix)

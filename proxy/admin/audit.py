@@ -1,5 +1,6 @@
 """Records who changed what while the proxy runs, from what to what; kept in the state."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -68,6 +69,7 @@ class AuditLog:
     def __init__(self, store: Store, kept: int = KEPT_CHANGES) -> None:
         self._writer = StateWriter(store)
         self._kept = kept
+        self._changing = asyncio.Lock()
         self._changes: deque[AuditedChange] = deque()
         self._unsaved: list[AuditedChange] = []
         """What could not be written so far; never more than is kept."""
@@ -88,20 +90,26 @@ class AuditLog:
     async def recording(
         self, who: Author, what: str, shown: Callable[[], object]
     ) -> AsyncIterator[None]:
-        """Record the change that the body makes; `shown` gives what there is, as JSON has it.
+        """Record the change that the body makes, if any; `shown` gives what there is, for JSON.
 
         The body says by raising that it made none. That of a request that is cancelled is recorded,
-        too: it is kept, and so in force.
+        too: it is kept, and so in force. Bodies run one after the other: what one has made is what
+        the next one finds.
         """
-        before = shown()
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            await self.record(who, what, before, shown(), time.time())
-            raise
-        await self.record(who, what, before, shown(), time.time())
+        async with self._changing:
+            before = shown()
+            try:
+                yield
+            except Exception:
+                raise
+            except BaseException:
+                await self._record_change(who, what, before, shown())
+                raise
+            await self._record_change(who, what, before, shown())
+
+    async def _record_change(self, who: Author, what: str, before: object, after: object) -> None:
+        if after != before:
+            await self.record(who, what, before, after, time.time())
 
     async def record(
         self, who: Author, what: str, before: object, after: object, now_s: float

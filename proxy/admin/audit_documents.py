@@ -23,8 +23,21 @@ def change_documents(
 
 
 def rule_shown(entry: RuleEntry | None) -> Document | None:
-    """Return what a rule sets, in the words of the configuration; None for no rule."""
+    """Return what a rule sets, in the words of the configuration; None for no rule.
+
+    `enforce` and `until` are there where they are not what most rules have.
+    """
     if entry is None:
         return None
-    bounds = {str(kind): kind.unit.format(bound) for kind, bound in entry.rule.bounds.items()}
-    return {**bounds, "scope": entry.rule.scope, "source": str(entry.source), "by": entry.by}
+    rule = entry.rule
+    shown: dict[str, object] = {
+        **{str(kind): kind.unit.format(bound) for kind, bound in rule.bounds.items()},
+        "scope": rule.scope,
+        "source": str(entry.source),
+        "by": entry.by,
+    }
+    if not rule.enforce:
+        shown["enforce"] = False
+    if entry.until_s is not None:
+        shown["until"] = iso(entry.until_s)
+    return shown

@@ -8,7 +8,7 @@ from aiohttp import web
 from structlog import DropEvent, get_logger
 
 from proxy.admin.audit import AuditLog
-from proxy.admin.guard import current_author
+from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -68,8 +68,9 @@ class LogLevelRoutes:
             log_level.set(name)
         # As an error it is written at every level: the log should say why it says less.
         say = _log.error if name == "error" else _log.warning
-        about = {"who": current_author().name, "remote": request.remote}
-        say("log level changed", level=name, before=before, **about)
+        # Not as `level`, which every line has of its own.
+        about = {"before": before, "after": name}
+        say("log level changed", **about, who=current_author().name, remote=request.remote)
         return answer({"level": name})
 
 

@@ -22,6 +22,7 @@ JSON_HEADERS = {**HEADERS, "Content-Type": "application/json; charset=utf-8"}
 BODY_TIMEOUT_S = 10.0  # how long a body may take to arrive
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PIECE_BYTES = 64 * 1024  # of a body, written in one step
+MAX_DIGITS = 15  # of a number in a path or query string
 SAMPLES_AT_ONCE = 50  # samples of a scrape in one step; it takes about half a millisecond
 
 
@@ -67,7 +68,8 @@ async def answer_in_slices(document: Mapping[str, object], slices: Slices) -> we
     """Return a long document as a JSON answer: nothing else would run during one json.dumps."""
     body = bytearray()
     # Not joined and encoded in the end: several megabytes take milliseconds.
-    await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
+    async with slices.long_answers:
+        await slices.collect(map(body.extend, map(str.encode, json_pieces(document))))
     return answer_in_pieces(body, JSON_HEADERS)
 
 
@@ -115,9 +117,16 @@ async def json_body(request: web.Request, most_bytes: int) -> bytes:
 def whole_number(request: web.Request, name: str, default: int, most: int) -> int:
     """Return a number of the query string, 0 to `most`. Raises ApiError with status 400."""
     text = request.query.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and int(text[:9]) <= most):
+    number = parse_number(text)
+    if number is None or number > most:
         raise ApiError(400, f"{name}: {text!r} is not a number", f"write 0 to {most}")
-    return int(text[:9])
+    return number
+
+
+def parse_number(text: str) -> int | None:
+    """Return the number that some digits are, at most MAX_DIGITS; None for another text."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
+    return int(text) if is_number else None
 
 
 class _FamilyPart(Collector):
@@ -138,7 +147,8 @@ async def scrape(registry: CollectorRegistry, slices: Slices) -> bytearray:
     """
     text = bytearray()
     # Not joined in the end: several megabytes take milliseconds.
-    await slices.collect(map(text.extend, scrape_pieces(registry)))
+    async with slices.long_answers:
+        await slices.collect(map(text.extend, scrape_pieces(registry)))
     return text
 
 

@@ -10,20 +10,20 @@ from importlib.resources import files
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from proxy.admin.access import Access
-from proxy.admin.admin_port import AdminPort, PortLimits, bind
 from proxy.admin.api import ApiRoutes
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import ClientDocuments
 from proxy.admin.connection_documents import ConnectionDocuments, ConnectionSource, NoConnections
-from proxy.admin.guard import Guard
 from proxy.admin.history import History
-from proxy.admin.observed_rates import ObservedRates
+from proxy.admin.port.access import Access
+from proxy.admin.port.admin_port import AdminPort, PortLimits, bind
+from proxy.admin.port.guard import Guard
 from proxy.admin.query_documents import Cached, Document, QueryDocuments, Reports
+from proxy.admin.rates.observed_rates import ObservedRates
+from proxy.admin.rates.suggestion_routes import SuggestionRoutes
 from proxy.admin.replies import CONTENT_TYPE, answer, answer_in_pieces, scrape
 from proxy.admin.slices import Slices
 from proxy.admin.status import NotReady, RelayStatus, Status
-from proxy.admin.suggestion_routes import SuggestionRoutes
 from proxy.quota.manager import QuotaManager
 from proxy.quota.rule_registry import RuleRegistry
 

@@ -8,6 +8,9 @@ from typing import TypeVar
 SLICE_S = 0.002
 """For how long one slice keeps the event loop; its last step may end later."""
 
+LONG_ANSWERS = 4
+"""How many are made at a time: each may come to megabytes, and they take no longer in turn."""
+
 T = TypeVar("T")
 
 
@@ -20,6 +23,8 @@ class Slices:
     def __init__(self, slice_s: float = SLICE_S) -> None:
         self._slice_s = slice_s
         self._turn = asyncio.Lock()
+        self.long_answers = asyncio.Semaphore(LONG_ANSWERS)
+        """To be held while a long answer is made."""
 
     async def collect(self, steps: Iterable[T]) -> list[T]:
         """Return what `steps` yields, each of which should take well under SLICE_S to make.

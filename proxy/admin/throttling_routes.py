@@ -8,8 +8,8 @@ from structlog import get_logger
 
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import Document, iso, left_s
-from proxy.admin.guard import current_author
 from proxy.admin.overrides import ThrottlingChange, parse_throttling
+from proxy.admin.port.guard import current_author
 from proxy.admin.replies import ApiError, answer, json_body
 from proxy.quota.pauses import QuotaPause, pause_name
 from proxy.quota.rule_registry import RuleRegistry

@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from proxy.admin.admin_client import AdminAddress
+from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.top_tables import CLIENTS, ORDERS, PIPELINES, QUERIES, VIEWS, order_of, screen
 
 INTERVAL_S = 2.0

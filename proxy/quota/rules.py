@@ -252,6 +252,11 @@ class QuotaSettings:
         """How much of a bound may be owed when a request is sent on whose response can be held."""
         return min(self.window_ms, LONGEST_AHEAD_MS)
 
+    @property
+    def observed_rules(self) -> int:
+        """How many rules are measured and hold nobody."""
+        return sum(not (self.enforce and rule.enforce) for rule in self.rules)
+
     def longest_hold_ms(self, kind: QuotaKind) -> float:
         """Return the longest single hold for a quota: of time in requests one window, as Kafka."""
         return min(self.window_ms, self.max_delay_ms) if kind.is_time else self.max_delay_ms

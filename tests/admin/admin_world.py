@@ -10,10 +10,10 @@ import aiohttp
 from parts.quota_world import QuotaWorld
 from yarl import URL
 
-from proxy.admin.access import Access, AdminToken
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
-from proxy.admin.observed_rates import ObservedRates
+from proxy.admin.port.access import Access, AdminToken
+from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.status import BrokerStatus, ConfigLoad, ListenerStatus, RelayStatus
 from proxy.quota.entities import QuotaKind

@@ -10,7 +10,7 @@ import trustme
 from admin_world import AdminWorld, NoQueries
 from structlog.testing import capture_logs
 
-from proxy.admin.admin_port import PortLimits
+from proxy.admin.port.admin_port import PortLimits
 from proxy.admin.server import AdminServer
 
 HOST = "127.0.0.1"
@@ -163,6 +163,24 @@ async def test_who_does_not_read_its_answers_is_closed(world: AdminWorld, tls: T
         caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
         while port._by_http:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
+
+
+async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: Tls):
+    """Else each of hundreds could keep megabytes in the process, until its time is over."""
+    limits = PortLimits(head_s=LONG_S, idle_s=LONG_S, unread=2)
+    async with (
+        opened(world.server(limits=limits, tls=tls.server)) as server,
+        AsyncExitStack() as stack,
+    ):
+        port = server._opened
+        assert port is not None
+        callers = [await call(stack, server, tls) for _ in range(5)]
+        for caller in callers:
+            caller.writer.transport.pause_reading()
+            caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
+        while len(port._by_http) > limits.unread:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0)
+        assert await (await call(stack, server, tls)).get() == 200
 
 
 async def test_who_asks_again_in_time_stays(world: AdminWorld, tls: Tls):

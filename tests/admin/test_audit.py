@@ -10,8 +10,8 @@ from admin_world import AdminWorld, Ask, Disk, running, serve
 from structlog.testing import capture_logs
 
 import proxy.admin.server as server_module
-from proxy.admin.access import Access, AdminToken, Right
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
+from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
 from proxy.state import MemoryStore
 
@@ -62,6 +62,42 @@ async def test_a_change_says_who_and_from_what_to_what(ask_ops: Ask):
     assert times == sorted(times, reverse=True)
 
 
+async def test_it_says_what_is_only_observed_and_until_when(ask: Ask):
+    body = {"consumer_byte_rate": "1MiB", "enforce": False}
+    for more in ({"until": "2h"}, {"enforce": True}):
+        assert (await ask("PUT", ETL, json=body | more)).status == 200
+    enforced, observed = await changes(ask)
+    assert (observed["after"]["enforce"], "enforce" in enforced["after"]) == (False, False)
+    assert datetime.fromisoformat(observed["after"]["until"]).tzinfo is not None
+    assert enforced["before"] == observed["after"]
+
+
+async def test_changes_at_the_same_time_follow_one_another(world: AdminWorld):
+    """The second one comes while the rules of the first are composed."""
+    waiting: list[asyncio.Event] = []
+
+    async def when_told(make: Compose) -> ComposedRules:
+        waiting.append(asyncio.Event())
+        await waiting[-1].wait()
+        return make()
+
+    world.rules = RuleRegistry(world.quotas, world.store, world.quotas.settings, when_told)
+    rates = [f"{number}MiB" for number in range(1, 4)]
+    async with serve(world.server()) as ask:
+        puts = [
+            asyncio.create_task(ask("PUT", ETL, json={"consumer_byte_rate": rate}))
+            for rate in rates
+        ]
+        while not all(put.done() for put in puts):
+            for each in waiting:
+                each.set()
+            await asyncio.sleep(0)
+    made = list(world.audit.latest())[::-1]
+    assert [each.before for each in made[1:]] == [each.after for each in made[:-1]]
+    bounds = sorted(each.after["consumer_byte_rate"] for each in made)
+    assert bounds == [f"{rate} per second" for rate in rates]
+
+
 async def test_without_tokens_it_is_somebody_here(ask: Ask):
     await ask("PUT", "/v1/quotas/user=bob", json={"producer_byte_rate": "1MiB"})
     (change,) = await changes(ask)
@@ -85,6 +121,9 @@ async def test_what_is_not_changed_is_not_recorded(world: AdminWorld, ask_ops: A
     assert (await ask_ops("PUT", ETL, json=body, headers=desk)).status == 403
     assert (await ask_ops("PUT", ETL, json={}, headers=ops)).status == 400
     assert (await ask_ops("DELETE", ETL, headers=ops)).status == 404
+    assert (await ask_ops("POST", "/v1/throttling", json={"on": True}, headers=ops)).status == 200
+    level = {"level": "info"}
+    assert (await ask_ops("PUT", "/v1/log_level", json=level, headers=ops)).status == 200
     world.store.is_full = True
     assert (await ask_ops("PUT", ETL, json=body, headers=ops)).status == 503
     assert await changes(ask_ops) == []

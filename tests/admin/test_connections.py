@@ -12,8 +12,8 @@ from chromium import Page, text
 from rich.console import Console
 from status_page import visited
 
-from proxy.admin.admin_client import AdminAddress
-from proxy.admin.connection_table import run_connections
+from proxy.admin.commands.admin_client import AdminAddress
+from proxy.admin.commands.connection_table import run_connections
 from proxy.admin.top import EXIT_DONE, EXIT_FAILED
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
@@ -140,10 +140,11 @@ async def test_one_is_closed_once_and_only_with_the_token(world: AdminWorld, con
         closed = await ask("DELETE", path, headers=headers)
         assert (closed.status, closed.json) == (200, {"closed": 9})
         assert connected.listed == [PLAIN]
-        for number in ("9", "x", "-7", "7.0", "9" * 50):
+        connected.listed.append(late := replace(PLAIN, number=123_456_789))
+        for number in ("9", "x", "-7", "7.0", "9" * 50, "1234567890"):
             answer = await ask("DELETE", f"/v1/connections/{number}", headers=headers)
             assert (answer.status, set(answer.json)) == (404, {"error", "fix"}), number
-        assert connected.listed == [PLAIN]
+        assert connected.listed == [PLAIN, late]
 
 
 async def test_clients_without_a_bound_come_by_their_rate(unruled: AdminWorld):

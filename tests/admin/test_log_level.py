@@ -49,7 +49,8 @@ async def test_an_operator_changes_it(ask: Ask):
     assert (answer.status, answer.json) == (200, {"level": "debug"})
     assert log_level.name == "debug"
     (line,) = lines
-    assert (line["event"], line["level"], line["before"]) == ("log level changed", "debug", "info")
+    assert (line["event"], line["after"], line["before"]) == ("log level changed", "debug", "info")
+    assert "level" not in line  # what the processor that says the level would replace
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.observed_rates import (
+from proxy.admin.rates.observed_rates import (
     FORMAT,
     KEPT_HOURS,
     SECONDS_PER_HOUR,
@@ -17,7 +17,7 @@ from proxy.admin.observed_rates import (
     ObservedRates,
     observed_client,
 )
-from proxy.admin.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
+from proxy.admin.rates.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
 from proxy.quota.entities import QuotaKind
 from proxy.state import MemoryStore, Record
 

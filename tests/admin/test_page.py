@@ -9,8 +9,8 @@ from chromium import PHONE, WIDE, Page, text
 from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
 
-from proxy.admin.access import Access, AdminToken, Right
 from proxy.admin.audit import BY_FILE
+from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.server import PAGE_FILES
 
 SHOWN = f"{CLIENTS} === 7"

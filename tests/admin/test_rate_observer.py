@@ -6,8 +6,8 @@ from contextlib import suppress
 from admin_world import MIB, Disk
 from structlog.testing import capture_logs
 
-from proxy.admin.observed_rates import FORMAT, ObservedRates
-from proxy.admin.rate_observer import RateObserver
+from proxy.admin.rates.observed_rates import FORMAT, ObservedRates
+from proxy.admin.rates.rate_observer import RateObserver
 from proxy.admin.slices import Slices
 from proxy.state import Record, StateError
 

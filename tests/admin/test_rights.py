@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from admin_world import AdminWorld, running, serve
 
-from proxy.admin.access import OPEN_PATHS, Access, AdminToken, Right
+from proxy.admin.port.access import OPEN_PATHS, Access, AdminToken, Right
 
 ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
@@ -58,6 +58,31 @@ async def test_who_has_no_right_to_it_changes_nothing(
         assert "quotas" in answer.json["fix"]
         assert "WWW-Authenticate" not in answer.headers
         assert len(world.rules.entries()) == 4
+
+
+async def test_every_path_asks_for_the_right_to_it(world: AdminWorld):
+    """Also one that is added later: the paths are those that the server knows."""
+    server = world.server(access=CLOSED)
+    async with serve(server) as ask:
+        assert server._runner is not None
+        routes = server._runner.app.router.routes()
+        asked = {
+            (route.method, route.resource.canonical.replace("{tail}", "x"))
+            for route in routes
+            if route.resource is not None
+        }
+        for method, path in asked:
+            if path in OPEN_PATHS:
+                continue
+            right = Right.READ if method in {"GET", "HEAD"} else Right.QUOTAS
+            right = Right.REPORT if path == REPORTS else right
+            assert (await ask(method, path)).status == 401, (method, path)
+            for token in TOKENS:
+                answer = await ask(method, path, headers=bearer(token.name))
+                assert (answer.status == 403) is (right not in token.rights), (method, path, token)
+    assert {method for method, _ in asked} == {"GET", "HEAD", "PUT", "POST", "DELETE"}
+    changing = {path for method, path in asked if method not in {"GET", "HEAD"}}
+    assert {"/v1/throttling", "/v1/log_level", "/v1/connections/x", "/v1/quotas/x"} < changing
 
 
 @pytest.mark.parametrize("path", [REPORTS, "/v1/spark/%62atches"])

@@ -9,7 +9,7 @@ from admin_world import CONSUMER, MIB, PRODUCER, AdminWorld, Ask, running
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.admin.suggestions import HEADROOM, round_up
+from proxy.admin.rates.suggestions import HEADROOM, round_up
 from proxy.cli import main
 from proxy.config import load_config
 from proxy.quota.entities import ClientIdentity
@@ -92,7 +92,7 @@ async def test_a_bound_is_the_p99_with_headroom(world: AdminWorld, ask: Ask, tmp
     assert figures[CONSUMER]["peak"] == 90 * MIB
     assert figures[CONSUMER]["total_bytes"] == 1900 * MIB
     assert "peak 90 MiB/s" in answer["yaml"]
-    assert "1.86 GiB in 0.28 h with traffic" in answer["yaml"]
+    assert "1.86 GiB in 0.278 h with traffic" in answer["yaml"]
 
 
 async def test_executors_get_one_bound_together(world: AdminWorld, ask: Ask, tmp_path: Path):

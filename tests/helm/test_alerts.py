@@ -9,13 +9,15 @@ import yaml
 from chart import CHART, Helm
 
 RULES = CHART / "rules"
+TESTS = sorted(RULES.glob("alerts*_test.yaml"))
 Promtool = Callable[..., str]
 
 
 @pytest.fixture(params=["file", "chart"])
 def rules(request: pytest.FixtureRequest, helm: Helm, tmp_path: Path) -> Path:
     """A directory with the alerts and their tests."""
-    shutil.copy(RULES / "alerts_test.yaml", tmp_path)
+    for tests in TESTS:
+        shutil.copy(tests, tmp_path)
     if request.param == "file":
         shutil.copy(RULES / "alerts.yaml", tmp_path)
     else:
@@ -31,11 +33,12 @@ def _names(groups: dict[str, list[dict[str, list[dict[str, str]]]]]) -> set[str]
 
 def test_alerts_fire_when_they_should(promtool: Promtool, rules: Path) -> None:
     promtool("check", "rules", "--lint-fatal", rules / "alerts.yaml")
-    assert "SUCCESS" in promtool("test", "rules", rules / "alerts_test.yaml")
+    for tests in TESTS:
+        assert "SUCCESS" in promtool("test", "rules", rules / tests.name)
 
 
 def test_every_alert_has_a_test_in_which_it_fires() -> None:
-    tests = yaml.safe_load((RULES / "alerts_test.yaml").read_text())["tests"]
+    tests = [test for path in TESTS for test in yaml.safe_load(path.read_text())["tests"]]
     cases = [case for test in tests for case in test["alert_rule_test"]]
     fired = {case["alertname"] for case in cases if case["exp_alerts"]}
     assert fired == _names(yaml.safe_load((RULES / "alerts.yaml").read_text()))

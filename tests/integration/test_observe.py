@@ -82,8 +82,10 @@ def test_a_quota_is_observed_and_then_enforced(
             *(False, False),
             True,
         )
+        assert process.metrics().value("rules_not_enforced") == 1
         write(process, make())
         until(lambda: process.log("configuration reloaded"), "it is loaded")
+        assert process.metrics().value("rules_not_enforced") == 0
         reading = until_held(process, record, pool)
         write(process, make(enforce=False))
         reading.result(RELEASED_S)

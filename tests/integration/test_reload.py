@@ -271,8 +271,10 @@ def test_a_file_that_is_gone_changes_nothing(process: ProxyProcess, make: Make) 
     process.config_file.unlink()
     until(lambda: reloads(process)["failed"] == 1, "it is refused")
     assert "does not exist" in loads(process)[0]["message"]
+    assert process.metrics().value("config_last_reload_successful") == 0
     write(process, make(PLENTY_BYTES))
     until(lambda: reloads(process)["ok"] == 1, "it is back")
+    assert process.metrics().value("config_last_reload_successful") == 1
     assert reloads(process)["failed"] == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from support.operating import call, reloads, running
+from support.operating import call, reloads, running, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import TIMEOUT_S, RawClient, api_versions
 
@@ -256,3 +256,23 @@ def test_the_token(kafka: EmbeddedBroker, tmp_path: Path) -> None:
         token_file.write_text("\n")
         until(lambda: reloads(process)["failed"] == 1, "refused", NOTICED_WITHIN_S)
         assert call(process, "DELETE", QUOTA, token="second").status == 404
+
+
+def test_other_tokens_wait_for_a_restart(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    token_file, other_file = tmp_path / "token", tmp_path / "other"
+    token_file.write_text("first\n")
+    other_file.write_text("other\n")
+    settings = config(kafka.bootstrap)
+    without = dict(settings["admin"])
+    settings["admin"]["token_file"] = str(token_file)
+    other = {"name": "ops", "token_file": str(other_file), "rights": ["quotas"]}
+    with running(ProxyProcess(settings, tmp_path)) as process:
+        for number, admin in enumerate(({**without, "tokens": [other]}, without), 1):
+            write(process, {**settings, "admin": admin})
+            until(lambda: sum(reloads(process).values()) == number, "loaded", NOTICED_WITHIN_S)  # noqa: B023
+            assert reloads(process)["failed"] == 0
+            assert call(process, "DELETE", QUOTA, token="first").status == 404
+            assert call(process, "DELETE", QUOTA, token="other").status == 401
+            assert call(process, "DELETE", QUOTA).status == 401
+        (newest, *_) = json.loads(process.get("/v1/status")[1])["config_loads"]
+        assert newest["message"] == "after a restart: admin"

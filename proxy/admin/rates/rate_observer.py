@@ -7,7 +7,7 @@ from collections.abc import Callable
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.observed_rates import FORMAT, INTERVAL_MS, Counters, ObservedRates
+from proxy.admin.rates.observed_rates import FORMAT, INTERVAL_MS, Counters, ObservedRates
 from proxy.admin.slices import Slices
 from proxy.state import StateError, StateWriter, Store
 

@@ -3,8 +3,8 @@
 import sys
 from urllib.parse import quote
 
-from proxy.admin.admin_client import AdminAddress, ask_admin
-from proxy.admin.suggestion_routes import SUGGESTIONS_PATH
+from proxy.admin.commands.admin_client import AdminAddress, ask_admin
+from proxy.admin.rates.suggestion_routes import SUGGESTIONS_PATH
 
 
 def run_suggest(address: AdminAddress, since: str) -> int:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 
-from proxy.admin.admin_client import AdminAddress, ask_admin
+from proxy.admin.commands.admin_client import AdminAddress, ask_admin
 from proxy.admin.throttling_routes import THROTTLING_PATH
 from proxy.admin.top_tables import printable
 

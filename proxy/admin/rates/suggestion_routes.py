@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from proxy.admin.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, ObservedRates
+from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, ObservedRates
+from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
 from proxy.admin.replies import ApiError, answer_in_slices
 from proxy.admin.slices import Slices
-from proxy.admin.suggestions import as_documents, as_yaml, suggest
 from proxy.quota.manager import QuotaManager
 from proxy.quota.values import BadValueError, parse_duration
 

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from structlog import get_logger
 
-from proxy.admin.access import Access, AdminToken, Right
 from proxy.admin.audit import LOCAL, Author
+from proxy.admin.port.access import Access, AdminToken, Right
 from proxy.admin.replies import ApiError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -3,10 +3,11 @@
 import argparse
 import getpass
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from proxy.admin.admin_client import DEFAULT_URL, AdminAddress
+from proxy.admin.commands.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
 from proxy.quota.validation import RULE_KEYS
 
 MAX_CONNECTIONS_SHOWN = 1000
@@ -74,11 +75,27 @@ def _login_name() -> str | None:
 
 
 def _address(options: argparse.Namespace) -> AdminAddress:
-    tls = ssl.create_default_context(cafile=options.ca_file)
+    tls, token = ssl.create_default_context(), None
+    if options.ca_file is not None:
+        with _used_as("--ca-file", options.ca_file, "certificates of authorities, as PEM"):
+            tls = ssl.create_default_context(cafile=options.ca_file)
     if options.cert_file is not None:
-        tls.load_cert_chain(options.cert_file)
-    token = options.token_file.read_text().strip() if options.token_file is not None else None
+        with _used_as("--cert-file", options.cert_file, "a certificate and its key, as PEM"):
+            tls.load_cert_chain(options.cert_file)
+    if options.token_file is not None:
+        with _used_as("--token-file", options.token_file, "the text of a token"):
+            token = options.token_file.read_text().strip()
     return AdminAddress(options.url, tls, token)
+
+
+@contextmanager
+def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
+    """Turn what fails about a file that an option names into an AdminRefusal."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # one is what TLS does not like, one what is no UTF-8
+        why = getattr(error, "strerror", None) or error
+        raise AdminRefusal(f"{option} {path}: {why}\n    fix: name a file with {what}") from None
 
 
 def _selected(options: argparse.Namespace) -> dict[str, str]:
@@ -97,24 +114,24 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _connections(options: argparse.Namespace) -> int:
-    from proxy.admin.connection_table import run_connections  # noqa: PLC0415
+    from proxy.admin.commands.connection_table import run_connections  # noqa: PLC0415
 
     return run_connections(_address(options), options.filter, options.limit)
 
 
 def _pause(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_pause  # noqa: PLC0415
+    from proxy.admin.commands.throttling_command import run_pause  # noqa: PLC0415
 
     return run_pause(_address(options), _selected(options), options.how_long, options.by)
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from proxy.admin.throttling_command import run_resume  # noqa: PLC0415
+    from proxy.admin.commands.throttling_command import run_resume  # noqa: PLC0415
 
     return run_resume(_address(options), _selected(options), options.by)
 
 
 def _suggest(options: argparse.Namespace) -> int:
-    from proxy.admin.suggest_command import run_suggest  # noqa: PLC0415
+    from proxy.admin.commands.suggest_command import run_suggest  # noqa: PLC0415
 
     return run_suggest(_address(options), options.since)

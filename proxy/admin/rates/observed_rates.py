@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rate_sketch import RateSketch
+from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.quota.entities import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, ClientIdentity, QuotaKind
 from proxy.state import Journal, Record, RecordFormat
 from proxy.wire.apis import FETCH, PRODUCE, api_name
@@ -178,7 +178,8 @@ class ObservedRates:
     def since(self, first_hour: int) -> Iterator[tuple[RateSeries, RateSketch] | None]:
         """Yield each series with all that was seen from an hour on; None for one without any."""
         for series, hours in tuple(self.by_series.items()):
-            sketches = [sketch for hour, sketch in hours.items() if hour >= first_hour]
+            known = tuple(hours.items())  # a thread may still load more
+            sketches = [sketch for hour, sketch in known if hour >= first_hour]
             yield (series, RateSketch.merged(sketches)) if sketches else None
 
     def _add(self, series: RateSeries, hour: int, rate: float, size_bytes: int) -> bool:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from proxy.admin.admin_client import AdminAddress
+from proxy.admin.commands.admin_client import AdminAddress
 from proxy.admin.top import EXIT_DONE, PLAIN_COLUMNS, UnreachableError, complain, fetch_document
 from proxy.admin.top_tables import (
     CALM,

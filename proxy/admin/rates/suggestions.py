@@ -3,16 +3,17 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso
-from proxy.admin.observed_rates import (
+from proxy.admin.rates.observed_rates import (
     INTERVAL_MS,
     SECONDS_PER_HOUR,
     ObservedClient,
     ObservedRates,
 )
-from proxy.admin.rate_sketch import RateSketch
+from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.admin.slices import Slices
 from proxy.quota.entities import DEFAULT, QuotaKind
 from proxy.quota.rules import Match, RuleTable
@@ -88,21 +89,27 @@ async def suggest(
     """
     first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
     seen: dict[ObservedClient, dict[QuotaKind, RateSketch]] = {}
-    for found in await slices.collect(rates.since(first_hour)):
-        if found is not None:
-            (client, kind), sketch = found
-            seen.setdefault(client, {})[kind] = sketch
+    unbounded: list[tuple[int, Suggestion]] = []
+    bounded: list[tuple[int, Suggestion]] = []
 
-    def made() -> Iterator[Suggestion]:
+    def making() -> Iterator[None]:
+        for found in rates.since(first_hour):
+            if found is not None:
+                (client, kind), sketch = found
+                seen.setdefault(client, {})[kind] = sketch
+            yield
         for client, sketches in seen.items():
             example = rates.examples.get(client)
             if example is not None:
                 matches = {kind: table.match(kind, example) for kind in sketches}
-                yield Suggestion(client, sketches, matches, example.client_id or "")
+                made = Suggestion(client, sketches, matches, example.client_id or "")
+                (bounded if made.is_bounded else unbounded).append((made.total_bytes, made))
+            yield
 
-    suggestions = await slices.collect(made())
-    suggestions.sort(key=lambda each: (each.is_bounded, -each.total_bytes))
-    return suggestions
+    await slices.collect(making())
+    for each in (unbounded, bounded):
+        each.sort(key=itemgetter(0), reverse=True)  # by numbers, of thousands it takes 2 ms
+    return [suggestion for _, suggestion in unbounded + bounded]
 
 
 def round_up(rate: float) -> str:
@@ -194,7 +201,7 @@ def _figures(suggestion: Suggestion) -> Iterator[str]:
         )
         yield f"    # {kind}: {quantiles}, peak {_rate(sketch.peak)}"
         hours = sketch.count * INTERVAL_MS / MS_PER_SECOND / SECONDS_PER_HOUR
-        busy = f"{_size(sketch.total_bytes)} in {hours:.2f} h with traffic"
+        busy = f"{_size(sketch.total_bytes)} in {hours:.3g} h with traffic"
         yield f"    #   {busy}; {_bounded(kind, match)}"
 
 

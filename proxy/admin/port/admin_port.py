@@ -40,6 +40,8 @@ class PortLimits:
     """From the start of a connection to the end of its first request's head, TLS included."""
     idle_s: float = 75.0
     """From the end of one request's head to the end of the next one's."""
+    unread: int = 16
+    """How many may leave unread what was sent: for each, a whole answer may wait in memory."""
 
 
 class PortConnection(asyncio.Protocol):
@@ -104,10 +106,14 @@ class PortConnection(asyncio.Protocol):
     def eof_received(self) -> bool | None:  # noqa: D102
         return self.http.eof_received()
 
-    def pause_writing(self) -> None:  # noqa: D102
+    def pause_writing(self) -> None:
+        """Send nothing more until the client has read some of it."""
+        self._port.wait_for_reader(self)
         self.http.pause_writing()
 
-    def resume_writing(self) -> None:  # noqa: D102
+    def resume_writing(self) -> None:
+        """Send what is left."""
+        self._port.has_read(self)
         self.http.resume_writing()
 
 
@@ -126,6 +132,8 @@ class AdminPort:
         self._by_address: dict[str, dict[PortConnection, None]] = {}
         """Those first that asked for nothing for longest."""
         self._by_http: dict[object, PortConnection] = {}
+        self._unread: dict[PortConnection, None] = {}
+        """Those that do not read, for longest first."""
         self._closed = 0
         """How many were closed for others."""
         self._next_log_s = 0.0
@@ -170,8 +178,22 @@ class AdminPort:
         of_address = self._by_address[connection.address]
         of_address[connection] = of_address.pop(connection)
 
+    def wait_for_reader(self, connection: PortConnection) -> None:
+        """Record that a client does not read; of too many, close the one that has not for longest.
+
+        Who reads slowly does so now and then, and is not the first of them.
+        """
+        self._unread[connection] = None
+        if len(self._unread) > self.limits.unread:
+            next(iter(self._unread)).close()
+
+    def has_read(self, connection: PortConnection) -> None:
+        """Record that a client reads again."""
+        self._unread.pop(connection, None)
+
     def forget(self, connection: PortConnection) -> None:
         """Drop a connection that is no more."""
+        self._unread.pop(connection, None)
         if self._by_http.pop(connection.http, None) is not None:
             of_address = self._by_address[connection.address]
             del of_address[connection]

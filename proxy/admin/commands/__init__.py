@@ -1,0 +1,1 @@
+"""Commands for operators: they ask the admin server of a running proxy."""

@@ -1,0 +1,1 @@
+"""How fast clients read and write, by the hour, and the rules that would fit that."""
