@@ -438,6 +438,7 @@ class App:
             was_reachable=brokers.was_reachable,
             refusal=brokers.refusal,
             silent_s=None if since_s is None else self._services.loop.time() - since_s,
+            writable=self._store.writable,
         )
 
     def _show_health(self) -> None:
