@@ -492,6 +492,7 @@ class App:
             await self._end_due()
             self.relay.follow_quotas()
             self._services.outages.sweep(clock_ms())
+            self._services.rejections.sweep(clock_ms())
             self._request_times.sample(clock_ms())
             await self._slices.collect(self.quotas.settling())
             await self._slices.collect(self._services.connection_quotas.settling())
