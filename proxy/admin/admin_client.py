@@ -56,12 +56,17 @@ class AdminAddress:
         return answer
 
 
-def ask_admin(address: AdminAddress, path: str, body: Mapping[str, object] | None = None) -> Any:
-    """Return the JSON that a path gives: `GET`, or `POST` with a body. Raises AdminRefusal."""
+def ask_admin(
+    address: AdminAddress, path: str, key: str, body: Mapping[str, object] | None = None
+) -> Any:
+    """Return what a path gives under a key: `GET`, or `POST` with a body. Raises AdminRefusal."""
     url = address.url
     try:
         with address.open(path, body) as reply:
-            return json.load(reply)
+            document = json.load(reply)
+        if not isinstance(document, dict) or key not in document:
+            raise ValueError("it is not a quota proxy of this version")
+        return document[key]
     except HTTPError as error:
         is_bad_input = error.code == HTTPStatus.BAD_REQUEST
         raise AdminRefusal(_refusal(url, error), is_bad_input=is_bad_input) from None
@@ -70,7 +75,8 @@ def ask_admin(address: AdminAddress, path: str, body: Mapping[str, object] | Non
         raise AdminRefusal(f"{url} does not answer: {error.reason}\n    fix: {fix}") from None
     except (OSError, HTTPException, ValueError) as error:
         fix = "give the address of admin.bind as --url"
-        raise AdminRefusal(f"{url!r} was not asked: {error}\n    fix: {fix}") from None
+        text = f"{url!r} does not answer as a proxy would: {error}"
+        raise AdminRefusal(f"{text}\n    fix: {fix}") from None
 
 
 def _refusal(url: str, error: HTTPError) -> str:

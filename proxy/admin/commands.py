@@ -5,11 +5,14 @@ import getpass
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from proxy.admin.admin_client import DEFAULT_URL, AdminAddress
+from proxy.admin.admin_client import DEFAULT_URL, AdminAddress, AdminRefusal
 from proxy.quota.validation import RULE_KEYS
 
 MAX_CONNECTIONS_SHOWN = 1000
+
+T = TypeVar("T")
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -74,11 +77,36 @@ def _login_name() -> str | None:
 
 
 def _address(options: argparse.Namespace) -> AdminAddress:
-    tls = ssl.create_default_context(cafile=options.ca_file)
+    tls = ssl.create_default_context()
+    if options.ca_file is not None:
+        tls = _read("--ca-file", options.ca_file, lambda ca: ssl.create_default_context(cafile=ca))
     if options.cert_file is not None:
-        tls.load_cert_chain(options.cert_file)
-    token = options.token_file.read_text().strip() if options.token_file is not None else None
+        _read("--cert-file", options.cert_file, tls.load_cert_chain)
+    token = None
+    if options.token_file is not None:
+        token = _read("--token-file", options.token_file, _token)
     return AdminAddress(options.url, tls, token)
+
+
+def _token(path: Path) -> str:
+    text = path.read_text().strip()
+    if not text or not text.isprintable():  # what it holds is not for a terminal, nor is a header
+        raise ValueError("holds no token, which is one line of text")
+    return text
+
+
+def _read(option: str, path: Path, read: Callable[[Path], T]) -> T:
+    """Return what a file that an option names holds. Raises AdminRefusal."""
+    try:
+        return read(path)
+    except UnicodeError:
+        what = "is not text"
+    except OSError as error:
+        what = error.strerror or str(error)
+    except ValueError as error:
+        what = str(error)
+    fix = "name a file that is there, that may be read, and that holds what --help says"
+    raise AdminRefusal(f"{option} {path}: {what}\n    fix: {fix}", is_bad_input=True)
 
 
 def _selected(options: argparse.Namespace) -> dict[str, str]:
