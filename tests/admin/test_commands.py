@@ -1,6 +1,8 @@
 """What the commands say of a mistake: what, where, how to mend it, and never a traceback."""
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,3 +75,17 @@ def test_the_file_without_a_certificate_is_named(capfd, tmp_path: Path, option: 
     path.touch()
     assert main(["suggest", "--url", NOBODY, option, str(path)]) == 2
     assert f"{option} {path}: " in capfd.readouterr().err
+
+
+def test_a_reader_that_has_enough_is_no_mistake(capfd, tmp_path: Path, monkeypatch):
+    path = tmp_path / "quota-proxy.yaml"
+    path.write_text(
+        "cluster: {bootstrap_servers: [b:9092]}\n"
+        "listeners: [{name: a, bind: '127.0.0.1:0', advertised_host: a, broker_ports: 0}]\n"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as printed:
+        monkeypatch.setattr(sys, "stdout", printed)
+        code = main(["check", "-c", str(path)])
+    assert (code, capfd.readouterr().err) == (1, "")
