@@ -460,6 +460,7 @@ class App:
             was_reachable=brokers.was_reachable,
             refusal=brokers.refusal,
             silent_s=None if since_s is None else self._services.loop.time() - since_s,
+            writable=self._store.writable,
         )
 
     def _show_health(self) -> None:
@@ -523,6 +524,7 @@ class App:
             await self._end_due()
             self.relay.follow_quotas()
             self._services.outages.sweep(clock_ms())
+            self._services.rejections.sweep(clock_ms())
             self._request_times.sample(clock_ms())
             await self._slices.collect(self.quotas.settling())
             await self._slices.collect(self._services.connection_quotas.settling())

@@ -38,9 +38,8 @@ MAX_PORT = 65535
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0 done, 1 failed while running, 2 bad input."""
     options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        return _perform(options)
     except ConfigError as error:
         return _complain(str(error), EXIT_BAD_INPUT)
     except BadValueError as error:  # a file that was sound a moment ago
@@ -48,12 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PORT_ERRORS as error:
         fix = "choose another address, or stop what has it"
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
-    except (DevkitError, StateError, TakeOverError, AdminRefusal) as error:
+    except AdminRefusal as error:
+        return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
+    except (DevkitError, StateError, TakeOverError) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
     except KeyboardInterrupt:
         return EXIT_FAILED
+
+
+def _perform(options: argparse.Namespace) -> int:
+    """Run a command and print all that it says; return its exit code."""
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        code = command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads the output has enough of it, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ SILENCE_GRACE_S = 30.0
 
 SILENT = "the Kafka cluster does not answer"
 REFUSED = "the Kafka cluster does not let the proxy log in"
+NOT_WRITABLE = "the state takes no writes, so overrides are refused; the log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,21 @@ class Readiness:
 
 
 def judge(
-    *, reachable: bool, was_reachable: bool, refusal: str | None, silent_s: float | None
+    *,
+    reachable: bool,
+    was_reachable: bool,
+    refusal: str | None,
+    silent_s: float | None,
+    writable: bool,
 ) -> Readiness:
     """Return the readiness, from what the probes of the cluster have shown.
 
     `reachable` is of the last probe, `was_reachable` of any, `refusal` why the last one could not
-    log in, and `silent_s` for how long none was answered; None if that is not so.
+    log in, and `silent_s` for how long none was answered; None if that is not so. `writable` is
+    whether the state took the last write.
     """
     if reachable:
-        return Readiness()
+        return Readiness(warning=None if writable else NOT_WRITABLE)
     if refusal is not None:
         text = f"{REFUSED}: {refusal}"
         # Brokers answer, and clients log in for themselves.

@@ -20,6 +20,7 @@ from proxy.relay.interceptor import Interceptor
 from proxy.relay.outages import OutageLog
 from proxy.relay.paced_steps import PacedSteps
 from proxy.relay.pump import PipePool
+from proxy.relay.rejections import RejectionLog
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
@@ -119,6 +120,7 @@ class Services:
     connection_quotas: ConnectionQuotas = field(init=False)
     paced_steps: PacedSteps = field(init=False)
     outages: OutageLog = field(default_factory=lambda: OutageLog(_warn))
+    rejections: RejectionLog = field(default_factory=lambda: RejectionLog(_warn))
     times: TimedApis = field(init=False)
     _requests: dict[tuple[int, int], CounterChild] = field(default_factory=dict)
 
@@ -149,10 +151,10 @@ class Services:
         self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
         self.quotas.held(charge, hold_ms, clock_ms())
 
-    def count_rejected(self, reason: str, **about: object) -> None:
+    def count_rejected(self, reason: str, *, peer: str | None = None, **about: object) -> None:
         """Count and log a client that is turned away; `reason` is one of REJECTIONS."""
         self.instruments.connections_rejected_total.labels(reason).inc()
-        _log.warning("client rejected", reason=reason, **about)
+        self.rejections.rejected(reason, peer, {"peer": peer, **about}, clock_ms())
 
     def count_upstream_error(
         self,

@@ -2,7 +2,14 @@
 
 import pytest
 
-from proxy.admin.readiness import REFUSED, SILENCE_GRACE_S, SILENT, Readiness, judge
+from proxy.admin.readiness import (
+    NOT_WRITABLE,
+    REFUSED,
+    SILENCE_GRACE_S,
+    SILENT,
+    Readiness,
+    judge,
+)
 
 NO_LOGIN = f"{REFUSED}: a wrong password"
 
@@ -28,7 +35,8 @@ NO_LOGIN = f"{REFUSED}: a wrong password"
     ],
 )
 def test_readiness(reachable, was_reachable, refusal, silent_s, expected):
-    assert (
-        judge(reachable=reachable, was_reachable=was_reachable, refusal=refusal, silent_s=silent_s)
-        == expected
-    )
+    seen = {"reachable": reachable, "was_reachable": was_reachable, "refusal": refusal}
+    assert judge(**seen, silent_s=silent_s, writable=True) == expected
+    # What is wrong with the cluster comes first, and no client is sent away for the state.
+    unkept = judge(**seen, silent_s=silent_s, writable=False)
+    assert unkept == (Readiness(warning=NOT_WRITABLE) if reachable else expected)

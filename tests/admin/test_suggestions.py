@@ -174,7 +174,7 @@ async def test_the_command_prints_rules(
     async with running(world.server()) as url:
         assert await asyncio.to_thread(main, ["suggest", "--url", url, "--since", "1h"]) == 0
         text = capsys.readouterr().out
-        assert await asyncio.to_thread(main, ["suggest", "--url", url, "--since", "1"]) == 1
+        assert await asyncio.to_thread(main, ["suggest", "--url", url, "--since", "1"]) == 2
         assert "no unit" in capsys.readouterr().err
     assert "in the last 1h" in text
     (rule,) = configured(tmp_path, text).rules

@@ -175,13 +175,13 @@ async def test_the_commands_pause_and_resume(
         code, _, err = await command("pause", "--url", url)
         assert (code, "--token-file" in err) == (1, True)
         code, _, err = await command("pause", "--for", "soon", *where)
-        assert (code, "not a duration" in err) == (1, True)
+        assert (code, "not a duration" in err) == (2, True)
     code, _, err = await command("pause", *where)
     assert (code, "does not answer" in err) == (1, True)
     code, _, err = await command("pause", "--url", "nowhere")
     assert (code, "not a URL" in err) == (1, True)
     code, _, err = await command("pause", "--url", url, "--token-file", str(tmp_path / "none"))
-    assert (code, "No such file" in err) == (1, True)
+    assert (code, "No such file" in err) == (2, True)
 
 
 async def test_the_page_shows_it(world: AdminWorld, page: Page):

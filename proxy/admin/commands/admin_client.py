@@ -5,6 +5,7 @@ import ssl
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
@@ -17,6 +18,11 @@ TIMEOUT_S = 30.0
 
 class AdminRefusal(Exception):  # noqa: N818 - what came of it, for people
     """The admin server did not answer, or did not do what it was asked for: why, and the fix."""
+
+    def __init__(self, text: str, *, is_bad_input: bool = False) -> None:
+        super().__init__(text)
+        self.is_bad_input = is_bad_input
+        """Whether what was given to the command is the mistake, such as `--for abc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +56,27 @@ class AdminAddress:
         return answer
 
 
-def ask_admin(address: AdminAddress, path: str, body: Mapping[str, object] | None = None) -> Any:
-    """Return the JSON that a path gives: `GET`, or `POST` with a body. Raises AdminRefusal."""
+def ask_admin(
+    address: AdminAddress, path: str, key: str, body: Mapping[str, object] | None = None
+) -> Any:
+    """Return what a path gives under a key: `GET`, or `POST` with a body. Raises AdminRefusal."""
     url = address.url
     try:
         with address.open(path, body) as reply:
-            return json.load(reply)
+            document = json.load(reply)
+        if not isinstance(document, dict) or key not in document:
+            raise ValueError("it is not a quota proxy of this version")
+        return document[key]
     except HTTPError as error:
-        raise AdminRefusal(_refusal(url, error)) from None
+        is_bad_input = error.code == HTTPStatus.BAD_REQUEST
+        raise AdminRefusal(_refusal(url, error), is_bad_input=is_bad_input) from None
     except URLError as error:
         fix = "start the proxy, or give the address of admin.bind as --url"
         raise AdminRefusal(f"{url} does not answer: {error.reason}\n    fix: {fix}") from None
     except (OSError, HTTPException, ValueError) as error:
         fix = "give the address of admin.bind as --url"
-        raise AdminRefusal(f"{url!r} was not asked: {error}\n    fix: {fix}") from None
+        text = f"{url!r} does not answer as a proxy would: {error}"
+        raise AdminRefusal(f"{text}\n    fix: {fix}") from None
 
 
 def _refusal(url: str, error: HTTPError) -> str:
@@ -74,5 +87,5 @@ def _refusal(url: str, error: HTTPError) -> str:
     except (OSError, HTTPException, ValueError, TypeError, KeyError):
         fix = "see that it is a quota proxy of this version"
         return f"{url} answered {error.code} {error.reason}\n    fix: {fix}"
-    token = "; give its file as --token-file" if error.code == 401 else ""  # noqa: PLR2004
+    token = "; give its file as --token-file" if error.code == HTTPStatus.UNAUTHORIZED else ""
     return f"{url} refuses: {what}\n    fix: {fix}{token}"

@@ -84,8 +84,15 @@ def _address(options: argparse.Namespace) -> AdminAddress:
             tls.load_cert_chain(options.cert_file)
     if options.token_file is not None:
         with _used_as("--token-file", options.token_file, "the text of a token"):
-            token = options.token_file.read_text().strip()
+            token = _token(options.token_file)
     return AdminAddress(options.url, tls, token)
+
+
+def _token(path: Path) -> str:
+    text = path.read_text().strip()
+    if not text or not text.isprintable():  # what it holds is not for a terminal, nor is a header
+        raise ValueError("holds no token, which is one line of text")
+    return text
 
 
 @contextmanager
@@ -93,9 +100,14 @@ def _used_as(option: str, path: Path, what: str) -> Iterator[None]:
     """Turn what fails about a file that an option names into an AdminRefusal."""
     try:
         yield
-    except (OSError, ValueError) as error:  # one is what TLS does not like, one what is no UTF-8
-        why = getattr(error, "strerror", None) or error
-        raise AdminRefusal(f"{option} {path}: {why}\n    fix: name a file with {what}") from None
+    except UnicodeError:
+        problem = "is not text"
+    except (OSError, ValueError) as error:  # TLS raises the one or the other
+        problem = getattr(error, "strerror", None) or str(error)
+    else:
+        return
+    text = f"{option} {path}: {problem}\n    fix: name a file with {what}"
+    raise AdminRefusal(text, is_bad_input=True)
 
 
 def _selected(options: argparse.Namespace) -> dict[str, str]:

@@ -20,7 +20,7 @@ def run_resume(address: AdminAddress, keys: Mapping[str, str], by: str | None) -
 
 def _change(address: AdminAddress, body: Mapping[str, object]) -> int:
     """Send a change and print what is in force then. Raises AdminRefusal."""
-    throttling = ask_admin(address, THROTTLING_PATH, body)["throttling"]
+    throttling = ask_admin(address, THROTTLING_PATH, "throttling", body)
     lines = [
         f"paused: {each['selector']} until {each['until']}, {each['left_s']:,.0f} s left"
         for each in throttling["paused"]
