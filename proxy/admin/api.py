@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -93,17 +93,20 @@ class ApiRoutes:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         text, limit = _filter_and_limit(request)
-        document = await self.status.document(text, limit, self.clock_ms(), time.time())
+        now_ms, by_client = self.clock_ms(), _by_client(request)
+        document = await self.status.document(text, limit, now_ms, time.time(), by_client=by_client)
         return await answer_in_slices(document, self.slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
         text, limit = _filter_and_limit(request)
-        found = await self.clients.closest_to_bound(text, limit)
-        described = await self.clients.describe(found.rows, self.clock_ms())
+        by_client = _by_client(request)
+        found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
+        described = await self.clients.describe_found(found, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
         throttling = throttling_document(self.rules, time.time())
         document = {
             "total": found.total,
+            "client_counts": asdict(found.clients),
             "throttling": throttling,
             "clients": described,
             **unbounded,
@@ -228,6 +231,14 @@ def _filter_and_limit(request: web.Request) -> tuple[str, int]:
     """Read `?filter=TEXT&limit=N`."""
     limit = whole_number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
     return request.query.get("filter", "").lower(), limit
+
+
+def _by_client(request: web.Request) -> bool:
+    """Read `?by=client`."""
+    by = request.query.get("by", "quota")
+    if by not in ("client", "quota"):
+        raise ApiError(400, f"by: {by!r} is unknown", "write client or quota")
+    return by == "client"
 
 
 def _keys(request: web.Request) -> Mapping[str, str]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.history import Largest, share
+from proxy.admin.client_groups import ClientCounts, RowGroup, names_of
+from proxy.admin.history import History, Largest
 from proxy.admin.query_documents import QueryDocuments
 from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -27,7 +28,10 @@ Document = dict[str, object]
 class FoundRows:
     """The rows that a request chose, and how many there are in all."""
 
-    rows: list[QuotaRow]
+    groups: Sequence[RowGroup]
+    by_client: bool
+    """Whether it chose clients, with all rows of each; else each group is one row."""
+    clients: ClientCounts
     total: int
     throttled: int
     held: int
@@ -48,23 +52,26 @@ class ClientDocuments:
     client_rates: Callable[[], Mapping[ClientIdentity, float]] = dict
     """Bytes per second of each client, as they were measured last."""
     _measuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    _found: dict[tuple[str, int], tuple[float, FoundRows]] = field(default_factory=dict, init=False)
-    """By text and limit, with the time from which on it is not shown any more."""
+    _found: dict[tuple[str, int, bool], tuple[float, FoundRows]] = field(
+        default_factory=dict, init=False
+    )
+    """By what was asked for, with the time from which on it is not shown any more."""
 
-    async def closest_to_bound(self, text: str, limit: int) -> FoundRows:
+    async def closest_to_bound(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         """Return the rows of the throttled clients, then of those closest to their bound.
 
         They come from a walk over all sensors that ended at most `FRESH_MS` ago: at most `limit`,
         0 or more, that have `text`, in lower case, in their entity, or in the user or client id of
-        a connected client.
+        a connected client. `by_client` chooses, and counts, groups with all their rows.
         """
         async with self._measuring:
             now_ms = self.clock_ms()
             self._found = {key: each for key, each in self._found.items() if now_ms < each[0]}
-            known = self._found.get((text, limit))
+            known = self._found.get((text, limit, by_client))
             if known is None:
-                found = await self._walk(text, limit)
-                known = self._found[text, limit] = self.clock_ms() + FRESH_MS, found
+                found = await self._walk(text, limit, by_client=by_client)
+                known = self.clock_ms() + FRESH_MS, found
+                self._found[text, limit, by_client] = known
             return known[1]
 
     async def of_entity(self, entity: str) -> list[QuotaRow]:
@@ -73,33 +80,67 @@ class ClientDocuments:
         found = (row if row is not None and row.entity == entity else None for row in rows)
         return [row for row in await self.slices.collect(found) if row is not None]
 
-    async def _walk(self, text: str, limit: int) -> FoundRows:
+    async def _walk(self, text: str, limit: int, *, by_client: bool) -> FoundRows:
         # The other rows are not kept: that many at once would bring on Python's full collections.
-        found: Largest[QuotaRow] = Largest(limit)
+        found: Largest[RowGroup] = Largest(limit)
+        clients = ClientCounts()
         total = throttled = held = 0
 
         def count() -> Iterator[None]:
             nonlocal total, throttled, held
-            for row in self.quotas.rows(self.clock_ms):
-                if row is not None:
+            for rows in self.quotas.row_groups(self.clock_ms):
+                for row in rows:
                     total += 1
                     throttled += row.throttled
                     held += row.hold_until_ms is not None
-                    if text in row.entity.lower() or any(
-                        _names(each, text) for each in row.clients
-                    ):
-                        found.add((row.throttled, share(row)), row)
+                if rows and not any(row.client_count for row in rows):
+                    clients.add_left(rows)
+                for each in (rows,) if by_client else ((row,) for row in rows):
+                    if any(_has(row, text) for row in each):
+                        group = RowGroup(each)
+                        found.add(group.urgency, group)
                 yield
 
         await self.slices.collect(count())
-        return FoundRows(found.descending(), total, throttled, held)
+        groups = found.descending()
+        now_ms = self.clock_ms()
+        await self.slices.collect(clients.add_connected(self.quotas, groups, now_ms))
+        return FoundRows(groups, by_client, clients, total, throttled, held)
 
     async def describe(self, rows: Sequence[QuotaRow], now_ms: float) -> list[Document]:
         """Return the document of each row."""
         in_force = self.rules.in_force()
-        return await self.slices.collect(
-            {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)} for row in rows
-        )
+        return await self.slices.collect(self._document(row, in_force, now_ms) for row in rows)
+
+    async def describe_found(
+        self, found: FoundRows, now_ms: float, history: History | None = None
+    ) -> list[Document]:
+        """Return the document of each row that was found, with its history if there is one."""
+        in_force = self.rules.in_force()
+
+        def documents() -> Iterator[Document]:
+            for name, group in names_of(found.groups):
+                about = {"group": name, "shares": self._shares(group)} if found.by_client else {}
+                for row in group.in_order():
+                    charted = {} if history is None else {"history": history.document(row)}
+                    yield {**self._document(row, in_force, now_ms), **about, **charted}
+
+        return await self.slices.collect(documents())
+
+    def _document(
+        self, row: QuotaRow, in_force: Mapping[str, RuleEntry], now_ms: float
+    ) -> Document:
+        return {**_row(row, in_force, now_ms), "adaptive": self._adaptive(row)}
+
+    def _shares(self, group: RowGroup) -> list[Document]:
+        """Return the quotas that the only client of a group shares with others."""
+        client = group.client
+        own = {(row.kind, row.entity) for row in group.rows}
+        return [
+            {"quota": str(each.kind), "entity": each.entity, "throttled": each.is_throttled}
+            for each in (() if client is None else self.quotas.sensors_of(client))
+            if (each.kind, each.entity) not in own
+        ]
 
     async def explain(self, row: QuotaRow) -> list[Document]:
         """Return for each connected client the rules that were looked at, and what came of it."""
@@ -234,6 +275,11 @@ def rule_name(rule: Rule, in_force: Mapping[str, RuleEntry]) -> Document:
         "at": iso(entry.at_s) if entry else None,
         "until": iso(entry.until_s) if entry else None,
     }
+
+
+def _has(row: QuotaRow, text: str) -> bool:
+    """Return whether a lower-case text is in the entity or names one of the clients."""
+    return text in row.entity.lower() or any(_names(each, text) for each in row.clients)
 
 
 def _names(client: ClientIdentity, text: str) -> bool:

@@ -96,14 +96,17 @@ class Status:
     """Gives what is wrong although clients can be served."""
     request_times: Callable[[], Sequence[Document]] = tuple
 
-    async def document(self, text: str, limit: int, now_ms: float, now_s: float) -> Document:
+    async def document(
+        self, text: str, limit: int, now_ms: float, now_s: float, *, by_client: bool
+    ) -> Document:
         """Return the status at a time: on the monotonic clock, and since the epoch.
 
-        `text` and `limit` choose the clients, as in `ClientDocuments.closest_to_bound`.
+        `text`, `limit` and `by_client` choose the clients, as in
+        `ClientDocuments.closest_to_bound`.
         """
         relay, reason = self.relay(), self.not_ready()
-        found = await self.clients.closest_to_bound(text, limit)
-        described = await self.clients.describe(found.rows, now_ms)
+        found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
+        described = await self.clients.describe_found(found, now_ms, self.history)
         pipelines = self.pipelines()
         changes_total, changes = change_documents(self.audit)
         return {
@@ -130,10 +133,8 @@ class Status:
             "bounded": found.total,
             "throttled": found.throttled,
             "held": found.held,
-            "clients": [
-                {**document, "history": self.history.document(row)}
-                for row, document in zip(found.rows, described, strict=True)
-            ],
+            "client_counts": asdict(found.clients),
+            "clients": described,
             **(await self.clients.unbounded(text, limit)),
             "followed": len(await self.queries.documents()),
             "queries": await self.queries.summaries(now_s),

@@ -69,9 +69,9 @@ def run_top(
 
 
 def fetch_status(address: AdminAddress) -> dict[str, Any]:
-    """Return what `GET /v1/status` gives. Raises UnreachableError."""
-    known = {"bounded", "unbounded", "followed", "pipelines", "throttling"}
-    return fetch_document(address, f"/v1/status?limit={LIMIT}", known)
+    """Return what `GET /v1/status?by=client` gives. Raises UnreachableError."""
+    known = {"client_counts", "unbounded", "followed", "pipelines", "throttling"}
+    return fetch_document(address, f"/v1/status?by=client&limit={LIMIT}", known)
 
 
 def fetch_document(address: AdminAddress, path: str, known: Set[str]) -> dict[str, Any]:

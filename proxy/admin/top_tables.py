@@ -24,6 +24,10 @@ CLIENTS, QUERIES, PIPELINES = "clients", "queries", "pipelines"
 VIEWS: dict[str, str] = {"c": CLIENTS, "s": QUERIES, "p": PIPELINES}
 """By which key which table is shown."""
 
+NO_CLIENT_ID = "(no client id)"
+NAME_PART = 2  # the middle of a name longer than this part of the width is left out
+MIN_NAME = 48  # characters; but not of a shorter one, which is folded
+LISTED_NAME = 40  # characters of a name among others
 SECONDS_SHOWN = 60  # what is counted of a client reaches back a minute, or a little further
 NAMED_CLIENTS = 10  # of those without a bound
 FAILED = "failed"
@@ -48,6 +52,8 @@ class Column:
     ratio: int | None = None
     """Share of the room that is left; None takes what it needs."""
     justify: Literal["left", "right"] = "left"
+    is_name: bool = False
+    """Whether a long text is shown without its middle."""
 
 
 def _number(title: str, cell: Callable[[Document], float | None], from_width: int = 0) -> Column:
@@ -61,7 +67,7 @@ def screen(
     rows: int | None = None,
     views: Iterable[str] = (CLIENTS,),
 ) -> RenderableType:
-    """Draw the view of `status`, what `GET /v1/status` gave, sorted by `order`, one of `ORDERS`.
+    """Draw the view of `status`, of `GET /v1/status?by=client`, sorted by `order` of `ORDERS`.
 
     A narrow terminal (`width` in characters) shows fewer columns. At most `rows` lines of a table
     are shown, None for all. `views` are tables of `VIEWS`.
@@ -76,14 +82,20 @@ def screen(
     return Group(_head(status), *([banner] if paused else ()), *tables)
 
 
-def in_order(clients: Sequence[Document], order: str) -> list[Document]:
-    """Sort the clients by `held` (longest in the last minute), `name` or `rate` (of the bound)."""
-    by_name = sorted(clients, key=lambda client: (client["entity"], client["quota"]))
+def in_order(quotas: Sequence[Document], order: str) -> list[list[Document]]:
+    """Sort clients by `held` (longest in the last minute), `name` or `rate` (of the bound).
+
+    Returns the quotas of each; that which counts most for a client decides where it is.
+    """
+    groups: dict[str, list[Document]] = {}
+    for quota in quotas:
+        groups.setdefault(quota["group"], []).append(quota)
+    clients = sorted(groups.values(), key=_client_name)
     if order == "held":
-        by_name.sort(key=lambda client: -float(client["held_s"]))
+        clients.sort(key=lambda each: -max(float(quota["held_s"]) for quota in each))
     elif order == "rate":
-        by_name.sort(key=lambda client: -float(client["rate"] / client["bound"]))
-    return by_name
+        clients.sort(key=lambda each: -max(quota["rate"] / quota["bound"] for quota in each))
+    return clients
 
 
 def order_of(view: str, order: str) -> str:
@@ -114,6 +126,14 @@ def printable(text: str) -> str:
     )
 
 
+def shortened(text: str, most: int) -> str:
+    """Leave out the middle of a text of more than so many characters."""
+    if len(text) <= most:
+        return text
+    tail = (most - 1) // 2
+    return f"{text[: most - 1 - tail]}…{text[-tail:]}"
+
+
 def _seconds(value: float | None, digits: int = 1) -> str:
     return UNKNOWN if value is None else f"{value:.{digits}f} s"
 
@@ -129,9 +149,15 @@ def draw_table(
         table.add_column(
             each.title, ratio=each.ratio, justify=each.justify, no_wrap=is_tight, overflow="fold"
         )
+    most = max(width // NAME_PART, MIN_NAME)
     for row, style in rows:
+        texts = (printable(column.cell(row)) for column in columns)
+        cells = (
+            shortened(text, most) if column.is_name else text
+            for column, text in zip(columns, texts, strict=True)
+        )
         # Text, not str: a client id must not be read as rich's markup.
-        table.add_row(*(Text(printable(column.cell(row))) for column in columns), style=style)
+        table.add_row(*map(Text, cells), style=style)
     return table
 
 
@@ -149,7 +175,7 @@ def _head(status: Document) -> Text:
         ("Kafka Quota Proxy ", "bold"),
         (printable(state), ALARM if not ready else WARNING if warning else "green"),
         f"  up {status['uptime_s']:.0f} s  connections {connections}  waiting {waiting}"
-        f"  throttled {status['throttled']}",
+        f"  throttled {status['client_counts']['throttled']}",
         f"  queries {status['followed']}" if status["followed"] else "",
         (f" ({alarmed} in trouble)" if alarmed else "", ALARM),
         f"  pipelines {status['pipelines_total']}" if status["pipelines_total"] else "",
@@ -170,9 +196,13 @@ def _paused(throttling: Document) -> str:
 
 
 def _clients(status: Document, order: str, width: int, rows: int | None) -> _Drawn:
-    shown = in_order(status["clients"], order)[:rows]
-    lines = ((client, WARNING if client["throttled"] else CALM) for client in shown)
-    below = Text(f"{len(shown)} of {status['bounded']} clients under a quota", "dim")
+    lines = [line for each in in_order(status["clients"], order) for line in _client_rows(each)]
+    shown, counts = lines[:rows], status["client_counts"]
+    below = Text(f"{counts['shown']} of {counts['bounded']} clients under a quota", "dim")
+    if counts["left"]:
+        below.append(f", {counts['left']} have left")
+    if len(shown) < len(lines):
+        below.append(f"; {len(lines) - len(shown)} lines do not fit")
     if status["unbounded"]:
         clients = status["unbounded_clients"][:NAMED_CLIENTS]
         names = [_unbounded(client) for client in clients]
@@ -180,11 +210,27 @@ def _clients(status: Document, order: str, width: int, rows: int | None) -> _Dra
         below.append(f"; {status['unbounded']} without a bound: {', '.join(names)}", WARNING)
     if rows is not None:
         below.no_wrap, below.overflow = True, "crop"
-    return draw_table(CLIENT_COLUMNS, lines, width), below
+    return draw_table(CLIENT_COLUMNS, shown, width), below
+
+
+def _client_name(quotas: Sequence[Document]) -> str:
+    """Return what names a client: the entity that it is in all its quotas, or its own name."""
+    if all(each["entity"] == quotas[0]["entity"] for each in quotas):
+        return str(quotas[0]["entity"])
+    clients = next((each["clients"] for each in quotas if each["clients"]), None)
+    return (clients[0]["client_id"] if clients else None) or NO_CLIENT_ID
+
+
+def _client_rows(quotas: Sequence[Document]) -> Iterator[tuple[Document, str]]:
+    """Yield a row for each quota of a client, with its style; the first one names the client."""
+    title = _client_name(quotas)
+    for quota in quotas:
+        yield {**quota, "title": title}, WARNING if quota["throttled"] else CALM
+        title = ""
 
 
 def _unbounded(client: Document) -> str:
-    name = printable(client["client_id"] or "(no client id)")
+    name = shortened(printable(client["client_id"] or NO_CLIENT_ID), LISTED_NAME)
     return f"{name} ({rate_text(client['rate'], '')})" if client["rate"] else name
 
 
@@ -205,7 +251,7 @@ def _sparks(history: Document | None, bound: float) -> str:
 
 
 CLIENT_COLUMNS = (
-    Column("client", lambda client: str(client["entity"]), ratio=3),
+    Column("client", lambda client: str(client["title"]), ratio=3, is_name=True),
     Column("quota", lambda client: QuotaKind(client["quota"]).label),
     Column("rate", lambda client: rate_text(client["rate"], client["unit"]), justify="right"),
     Column(
@@ -215,7 +261,13 @@ CLIENT_COLUMNS = (
     Column("last 10 min", lambda client: _sparks(client["history"], client["bound"]), 150),
     Column("held in 1 min", _holds, justify="right"),
     Column("ends in", lambda client: _seconds(client["hold_ends_in_s"], 2), justify="right"),
-    Column("rule", lambda client: client["rule"]["place"] or client["rule"]["title"], 120, 2),
+    Column(
+        "rule",
+        lambda client: client["rule"]["place"] or client["rule"]["title"],
+        120,
+        2,
+        is_name=True,
+    ),
 )
 
 
@@ -269,7 +321,7 @@ def _commit(commit: Document | None) -> str:
 
 
 QUERY_COLUMNS = (
-    Column("query", lambda query: str(query["name"]), ratio=3),
+    Column("query", lambda query: str(query["name"]), ratio=3, is_name=True),
     Column("state", _query_state, ratio=3),
     Column("lag", _lag, justify="right"),
     _number("in flight", lambda query: query["in_flight_records"], 120),
@@ -346,7 +398,7 @@ def _pipeline_why(pipeline: Document) -> str:
 
 
 PIPELINE_COLUMNS = (
-    Column("pipeline", lambda row: str(row["title"]), ratio=3),
+    Column("pipeline", lambda row: str(row["title"]), ratio=3, is_name=True),
     Column("state", lambda row: str(row["shown_state"]), ratio=4),
     _of_node("rate", "rate"),
     _of_node("normal", "normal_rate", 100),

@@ -73,6 +73,11 @@ class ClientQuotas:
         return kind in self._matches_in_force()
 
     @property
+    def charged(self) -> tuple[Meter, ...]:
+        """The sensors that its latest traffic was charged to; some may be retired."""
+        return (*self.meters.values(), *self.observed.values())
+
+    @property
     def is_bounded(self) -> bool:
         """Whether a rule bounds any of the client's traffic."""
         return bool(self._matches_in_force())

@@ -11,6 +11,7 @@ from metrics import Instruments, Registry, Sensor
 from .client_quotas import ClientQuotas, ThrottleTime
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, TimesAbove, sensor_name
+from .row_groups import RowGroups
 from .rules import Match, QuotaSettings, Rule, RuleTable
 
 OnState = Callable[[str, QuotaKind, Rule, bool, float, float], None]
@@ -165,20 +166,19 @@ class QuotaManager:
 
     def rows(self, clock_ms: Clock) -> Iterator[QuotaRow | None]:
         """Yield a row for each sensor in use; None for a step without a row."""
-        # Most sensors have one client: a list for each would bring on Python's full collections.
-        first: dict[str, ClientIdentity] = {}
-        more: dict[str, list[ClientIdentity]] = {}
-        for quotas in tuple(self._clients.values()):
-            meters = (*quotas.meters.values(), *quotas.observed.values())
-            for meter in meters if quotas.users else ():
-                name = meter.sensor.name
-                if first.setdefault(name, quotas.identity) is not quotas.identity:
-                    more.setdefault(name, []).append(quotas.identity)
-            yield None
-        for meter in tuple(self._meters.values()):
-            name = meter.sensor.name
-            clients = (first[name], *more.get(name, ())) if name in first else ()
-            yield None if meter.sensor.retired else meter.row(clients, clock_ms())
+        for rows in self.row_groups(clock_ms):
+            yield from rows or (None,)
+
+    def row_groups(self, clock_ms: Clock) -> Iterator[list[QuotaRow]]:
+        """Yield the rows of what is one client to operators together; [] for a step without."""
+        return RowGroups(tuple(self._clients.values()), self._meters, clock_ms).walk()
+
+    def sensors_of(self, client: ClientIdentity) -> tuple[Meter, ...]:
+        """Return the sensors that a connected client's latest traffic was charged to."""
+        quotas = self._clients.get(client)
+        if quotas is None or not quotas.users:
+            return ()
+        return tuple(meter for meter in quotas.charged if not meter.sensor.retired)
 
     def measured_rates(self, clock_ms: Clock) -> Iterator[MeasuredRate]:
         """Yield what each sensor measures, for a fraction of the cost of `rows`."""

@@ -253,6 +253,16 @@ class Meter:
         )
 
     @property
+    def is_throttled(self) -> bool:
+        """Whether a response was held, and none was not for long."""
+        return self.holds is not None and self.holds.throttled
+
+    def hold_until_ms(self, now_ms: float) -> float | None:
+        """Return when the last response that is held now leaves; None when none is held."""
+        holds = self.holds
+        return holds.until_ms if holds and holds.until_ms > now_ms else None
+
+    @property
     def is_far_below(self) -> bool:
         """Whether the bound is kept by as much as may be under way at once."""
         pacer = self.pacer
@@ -273,9 +283,9 @@ class Meter:
             owed_ms=self.owed_ms(now_ms),
             holds=int(holds.count.measure(LAST_MINUTE, now_ms)) if holds else 0,
             held_ms=holds.total_ms.measure(LAST_MINUTE, now_ms) if holds else 0.0,
-            hold_until_ms=holds.until_ms if holds and holds.until_ms > now_ms else None,
+            hold_until_ms=self.hold_until_ms(now_ms),
             waiting=self.gate.waiting,
-            throttled=holds is not None and holds.throttled,
+            throttled=self.is_throttled,
             clients=tuple(clients[:SHOWN_CLIENTS]),
             client_count=len(clients),
             static_bound=self.rule.bounds[self.kind] if self._is_adaptive else None,

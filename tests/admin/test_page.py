@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from admin_world import CONSUMER, HOSTILE, MIB, AdminWorld, running
+from admin_world import CONSUMER, HOSTILE, MIB, PRODUCER, REQUEST, AdminWorld, running
 from chromium import PHONE, WIDE, Page, text
 from status_page import CHANGES, CLIENTS, changed_world, visited
 from traffic import TICK_MS, play, scene
@@ -39,6 +39,46 @@ async def test_clients_are_shown_with_rate_bound_and_state(page: Page, url: str)
     label = await page.run("document.querySelector('svg.chart').getAttribute('aria-label')")
     assert label.startswith("Last 10 minutes: from ")
     assert "bound 10.0 MiB/s" in label
+
+
+async def test_the_quotas_of_a_client_are_below_its_name(world: AdminWorld, page: Page):
+    async with visited(world.server(), page) as url:
+        send = world.connect("etl-orders", user="alice")
+        for value, kind in ((600 * MIB, CONSUMER), (MIB, PRODUCER), (1.0, REQUEST)):
+            send(value, kind)
+        world.connect("b")(1.0)
+        await page.open(url, f"{CLIENTS} === 4")
+        rows = await page.run("[...document.querySelectorAll('#clients tr')].map(r => r.className)")
+        assert rows == ["throttled beside", "beside further", "beside further", ""]
+        names = (
+            "[...document.querySelectorAll('#clients .name:not(.unseen)')].map(n => n.innerText)"
+        )
+        assert await page.run(names) == ["etl-orders", "client-id=b"]
+        assert "alice, listener default" in await page.run(text("#clients tr"))
+        assert await page.run(text("#throttled")) == "1"
+        assert await page.run(text("#throttled-note")) == "of 2 clients, 1 holding now"
+        assert await page.run(text("#shown")) == "2 of 2 clients"
+        assert await page.run("document.querySelectorAll('#clients svg.chart').length") == 4
+
+
+@pytest.mark.parametrize("width", [400, 1440])
+async def test_long_names_and_paths_lose_their_middle_and_are_copied_whole(
+    world: AdminWorld, page: Page, width: int
+):
+    path = f"/var/lib/{'long-directory/' * 15}state.sqlite"
+    world.warning = f"{path} is not writable"
+    long = "".join(f"{number:03}" for number in range(83))
+    world.connect(long, user="alice")(1.0)
+    await page.look(width=width, height=900)
+    async with visited(world.server(), page) as url:
+        await page.open(url, f"{CLIENTS} === 1")
+        for shown, whole in {"#state .long": path, "#clients .long": f"client-id={long}"}.items():
+            assert await page.run(f"document.querySelector('{shown}').title") == whole
+            copied = f"(getSelection().selectAllChildren(document.querySelector('{shown}')), "
+            assert await page.run(f"{copied} getSelection().toString())") == whole
+            lines = f"document.querySelector('{shown}').getBoundingClientRect().height"
+            assert await page.run(lines) < 60
+        assert await page.run("document.documentElement.scrollWidth") <= width
 
 
 async def test_clients_without_a_bound_are_counted_and_told_apart(unruled: AdminWorld, page: Page):

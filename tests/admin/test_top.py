@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from io import StringIO
 
 import pytest
-from admin_world import HOSTILE, AdminWorld, running, serve
+from admin_world import HOSTILE, MIB, PRODUCER, AdminWorld, running, serve
 from aiohttp import web
 from rich.console import Console
 from spark_world import scene
@@ -53,7 +53,7 @@ async def test_without_a_terminal_it_prints_once(url: str):
     (line,) = (line for line in out.splitlines() if "client-id=etl-orders" in line)
     for part in ("consumer", "10 MiB/s", "103%", "quota-proxy.yaml:12", "█"):
         assert part in line
-    assert "7 of 7 clients under a quota" in out
+    assert "8 of 8 clients under a quota" in out
     assert "Spark queries" not in out
 
 
@@ -238,7 +238,7 @@ async def test_another_server_is_an_error(status: int, body: str):
 @pytest.mark.parametrize("order", ["held", "name"])
 async def test_queries_are_cut_to_the_rows_that_fit(order: str):
     async with serve(scene().server()) as ask:
-        status = (await ask("GET", "/v1/status")).json
+        status = (await ask("GET", "/v1/status?by=client")).json
     out = StringIO()
     Console(file=out, width=100).print(screen(status, order, 100, 2, (QUERIES,)))
     assert "2 of 5 Spark queries" in out.getvalue()
@@ -255,24 +255,41 @@ async def test_hostile_client_ids_cannot_steer_the_terminal(world: AdminWorld):
     ):
         world.connect(client_id)(1.0)
     async with serve(world.server()) as ask:
-        status = (await ask("GET", "/v1/status")).json
+        status = (await ask("GET", "/v1/status?by=client")).json
     out = StringIO()
     Console(file=out, width=200).print(screen(status, "name", 200))
     assert not set(out.getvalue()) & set("\x1b\x07\r\N{RIGHT-TO-LEFT OVERRIDE}")
     assert "[bold red]x[/]" in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+async def test_the_longest_client_id_takes_few_lines(world: AdminWorld, width: int):
+    send = world.connect("x" * 249, user="alice")
+    send(600 * MIB)
+    send(MIB, PRODUCER)
+    async with running(world.server()) as address:
+        out = await run_once(address, width)
+    assert max(map(len, out.splitlines())) <= width
+    assert "1 of 1 clients under a quota" in out
+    assert "throttled 1 " in " ".join(out.split())
+    assert len(out.splitlines()) <= 10
+    assert "…" in out
+
+
 def test_orders():
-    clients = [
-        {"entity": "a", "quota": "q", "held_s": 1.0, "rate": 9, "bound": 10},
-        {"entity": "b", "quota": "q", "held_s": 5.0, "rate": 1, "bound": 10},
-        {"entity": "c", "quota": "q", "held_s": 0.0, "rate": 20, "bound": 10},
+    quotas = [
+        {"group": "a", "entity": "a", "quota": "q", "held_s": 1.0, "rate": 9, "bound": 10},
+        {"group": "b", "entity": "b", "quota": "q", "held_s": 0.0, "rate": 0, "bound": 10},
+        {"group": "b", "entity": "b", "quota": "r", "held_s": 5.0, "rate": 1, "bound": 10},
+        {"group": "c", "entity": "c", "quota": "q", "held_s": 0.0, "rate": 20, "bound": 10},
     ]
     orders = {
-        order: "".join(each["entity"] for each in in_order(clients, order))
+        order: "".join(
+            each["entity"] + each["quota"] for one in in_order(quotas, order) for each in one
+        )
         for order in ("held", "name", "rate")
     }
-    assert orders == {"held": "bac", "name": "abc", "rate": "cab"}
+    assert orders == {"held": "bqbraqcq", "name": "aqbqbrcq", "rate": "cqaqbqbr"}
 
 
 @pytest.mark.parametrize(

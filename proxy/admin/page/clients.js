@@ -1,8 +1,8 @@
-// The table of clients: one row for each sensor.
+// The table of clients: for each client a row for each of its quotas.
 
 import { ask } from "./ask.js";
 import { makeChart } from "./chart.js";
-import { count, element, rate, say, seconds, time, visible } from "./format.js";
+import { at, count, element, figure, fill, rate, say, sayName, seconds, time, visible, whole } from "./format.js";
 import { makeLine, showRows } from "./rows.js";
 
 const KINDS = {
@@ -12,17 +12,55 @@ const KINDS = {
 };
 const rows = new Map();
 
-export function showClients(body, clients) {
-  const wanted = clients.map((client) => [`${client.quota}\n${client.entity}`, client]);
+export function showClients(body, { clients: quotas, client_counts: counts }) {
+  const groups = new Map();
+  for (const quota of quotas) groups.set(quota.group, [...(groups.get(quota.group) ?? []), quota]);
+  const wanted = [...groups].map(([key, all]) => [key, { quotas: all, ...named(all) }]);
   // Throttled clients first, then by name: rates change all the time, and rows must not jump.
   const order = wanted.sort(([keyA, a], [keyB, b]) =>
-    b.throttled - a.throttled || a.entity.localeCompare(b.entity) || keyA.localeCompare(keyB));
-  showRows(body, rows, new Map(order), makeRow);
+    isThrottled(b) - isThrottled(a) || a.name.localeCompare(b.name) || keyA.localeCompare(keyB));
+  showRows(body, rows, new Map(order), makeClient);
+  const left = counts.left ? `, ${counts.left.toLocaleString("en")} of them left` : "";
+  say(at("shown"), `${figure(counts.shown)} of ${count(counts.bounded, "client")}${left}`);
+}
+
+const isThrottled = ({ quotas }) => quotas.some((quota) => quota.throttled);
+
+// What a client is called: as its rules call it if they agree, else as it calls itself.
+function named(quotas) {
+  const [{ entity }] = quotas;
+  if (quotas.every((quota) => quota.entity === entity)) return { name: visible(entity), who: "" };
+  const [client] = quotas.find((quota) => quota.clients.length).clients;
+  return { name: nameOf(client), who: `${userOf(client)}, listener ${client.listener}` };
+}
+
+const nameOf = ({ client_id: id }) => (id ? visible(id) : "(no client id)");
+const userOf = ({ user }) => (user === null ? "anonymous" : visible(user));
+
+function makeClient() {
+  const inside = new Map();
+  let lines = [];
+
+  function update({ quotas, name, who }) {
+    const wanted = new Map(quotas.map((quota) => [`${quota.quota}\n${quota.entity}`, quota]));
+    for (const [key, row] of inside) {
+      if (!wanted.has(key)) { row.line.remove(); inside.delete(key); }
+    }
+    for (const [key, quota] of wanted) {
+      if (!inside.has(key)) inside.set(key, makeRow(quota));
+      const isFirst = quota === quotas[0];
+      inside.get(key).update(quota, { name, who, isFirst, isThrottled: isThrottled({ quotas }) });
+    }
+    lines = [...wanted.keys()].map((key) => inside.get(key).line);
+  }
+  return { get lines() { return lines; }, update };
 }
 
 function makeRow(first) {
-  const name = element("div", "name", visible(first.entity));
-  const kind = element("div", "kind", KINDS[first.quota] ?? first.quota);
+  const title = element("div", "name");
+  const user = element("div", "note");
+  const shares = element("div", "shares");
+  const kind = element("div", "kind");
   const summary = element("summary");
   const why = element("div", "why");
   const details = element("details", "", summary, why);
@@ -37,18 +75,27 @@ function makeRow(first) {
   const holds = element("div", "note");
   const observed = element("div", "note");
   const line = makeLine(
-    element("td", "", name, kind, details), element("td", "", chart.svg),
+    element("td", "", title, user, shares, kind, details), element("td", "", chart.svg),
     element("td", "number", now, bound, most, share), element("td", "", what, until, holds, observed));
 
-  function update(client) {
+  function update(client, { name, who, isFirst, isThrottled }) {
     const held = client.hold_ends_in_s !== null;
+    // The further rows say the name to those who hear the table.
+    title.className = isFirst ? "name" : "name unseen";
+    sayName(title, name);
+    say(user, isFirst ? who : "");
+    fill(shares, isFirst ? client.shares : [], "", makeShare);
+    const entity = who ? ` · ${visible(client.entity)}` : "";
+    say(kind, `${KINDS[client.quota] ?? client.quota}${entity}`);
     chart.draw(client);
     say(now, rate(client.rate, client.unit));
     say(bound, `of ${rate(client.bound, client.unit)}`);
     say(most, client.adaptive ? `adaptive, at most ${rate(client.static_bound, client.unit)}` : "");
     say(share, `${Math.round((100 * client.rate) / client.bound)} %`);
     const isAbove = !client.enforced && client.above_s > 0;
-    line.className = client.throttled ? "throttled" : "";
+    line.classList.toggle("throttled", client.throttled);
+    line.classList.toggle("beside", isThrottled);
+    line.classList.toggle("further", !isFirst);
     what.className = client.throttled || isAbove ? "what warn" : "what good";
     say(what, client.throttled ? "■ Throttled" : isAbove ? "■ Above its bound" : "✓ Within its bound");
     say(until, held ? `holding, ${seconds(client.hold_ends_in_s)} to go` : "");
@@ -59,7 +106,12 @@ function makeRow(first) {
     const source = client.rule.source ? `${client.rule.source}, ` : "";
     say(summary, `${client.rule.title} · ${source}${count(client.client_count, "client")}`);
   }
-  return { lines: [line], update };
+  return { line, update };
+}
+
+function makeShare({ quota, entity, throttled }) {
+  const text = `shares ${KINDS[quota] ?? quota} of ${visible(entity)}`;
+  return element("div", throttled ? "note warn" : "note", throttled ? `■ ${text}, throttled` : text);
 }
 
 async function explain(why, { entity, quota }) {
@@ -79,12 +131,11 @@ async function explain(why, { entity, quota }) {
 }
 
 function explained(client, { quota, unit }) {
-  const who = `${visible(client.client_id ?? "(no client id)")}, ${visible(client.user ?? "anonymous")}, `
-    + `listener ${client.listener}`;
+  const who = [whole(nameOf(client)), `, ${userOf(client)}, listener ${client.listener}`];
   const { rules } = client.quotas.find((each) => each.quota === quota);
   const list = rules.map((rule) => {
     const text = `${rule.title}, ${rate(rule.bound, unit)}: ${rule.reason}`;
     return element("li", rule.chosen ? "chosen" : "", `${rule.chosen ? "→" : "–"} ${text}`);
   });
-  return element("div", "", element("h3", "", who), element("ul", "", ...list));
+  return element("div", "", element("h3", "", ...who), element("ul", "", ...list));
 }

@@ -1,7 +1,7 @@
 // The table of open connections, those with most traffic first: asked for while it is shown.
 
 import { ask } from "./ask.js";
-import { NONE, at, element, rate, say, seconds, time, visible } from "./format.js";
+import { NONE, at, element, rate, say, sayName, seconds, time, visible } from "./format.js";
 import { makeLine, showRows } from "./rows.js";
 
 const LIMIT = 100;
@@ -58,7 +58,7 @@ function makeRow({ id, address, port }) {
   function update(each) {
     const user = each.user === null ? "" : `, ${visible(each.user)}`;
     line.className = each.held ? "throttled" : "";
-    say(name, `${each.client_id ? visible(each.client_id) : "(no client id)"}${user}`);
+    sayName(name, `${each.client_id ? visible(each.client_id) : "(no client id)"}${user}`);
     say(broker, `${each.node_id ?? "bootstrap"} · ${each.listener}`);
     say(since, `${time(each.since)} (${seconds(each.age_s)})`);
     say(received, figureOf(each.received_rate));

@@ -36,10 +36,37 @@ export function time(iso) {
     ? clock : `${at.toLocaleDateString("sv-SE")} ${clock}`;
 }
 
+// The parts of a text: a word that is long, a client id or a path, is shown without its middle.
+const LONG = 44;
+const HEAD = 24;
+const TAIL = 15;
+const LONG_WORDS = new RegExp(`(\\S{${LONG + 1},})`, "u");
+
+function parts(text) {
+  return text.split(LONG_WORDS).map((part, index) => (index % 2 ? whole(part) : part));
+}
+
+// A name, of several words or one, without its middle if it is long: who copies it, searches for it
+// or listens gets all of it.
+export function whole(text) {
+  const chars = [...text];
+  if (chars.length <= LONG) return document.createTextNode(text);
+  const made = document.createElement("span");
+  made.className = "long";
+  made.title = text;
+  for (const [className, from, to] of [["", 0, HEAD], ["middle", HEAD, -TAIL], ["tail", -TAIL]]) {
+    const part = document.createElement("span");
+    part.className = className;
+    part.append(chars.slice(from, to).join(""));
+    made.append(part);
+  }
+  return made;
+}
+
 export function element(tag, className = "", ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  made.append(...children);
+  made.append(...children.flatMap((child) => (typeof child === "string" ? parts(child) : child)));
   return made;
 }
 
@@ -66,5 +93,10 @@ export function fill(list, items, none, makeItem = (item) => element("li", "", i
 
 // Screen readers and selections lose their place when text that is the same is set again.
 export function say(target, text) {
-  if (target.textContent !== text) target.textContent = text;
+  if (target.textContent !== text) target.replaceChildren(...parts(text));
+}
+
+// The same for a name, such as a client id, which may be of several words.
+export function sayName(target, text) {
+  if (target.textContent !== text) target.replaceChildren(whole(text));
 }

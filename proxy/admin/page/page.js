@@ -3,7 +3,7 @@
 import { showChanges } from "./changes.js";
 import { showClients } from "./clients.js";
 import { showConnections } from "./connections.js";
-import { at, count, element, fill, say, seconds, time, visible } from "./format.js";
+import { at, count, element, figure, fill, say, seconds, time, visible } from "./format.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
 import { showTimes } from "./times.js";
@@ -26,7 +26,7 @@ async function poll() {
   const own = (request = new AbortController());
   const patience = setTimeout(() => own.abort(), PATIENCE_MS);
   try {
-    const query = new URLSearchParams({ limit: LIMIT, filter: at("filter").value.trim() });
+    const query = new URLSearchParams({ by: "client", limit: LIMIT, filter: at("filter").value.trim() });
     const answer = await fetch(`v1/status?${query}`, { signal: own.signal, cache: "no-store" });
     if (!answer.ok) throw new Error(`the proxy answered ${answer.status}`);
     const status = await answer.json();
@@ -64,10 +64,9 @@ function show(status) {
     + `throttle mode ${status.throttle_mode} · ${time(status.at)}`);
   showPaused(status.throttling);
   showTiles(status);
-  showClients(at("clients"), status.clients);
-  say(at("shown"), `${status.clients.length} of ${status.bounded}`);
+  showClients(at("clients"), status);
   at("none").hidden = status.clients.length > 0;
-  say(at("none"), status.bounded
+  say(at("none"), status.client_counts.bounded
     ? "No client fits the filter."
     : "No client under a quota has sent anything yet.");
   showUnbounded(status);
@@ -93,8 +92,9 @@ function showPaused({ enforced, paused }) {
 function showTiles(status) {
   const queues = Object.entries(status.delay_queues);
   const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-  say(at("throttled"), `${status.throttled}`);
-  say(at("throttled-note"), `of ${status.bounded} measured, ${status.held} holding now`);
+  const clients = status.client_counts;
+  say(at("throttled"), figure(clients.throttled));
+  say(at("throttled-note"), `of ${count(clients.bounded, "client")}, ${figure(clients.held)} holding now`);
   say(at("waiting"), `${sum(queues.map(([, size]) => size))}`);
   say(at("waiting-note"), queues.map(([api, size]) => `${api} ${size}`).join(" · "));
   say(at("connections"), sum(status.listeners.map((each) => each.connections)).toLocaleString("en"));

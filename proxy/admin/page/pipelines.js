@@ -1,7 +1,7 @@
 // The pipelines: for each its nodes as a row of boxes, and what its ledger says.
 
 import { makeBatches } from "./batches.js";
-import { NONE, count, element, figure, say, seconds, time } from "./format.js";
+import { NONE, count, element, figure, say, seconds, time, whole } from "./format.js";
 import { showRows } from "./rows.js";
 import { showSection } from "./section.js";
 
@@ -30,7 +30,7 @@ function makePipeline({ name }) {
   const more = element("details", "", element("summary", "", "Batches and events"), batches.box);
   more.addEventListener("toggle", () => more.open && batches.load());
   const list = element("dl", "facts-row", ...facts.map(({ box }) => box));
-  const item = element("li", "", element("h3", "name", name), full, flow, left, list, more);
+  const item = element("li", "", element("h3", "name", whole(name)), full, flow, left, list, more);
   const nodes = new Map();
 
   function update(pipeline) {
@@ -83,7 +83,7 @@ function aboutOldest(oldest) {
 function makeNode({ name }) {
   const parts = ["kind", "what", "note", "note", "note", "reason"].map((part) => element("div", part));
   const [kind, state, received, processed, lag, reason] = parts;
-  const item = element("li", "", element("div", "name", name), ...parts);
+  const item = element("li", "", element("div", "name", whole(name)), ...parts);
 
   function update(node) {
     const held = isHeld(node);

@@ -1,6 +1,6 @@
 // The table of Spark queries; a row opens to its partitions.
 
-import { NONE, count, element, figure, rate, say, seconds } from "./format.js";
+import { NONE, count, element, figure, rate, say, seconds, whole } from "./format.js";
 import { makePartitions } from "./partitions.js";
 import { makeLine, showRows } from "./rows.js";
 import { showSection } from "./section.js";
@@ -32,7 +32,7 @@ function makeRow({ name }) {
   const skipped = element("div", "warn");
   const advice = element("div", "warn");
   const more = element("button", "more");
-  const first = element("td", "", element("div", "name", name), state, alarm, skipped, advice, more);
+  const first = element("td", "", element("div", "name", whole(name)), state, alarm, skipped, advice, more);
   const cells = ["Lag", "In flight", "Last batch", "Bound", "Commits"].map(makeCell);
   const [lag, flight, batch, bound, commit] = cells;
   const line = makeLine(first, ...cells.map(({ cell }) => cell));

@@ -1,6 +1,6 @@
 // The list of connected clients that no rule bounds.
 
-import { element, fill, rate, visible } from "./format.js";
+import { element, fill, rate, visible, whole } from "./format.js";
 import { showSection } from "./section.js";
 
 export function showUnbounded({ unbounded, unbounded_clients: clients }) {
@@ -10,7 +10,7 @@ export function showUnbounded({ unbounded, unbounded_clients: clients }) {
 }
 
 function makeItem({ client_id: id, user, listener, rate: moved }) {
-  const name = element("b", "", id ? visible(id) : "(no client id)");
+  const name = element("b", "", whole(id ? visible(id) : "(no client id)"));
   const now = moved === null ? "" : `, ${rate(moved, "bytes_per_second")}`;
   const where = `${user === null ? "anonymous" : visible(user)}, listener ${listener}${now}`;
   return element("li", "", name, " ", element("span", "note", where));
