@@ -17,7 +17,10 @@ _log = get_logger(__name__)
 
 
 class WatchedStore(Store):
-    """Another store, and whether it took the last write."""
+    """Another store, and whether it took the last write.
+
+    It may be closed while others go on, for another proxy: then a write raises StateError.
+    """
 
     def __init__(self, store: Store) -> None:
         self.inner = store
@@ -47,6 +50,11 @@ class WatchedStore(Store):
                 _log.error("state not writable", problem=error.what, fix=error.fix)
             self.writable = False
             raise
+        except RuntimeError:
+            if not self._closed:
+                raise
+            fix = "ask that one; or wait until this one has it again"
+            raise StateError("the state is released to another proxy", fix) from None
         if not self.writable:
             _log.info("state writable again")
         self.writable, self._is_idle = True, False
@@ -66,10 +74,6 @@ class WatchedStore(Store):
     def check(self) -> None:
         """Write something if nothing was written since the last check, or if that failed."""
         if not self._closed and (self._is_idle or not self.writable):
-            try:
-                with suppress(StateError):
-                    self.put(WATCH_KEY, None)
-            except RuntimeError:
-                if not self._closed:  # else it was closed meanwhile
-                    raise
+            with suppress(StateError):
+                self.put(WATCH_KEY, None)
         self._is_idle = True

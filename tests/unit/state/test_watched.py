@@ -72,5 +72,6 @@ def test_a_closed_store_is_left_alone(store, disk):
     store.close()
     store.check()
     assert (disk.writes, store.writable) == (0, True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(StateError, match="released"):
         store.put("a/b", 1)
+    assert store.writable, "which says nothing of the disk"
