@@ -250,10 +250,17 @@ class RuleRegistry:
         await self._use(settings=settings)
 
     def use_store(self, store: Store) -> None:
-        """Keep overrides and pauses in another store from now on. Raises StateError."""
+        """Keep overrides and pauses in another store from now on, in the place of those in it.
+
+        Raises StateError.
+        """
         overrides, pauses = self._sources.overrides.items(), self._sources.pauses.values()
-        records = (Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides)
-        store.put_many([*records, *(pause.record() for pause in pauses)])
+        records = [Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides]
+        others = (*store.items(NAMESPACE), *store.items(PAUSES))
+        store.put_many(
+            [*records, *(pause.record() for pause in pauses)],
+            delete=[record.key for record in others],
+        )
         self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
