@@ -190,12 +190,14 @@ class QuotaManager:
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now.
 
-        Call it once for each response that waits. A hold that is cut short counts in full.
+        Call it once for each response that waits. A hold that is cut short counts in full, and none
+        where the sensor has gone meanwhile: nobody would drop what counts it.
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)
         if meter is None:
             return
+        self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
         meter.holds = meter.holds or RecentHolds()
         if meter.holds.add(hold_ms, charge.due_ms, now_ms):
             self._throttled[name] = meter
@@ -335,7 +337,8 @@ class QuotaManager:
             self._of_address[meter.kind, address] -= 1
             if not self._of_address[meter.kind, address]:
                 del self._of_address[meter.kind, address]
-        if meter.violations is not None:
+        # A request may wait at the gate before the bound is exceeded for the first time.
+        if meter.violations is not None or meter.holds is not None:
             # Make room for the label sets of the clients to come.
             labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
             self._instruments.violations_total.forget(**labels)
@@ -346,10 +349,10 @@ class QuotaManager:
     def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
         """Show whether the clients of a sensor are expected to be at their bound."""
         expected = self._instruments.expected_throttling
-        if is_expected:
-            expected.of(meter.entity, str(meter.kind)).set(1)
-        else:
+        if not is_expected:
             expected.forget(quota_entity=meter.entity, quota=str(meter.kind))
+        elif not expected.is_full:  # else it would be said of all that are counted as others
+            expected.of(meter.entity, str(meter.kind)).set(1)
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)
