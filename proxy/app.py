@@ -489,7 +489,6 @@ class App:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             await self._end_due()
-            self.relay.follow_quotas()
             self._services.outages.sweep(clock_ms())
             self._request_times.sample(clock_ms())
             await self._slices.collect(self.quotas.settling())

@@ -83,6 +83,8 @@ class QuotaManager:
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
+        self.on_update: Callable[[], None] = lambda: None
+        """Called after each update: what waits for a quota may go sooner, or at once."""
         self.update(settings)
         instruments.unbounded_clients.set_function(self._unbounded.__len__)
         for kind, sharing in self._overflow_clients.items():
@@ -105,6 +107,7 @@ class QuotaManager:
         self._unsettled = list(self._clients.values())
         for meter in self._meters.values():
             meter.gate.open()
+        self.on_update()
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done.
