@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
@@ -181,6 +181,8 @@ def rule_entry(entry: RuleEntry, now_s: float) -> Document:
         "keys": rule.keys,
         "scope": rule.scope,
         "enforce": rule.enforce,
+        "expected": rule.expected,
+        "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
         "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
         "source": str(entry.source),
         "title": rule.title,
