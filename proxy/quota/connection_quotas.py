@@ -180,4 +180,4 @@ class ConnectionQuotas:
                 due_ms.move_to_end(entity)  # so that others are looked at the next time
         if len(due_ms) < most or not match.rule.is_open:
             return match.entity
-        return self._manager.table.overflow_entity(CONNECTION_RATE, match.rule)
+        return self._manager.table.overflow_entity(CONNECTION_RATE, match)

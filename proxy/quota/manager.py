@@ -248,7 +248,7 @@ class QuotaManager:
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
             if rule.is_open and not self._make_room(kind, address, now_ms):
-                meter = self._overflow(kind, rule, now_ms)
+                meter = self._overflow(kind, match, now_ms)
             else:
                 meter = self._create(kind, match.entity, rule, now_ms)
                 meter.is_clients = rule.is_open
@@ -263,8 +263,8 @@ class QuotaManager:
             self._show_expected(meter, is_expected=rule.expected)
         return meter
 
-    def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter:
-        entity = self.table.overflow_entity(kind, rule)
+    def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+        rule, entity = match.rule, self.table.overflow_entity(kind, match)
         name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
