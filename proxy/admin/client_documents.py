@@ -12,7 +12,8 @@ from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_sources import RuleEntry
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
 

@@ -7,8 +7,9 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.kept_changes import NAMESPACE
 from proxy.quota.pauses import PAUSES, QuotaPause, read_pause
-from proxy.quota.rule_registry import MAX_PAUSES, NAMESPACE, RuleRegistry
+from proxy.quota.rule_registry import MAX_PAUSES, RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 
