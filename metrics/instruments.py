@@ -57,12 +57,17 @@ class BoundedLabels(Collector, Generic[M]):
         self.last_values: dict[LabelValues, dict[str, None]] = {}
         """Of the sets in use, by their other values: what `forget` drops at once."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a set that is not in use would be counted with OTHER."""
+        return len(self.children) >= self._max_sets
+
     def of(self, *values: str) -> M:
         """Return the child for these label values, in the metric's order; keep it on hot paths."""
         child = self.children.get(values)
         if child is not None:
             return child
-        if len(self.children) < self._max_sets:
+        if not self.is_full:
             child = cast(M, self._metric.labels(*values))
             self.children[values] = child
             self.last_values.setdefault(values[:-1], {})[values[-1]] = None

@@ -46,14 +46,10 @@ from proxy.garbage import FREED_INTERVAL_S, FreedMemory, collect_frozen
 from proxy.parts import access_of, bootstrap_of, limits_of, listener_of, port_limits_of
 from proxy.queries.queries import Queries
 from proxy.quota.entities import QuotaKind
+from proxy.quota.kept_changes import read_overrides, read_pauses
 from proxy.quota.manager import QuotaManager
-from proxy.quota.rule_registry import (
-    Compose,
-    ComposedRules,
-    RuleRegistry,
-    read_overrides,
-    read_pauses,
-)
+from proxy.quota.rule_registry import Compose, RuleRegistry
+from proxy.quota.rule_sources import ComposedRules
 from proxy.quota.rules import Rule
 from proxy.quota.selector import selector
 from proxy.relay.brokers import Brokers
@@ -522,7 +518,6 @@ class App:
         while True:
             await asyncio.sleep(TICK_INTERVAL_S)
             await self._end_due()
-            self.relay.follow_quotas()
             self._services.outages.sweep(clock_ms())
             self._services.rejections.sweep(clock_ms())
             self._request_times.sample(clock_ms())

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from proxy.admin.audit import AuditLog
 from proxy.admin.client_documents import iso
-from proxy.quota.rule_registry import RuleEntry
+from proxy.quota.rule_sources import RuleEntry
 
 SHOWN_CHANGES = 20
 """How many the status has."""

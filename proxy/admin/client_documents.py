@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from metrics.clock import MS_PER_SECOND
@@ -13,7 +13,8 @@ from proxy.admin.slices import Slices
 from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.manager import QuotaManager
 from proxy.quota.meter import QuotaRow
-from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_sources import RuleEntry
 from proxy.quota.rules import Rule, RuleTable
 from proxy.quota.selector import selector
 
@@ -222,6 +223,8 @@ def rule_entry(entry: RuleEntry, now_s: float) -> Document:
         "keys": rule.keys,
         "scope": rule.scope,
         "enforce": rule.enforce,
+        "expected": rule.expected,
+        "adaptive": asdict(rule.adaptive) if rule.adaptive is not None else None,
         "bounds": {str(kind): bound for kind, bound in rule.bounds.items()},
         "source": str(entry.source),
         "title": rule.title,

@@ -10,7 +10,8 @@ from proxy.admin.history import Largest
 from proxy.admin.slices import Slices
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
-from proxy.quota.rule_registry import RuleEntry, RuleRegistry
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_sources import RuleEntry
 
 
 class ConnectionSource(Protocol):

@@ -24,12 +24,10 @@ def read_bytes(path: Path) -> bytes:
     """Read a whole file, of `MAX_FILE_MIB` at most."""
     most = MAX_FILE_MIB * 2**20
     try:
-        # Who opens a pipe that nobody writes to waits for good, but for O_NONBLOCK.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(number, "rb") as file:  # noqa: PTH123
-            os.set_blocking(number, True)
+        with open(path, "rb", opener=_open_at_once) as file:
+            os.set_blocking(file.fileno(), True)
             content = file.read(most + 1)
-            is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+            is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         reason = "does not exist", "create it or correct its path"
     except IsADirectoryError:
@@ -47,6 +45,11 @@ def read_bytes(path: Path) -> bytes:
         else:
             return content
     raise _bad(path, *reason)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody writes to, too, which else is waited for for good."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def resolve(value: object, info: ValidationInfo) -> Path:

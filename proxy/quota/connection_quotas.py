@@ -94,6 +94,11 @@ class ConnectionQuotas:
         self._count(place.counted_as, 1)
         return place, wait_ms
 
+    def is_paced(self, place: ConnectionPlace) -> bool:
+        """Return whether a connection that waits for its client's rate is still to."""
+        _, paced = self._matches(place.identity)
+        return paced is not None and paced.enforced
+
     def leave(self, place: ConnectionPlace) -> None:
         """Give a place up: its connection is closed, or has another one."""
         if self._places.pop(place, place) is None:
@@ -175,4 +180,4 @@ class ConnectionQuotas:
                 due_ms.move_to_end(entity)  # so that others are looked at the next time
         if len(due_ms) < most or not match.rule.is_open:
             return match.entity
-        return self._manager.table.overflow_entity(CONNECTION_RATE, match.rule)
+        return self._manager.table.overflow_entity(CONNECTION_RATE, match)

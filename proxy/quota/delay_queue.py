@@ -15,6 +15,10 @@ SHORTEST_PAUSE_MS = 1.0
 """Between two releases by one reaper. What comes due within it goes out together: with thousands
 of responses held, a timer for each would cost more than releasing it."""
 
+MAX_RELEASED = 50
+"""By one reaper, in a round of the event loop: what else is due goes in the next ones, so that
+others come in between when thousands may go at once."""
+
 Release = Callable[[], None]
 
 
@@ -77,15 +81,21 @@ class DelayQueue:
         self._size += 1
         return delayed
 
-    def release_due(self, now_ms: float, on_late: Callable[[float], None] | None = None) -> int:
+    def release_due(
+        self,
+        now_ms: float,
+        on_late: Callable[[float], None] | None = None,
+        most: int | None = None,
+    ) -> int:
         """Run the callback of every entry with `due_ms <= now_ms`, in order of due time.
 
         What a callback adds waits for the next call. At infinity everything is released. `on_late`
-        gets for each entry how many seconds after its due time it runs. Returns how many callbacks
-        ran. Raises ExceptionGroup when some failed; the others ran regardless.
+        gets for each entry how many seconds after its due time it runs. With `most` no more than so
+        many leave the queue. Returns how many callbacks ran. Raises ExceptionGroup when some
+        failed; the others ran regardless.
         """
         due: list[Delayed] = []
-        while self._heap and self._heap[0][0] <= now_ms:
+        while self._heap and self._heap[0][0] <= now_ms and len(due) != most:
             due.append(heappop(self._heap)[2])
         released = 0
         errors: list[Exception] = []
@@ -176,7 +186,7 @@ class Reaper:
         if next_due_ms is not None and next_due_ms <= now_ms:
             self._released_ms = now_ms
         try:
-            self.queue.release_due(now_ms, self._on_late)
+            self.queue.release_due(now_ms, self._on_late, MAX_RELEASED)
         finally:
             self._arm()
 

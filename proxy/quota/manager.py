@@ -84,6 +84,8 @@ class QuotaManager:
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
+        self.on_update: Callable[[], None] = lambda: None
+        """Called after each update: what waits for a quota may go sooner, or at once."""
         self.update(settings)
         instruments.unbounded_clients.set_function(self._unbounded.__len__)
         for kind, sharing in self._overflow_clients.items():
@@ -106,6 +108,7 @@ class QuotaManager:
         self._unsettled = list(self._clients.values())
         for meter in self._meters.values():
             meter.gate.open()
+        self.on_update()
 
     def client(self, identity: ClientIdentity, address: str | None = None) -> ClientQuotas:
         """Return the client's handle, the same for all its connections; `close` it when done.
@@ -190,12 +193,14 @@ class QuotaManager:
     def held(self, charge: ThrottleTime, hold_ms: float, now_ms: float) -> None:
         """Record that a response is really held for a charge, beginning now.
 
-        Call it once for each response that waits. A hold that is cut short counts in full.
+        Call it once for each response that waits. A hold that is cut short counts in full, and none
+        where the sensor has gone meanwhile: nobody would drop what counts it.
         """
         name = sensor_name(charge.kind, charge.entity)
         meter = self._meters.get(name)
         if meter is None:
             return
+        self._instruments.throttled_responses_total.of(charge.entity, str(charge.kind)).inc()
         meter.holds = meter.holds or RecentHolds()
         if meter.holds.add(hold_ms, charge.due_ms, now_ms):
             self._throttled[name] = meter
@@ -243,7 +248,7 @@ class QuotaManager:
         meter = self._meters.get(sensor_name(kind, match.entity))
         if meter is None:
             if rule.is_open and not self._make_room(kind, address, now_ms):
-                meter = self._overflow(kind, rule, now_ms)
+                meter = self._overflow(kind, match, now_ms)
             else:
                 meter = self._create(kind, match.entity, rule, now_ms)
                 meter.is_clients = rule.is_open
@@ -258,8 +263,8 @@ class QuotaManager:
             self._show_expected(meter, is_expected=rule.expected)
         return meter
 
-    def _overflow(self, kind: QuotaKind, rule: Rule, now_ms: float) -> Meter:
-        entity = self.table.overflow_entity(kind, rule)
+    def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
+        rule, entity = match.rule, self.table.overflow_entity(kind, match)
         name = sensor_name(kind, entity)
         if name not in self._overflowed:
             self._overflowed.add(name)
@@ -335,7 +340,8 @@ class QuotaManager:
             self._of_address[meter.kind, address] -= 1
             if not self._of_address[meter.kind, address]:
                 del self._of_address[meter.kind, address]
-        if meter.violations is not None:
+        # A request may wait at the gate before the bound is exceeded for the first time.
+        if meter.violations is not None or meter.holds is not None:
             # Make room for the label sets of the clients to come.
             labels = {"quota_entity": meter.entity, "quota": str(meter.kind)}
             self._instruments.violations_total.forget(**labels)
@@ -346,10 +352,10 @@ class QuotaManager:
     def _show_expected(self, meter: Meter, *, is_expected: bool) -> None:
         """Show whether the clients of a sensor are expected to be at their bound."""
         expected = self._instruments.expected_throttling
-        if is_expected:
-            expected.of(meter.entity, str(meter.kind)).set(1)
-        else:
+        if not is_expected:
             expected.forget(quota_entity=meter.entity, quota=str(meter.kind))
+        elif not expected.is_full:  # else it would be said of all that are counted as others
+            expected.of(meter.entity, str(meter.kind)).set(1)
 
     def _report_state(self, meter: Meter, *, throttled: bool, now_ms: float) -> None:
         rate = meter.metric.measure(now_ms)

@@ -1,77 +1,22 @@
-"""Compose the rules in force from the file, the cluster, and what operators changed at run time."""
+"""Keep the rules in force: of the file, the cluster, and what operators change at run time."""
 
-import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
-from itertools import chain
 from typing import Any
 
-from proxy.state import Json, Record, StateError, Store
+from proxy.state import Store
 
 from .entities import QuotaKind
+from .kept_changes import NAMESPACE, make_override, override_record, read_overrides, read_pauses
 from .manager import QuotaManager
-from .pauses import PAUSES, QuotaPause, parse_origin, pause_name, read_pause
-from .rules import AdaptiveBound, QuotaSettings, Rule, RuleTable
-from .selector import parse_selector, selector
-from .validation import finite
-
-NAMESPACE = "quotas/"
-"""Where the overrides are in the state; the rest of a record's key is the rule's selector."""
+from .pauses import PAUSES, QuotaPause, pause_name
+from .rule_sources import ComposedRules, RuleEntry, RuleSources, compose
+from .rules import QuotaSettings, Rule
+from .selector import selector
 
 MAX_PAUSES = 100
 """Each is compared with each client when rules are looked up."""
-
-FORM = 1
-"""Version of what is written there."""
-
-
-class RuleOrigin(StrEnum):
-    """Where a rule comes from. For the same keys OVERRIDE beats KAFKA, and KAFKA beats FILE."""
-
-    OVERRIDE = "override"
-    """An operator, at run time; kept in the state."""
-    KAFKA = "kafka"
-    """The cluster's own client quotas."""
-    FILE = "file"
-    """The configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleEntry:
-    """A rule, and how it got here."""
-
-    rule: Rule
-    source: RuleOrigin
-    by: str | None = None
-    """Who made the override; None when not known, and for other sources."""
-    at_s: float | None = None
-    """When, in seconds of the Unix epoch; None as for `by`."""
-    in_force: bool = True
-    """False when a rule of a stronger source has the same keys."""
-    enforce: bool | None = None
-    """What an override says of it; None: as the file's rule with the same keys."""
-    until_s: float | None = None
-    """When an override ends by itself, as `at_s`; None: not at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleSources:
-    """All rules by source, as of one moment."""
-
-    settings: QuotaSettings
-    """The configuration's, with the rules of the file."""
-    kafka: tuple[Rule, ...]
-    overrides: Mapping[str, RuleEntry]
-    """By the selectors of their rules."""
-    pauses: Mapping[str, QuotaPause]
-    """By their names."""
-
-    def next_end_s(self) -> float:
-        """Return when the first override or pause ends by itself."""
-        ends = (entry.until_s for entry in self.overrides.values() if entry.until_s is not None)
-        return min(chain(ends, (pause.until_s for pause in self.pauses.values())), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +25,6 @@ class Ended:
 
     overrides: tuple[RuleEntry, ...] = ()
     pauses: tuple[QuotaPause, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ComposedRules:
-    """What the sources come to."""
-
-    entries: tuple[RuleEntry, ...]
-    """In order of precedence, those not in force too."""
-    in_force: Mapping[str, RuleEntry]
-    """By the selectors of their rules."""
-    settings: QuotaSettings
-    """With the rules in force."""
-    table: RuleTable
-    """Of the rules in force."""
 
 
 NOTHING_ENDED = Ended()
@@ -167,8 +98,8 @@ class RuleRegistry:
         these make no rule, and StateError when it was not kept; it is not in force then.
         """
         name = selector(keys)
-        entry = _override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
-        self._store.put(NAMESPACE + name, _value(entry), FORM)
+        entry = make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
+        self._store.put_many([override_record(entry)])
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
         return composed.in_force[name]
 
@@ -250,10 +181,14 @@ class RuleRegistry:
         await self._use(settings=settings)
 
     def use_store(self, store: Store) -> None:
-        """Keep overrides and pauses in another store from now on. Raises StateError."""
-        overrides, pauses = self._sources.overrides.items(), self._sources.pauses.values()
-        records = (Record.of(NAMESPACE + name, _value(entry), FORM) for name, entry in overrides)
-        store.put_many([*records, *(pause.record() for pause in pauses)])
+        """Keep overrides and pauses in another store from now on, in the place of those in it.
+
+        Raises StateError.
+        """
+        records = [override_record(entry) for entry in self._sources.overrides.values()]
+        records += [pause.record() for pause in self._sources.pauses.values()]
+        others = (*store.items(NAMESPACE), *store.items(PAUSES))
+        store.put_many(records, delete=[record.key for record in others])
         self._store = store
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
@@ -282,131 +217,3 @@ class RuleRegistry:
     def _put_in_force(self, composed: ComposedRules) -> None:
         self._composed = composed
         self._manager.update(composed.settings, composed.table)
-
-
-def compose(sources: RuleSources) -> ComposedRules:
-    """Return the rules in force, and those that they beat."""
-    settings, overrides = sources.settings, sources.overrides
-    strongest_first = chain(
-        (overrides[name] for name in sorted(overrides)),
-        (RuleEntry(rule, RuleOrigin.KAFKA) for rule in sources.kafka),
-    )
-    adaptive = {selector(rule.keys): rule.adaptive for rule in settings.rules if rule.adaptive}
-    expected = {selector(rule.keys) for rule in settings.rules if rule.expected}
-    observed = {selector(rule.keys) for rule in settings.rules if not rule.enforce}
-    numbered = (
-        replace(
-            entry,
-            rule=replace(
-                _adapted(entry.rule, adaptive),
-                number=number,
-                expected=selector(entry.rule.keys) in expected,
-                enforce=_is_enforced(entry, observed),
-            ),
-        )
-        for number, entry in enumerate(strongest_first, len(settings.rules))
-    )
-    of_file = (RuleEntry(rule, RuleOrigin.FILE) for rule in settings.rules)
-    by_name: dict[str, list[RuleEntry]] = {}
-    for entry in chain(numbered, of_file):
-        same = by_name.setdefault(selector(entry.rule.keys), [])
-        same.append(replace(entry, in_force=not same))
-    in_order = sorted(by_name.items(), key=lambda item: (item[1][0].rule.rank, item[0]))
-    entries = tuple(entry for _, same in in_order for entry in same)
-    in_force = {name: same[0] for name, same in in_order}
-    rules = tuple(entry.rule for entry in in_force.values())
-    table = RuleTable(rules, enforce=settings.enforce, pauses=sources.pauses.values())
-    return ComposedRules(entries, in_force, replace(settings, rules=rules), table)
-
-
-def read_overrides(store: Store) -> dict[str, RuleEntry]:
-    """Return the overrides that a store has, by selector. Raises StateError for a bad one."""
-    return {record.key.removeprefix(NAMESPACE): _load(record) for record in store.items(NAMESPACE)}
-
-
-def read_pauses(store: Store) -> dict[str, QuotaPause]:
-    """Return the pauses that a store has, by name. Raises StateError for a bad one."""
-    return {record.key.removeprefix(PAUSES): _load_pause(record) for record in store.items(PAUSES)}
-
-
-def _adapted(rule: Rule, adaptive: Mapping[str, AdaptiveBound]) -> Rule:
-    """Return a rule with what the file's rule for the same keys says of an adaptive bound."""
-    if rule.scope != "each" or QuotaKind.CONSUMER_BYTE_RATE not in rule.bounds:
-        return rule
-    return replace(rule, adaptive=adaptive.get(selector(rule.keys)))
-
-
-def _is_enforced(entry: RuleEntry, observed: Set[str]) -> bool:
-    """Return what an override says, or the file; `observed`: its rules that are not enforced."""
-    if entry.enforce is not None:
-        return entry.enforce
-    return not observed or selector(entry.rule.keys) not in observed
-
-
-def _override(
-    keys: Mapping[str, str],
-    bounds: Mapping[QuotaKind, float],
-    scope: Any,
-    by: object,
-    at_s: object,
-    *,
-    enforce: object = None,
-    until_s: object = None,
-) -> RuleEntry:
-    """Make the entry of an override from what an operator or the state says; check all of it."""
-    by, made_s = parse_origin(by, at_s)
-    end_s = finite(until_s)
-    if end_s is None and until_s is not None:
-        raise ValueError(f"when it ends is {until_s!r}, not a time")
-    if not (enforce is None or isinstance(enforce, bool)):
-        raise ValueError(f"whether it is enforced is {enforce!r}, not true or false")
-    place = f"override by {by}" if by else "override"
-    names: Any = {key.replace("-", "_"): value for key, value in keys.items()}
-    rule = Rule(**names, scope=scope, bounds=bounds, place=place)
-    return RuleEntry(rule, RuleOrigin.OVERRIDE, by, made_s, enforce=enforce, until_s=end_s)
-
-
-def _value(entry: RuleEntry) -> Json:
-    """Return what is kept of an override."""
-    value: dict[str, Json] = {
-        "bounds": {str(kind): bound for kind, bound in entry.rule.bounds.items()},
-        "scope": entry.rule.scope,
-        "by": entry.by,
-        "at_s": entry.at_s,
-    }
-    if entry.enforce is not None:  # an older version reads the rest
-        value["enforce"] = entry.enforce
-    if entry.until_s is not None:
-        value["until_s"] = entry.until_s
-    return value
-
-
-def _load(record: Record) -> RuleEntry:
-    name = record.key.removeprefix(NAMESPACE)
-    try:
-        if record.version != FORM:
-            known = f"this version of quota-proxy knows {FORM}"
-            raise ValueError(f"it has form {record.version}, {known}")
-        keys = parse_selector(name)
-        if selector(keys) != name:
-            raise ValueError("its name is not written as quota-proxy writes it")
-        match record.value:
-            case {"bounds": dict(bounds), "scope": scope, "by": by, "at_s": at_s, **more}:
-                enforce, until_s = more.get("enforce"), more.get("until_s")
-                return _override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
-        raise ValueError("it lacks bounds, scope, by or at_s")
-    except ValueError as error:
-        raise _unreadable("override", record, error) from error
-
-
-def _load_pause(record: Record) -> QuotaPause:
-    try:
-        return read_pause(record)
-    except ValueError as error:
-        raise _unreadable("pause", record, error) from error
-
-
-def _unreadable(what: str, record: Record, error: ValueError) -> StateError:
-    message = f"the {what} {record.key!r} in the state cannot be read: {error}"
-    fix = "start the version that wrote it, restore the state from a backup, or remove this record"
-    return StateError(message, fix)

@@ -309,8 +309,11 @@ def _place_of(identity: ClientIdentity, rank: Rank) -> _Place | None:
     user, client, minus_length, listener = rank
     if user != UNNAMED and identity.user is None:
         return None
-    client_id = identity.client_id or ""
-    named = {EXACT: client_id, PREFIX: client_id[:-minus_length]}.get(client)
+    named = None
+    if client == EXACT:
+        named = identity.client_id or ""
+    elif client == PREFIX:
+        named = (identity.client_id or "")[:-minus_length]
     return (
         identity.user if user == EXACT else None,
         named,
@@ -368,9 +371,14 @@ class RuleTable:
         """Return whether a login can change which rule bounds this kind of a client's."""
         return any(user != UNNAMED for user, *_ in self._ranks[kind])
 
-    def overflow_entity(self, kind: QuotaKind, rule: Rule) -> str:
-        """Return the entity of clients without room: OTHER for the last open rule, or with keys."""
-        return OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
+    def overflow_entity(self, kind: QuotaKind, match: Match) -> str:
+        """Return the entity of clients without room: OTHER for the last open rule, or with keys.
+
+        Those that are paused have one of their own, as their traffic must not count for the others.
+        """
+        rule = match.rule
+        entity = OTHER if rule is self._last_open.get(kind) else f"{OTHER},{rule.shared_entity}"
+        return f"{entity}{PAUSED}" if self.pauses and not match.enforced else entity
 
     def explain(self, identity: ClientIdentity) -> list[CandidateRule]:
         """Return for each kind in turn the rules that bound it, in order of precedence, and why.

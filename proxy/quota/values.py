@@ -18,7 +18,14 @@ MAX_COUNT: Final = 2**31 - 1
 MAX_NUMBER: Final = 10**12
 """The largest rate, gain or percentage: more is a slip, and far more overflows what is computed."""
 
-NUMBER_AND_UNIT: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>.*)", re.ASCII)
+MAX_DIGITS: Final = 400
+"""Before the point, and behind it, where the smallest float needs most of them. To compute with
+millions of them takes minutes."""
+
+_DIGITS = rf"[0-9]{{1,{MAX_DIGITS}}}"
+NUMBER_AND_UNIT: Final = re.compile(
+    rf"(?P<number>{_DIGITS}(?:\.{_DIGITS})?)(?P<unit>[^0-9].*|)", re.ASCII
+)
 
 DURATION_UNITS: Final = {
     name: Decimal(value) for name, value in (("ms", "0.001"), ("s", 1), ("m", 60), ("h", 3600))
@@ -67,8 +74,7 @@ def parse_size(value: object) -> int:
     """Read a size, rounded to bytes, from 1 to `MAX_SIZE_BYTES`. Raises BadValueError else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise BadValueError(f"{shown(value)} is not a size", _SIZE_FIX)
-    size = Decimal(value) if isinstance(value, int) else _size_in_bytes(value)
-    size_bytes = int(size.to_integral_value())
+    size_bytes = value if isinstance(value, int) else round(_size_in_bytes(value))
     if size_bytes <= 0:
         raise BadValueError(f"{shown(value)} is not above 0 bytes", _SIZE_FIX)
     if size_bytes > MAX_SIZE_BYTES:
@@ -125,7 +131,8 @@ def parse_duration_or_zero(value: object) -> float:
     """Read a duration as `parse_duration`, or 0, which needs no unit."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
-    match = NUMBER_AND_UNIT.fullmatch(str(value))
+    text = shown(value) if isinstance(value, int) else str(value)
+    match = NUMBER_AND_UNIT.fullmatch(text)
     if match is None:
         raise BadValueError(f"{shown(value)} is not a duration", _DURATION_FIX)
     number, unit = match["number"], match["unit"]

@@ -269,6 +269,20 @@ class Connection:
         """Until when it waits because of its client's connection_rate; None when it does not."""
         return self._crowded.due_ms if self._crowded is not None and self._crowded.waiting else None
 
+    def shorten_waits(self) -> None:
+        """Wait for no longer than the client's quotas ask for, which were changed."""
+        self.responses.shorten_hold()
+        place, session = self.client.place, self.client.current
+        if place is not None and self._crowded is not None and self._crowded.waiting:
+            if not self.services.connection_quotas.is_paced(place):
+                _release(self._crowded)
+            return
+        charge = self.muted_for if self.muted_until_ms is not None else None
+        if session is None or charge is None or self._muted is None:
+            return
+        if not session.quotas.owed_ms(charge.kind, clock_ms()):
+            _release(self._muted)
+
     def _enter(self, head: RequestHead) -> float:
         try:
             return self.client.enter(head.api_key, head.client_id, clock_ms())
@@ -407,3 +421,10 @@ class Connection:
             got = 0
         if not got:
             self.close("drained")
+
+
+def _release(delayed: Delayed) -> None:
+    """Release now what waits."""
+    release = delayed.release
+    if release is not None and delayed.cancel():
+        release()

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 from structlog import get_logger
 
@@ -22,6 +23,7 @@ from proxy.relay.services import Services
 from proxy.relay.tls import principal_of, sni_of
 
 IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
+FOLLOWING_S = 0.002  # in which connections follow changed quotas, in each round of the event loop
 MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
 
 _log = get_logger(__name__)
@@ -50,7 +52,10 @@ class Relay:
         self.connected_through: Counter[str] = Counter()
         """How many clients are connected, by the name of their listener."""
         self._empty = asyncio.Event()
-        self._generation = services.quotas.generation
+        self._unfollowed: list[Connection] = []
+        """Those that may wait for what quotas no longer ask for."""
+        self._following: asyncio.Handle | None = None
+        services.quotas.on_update = self.follow_quotas
 
     @property
     def connected(self) -> int:
@@ -99,12 +104,24 @@ class Relay:
                 connection.check_idle(now_s, timeout_s)
 
     def follow_quotas(self) -> None:
-        """Hold nothing for longer than the quotas ask for, if they were changed since last time."""
-        generation = self._services.quotas.generation
-        if generation != self._generation:
-            self._generation = generation
-            for connection in tuple(self.connections):
-                connection.responses.shorten_hold()
+        """Shorten what connections wait for to what the quotas ask for, which were changed.
+
+        In the next rounds of the event loop: there may be thousands.
+        """
+        self._unfollowed = list(self.connections)
+        if self._following is None:
+            self._following = self._services.loop.call_soon(self._follow_some)
+
+    def _follow_some(self) -> None:
+        end_s, self._following = perf_counter() + FOLLOWING_S, None
+        try:
+            while self._unfollowed and perf_counter() < end_s:
+                connection = self._unfollowed.pop()
+                if connection in self.connections:
+                    connection.shorten_waits()
+        finally:
+            if self._unfollowed:
+                self._following = self._services.loop.call_soon(self._follow_some)
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""

@@ -91,11 +91,15 @@ class ResponseFlow(FrameFlow):
         exchange, now_ms = self._conn.in_flight[0], clock_ms()
         if exchange.charge is None:  # it waits for something else
             return
-        due_ms = now_ms + exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
-        if due_ms < self._delayed.due_ms:
-            self._delayed.cancel()
-            self._busy_time.held(due_ms)
-            self._pause_until(due_ms, exchange)
+        owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
+        if now_ms + owed_ms >= self._delayed.due_ms:
+            return
+        self._delayed.cancel()
+        self._busy_time.held(now_ms + owed_ms)
+        if owed_ms:
+            self._pause_until(now_ms + owed_ms, exchange)
+        else:
+            self.resume()
 
     def resume(self) -> None:
         """See FrameFlow."""

@@ -148,7 +148,6 @@ class Services:
     def count_throttled(self, charge: ThrottleTime, hold_ms: float) -> None:
         """Count a response that is held for so long."""
         self.instruments.throttle_seconds.labels(charge.kind).observe(hold_ms / MS_PER_SECOND)
-        self.instruments.throttled_responses_total.of(charge.entity, charge.kind).inc()
         self.quotas.held(charge, hold_ms, clock_ms())
 
     def count_rejected(self, reason: str, *, peer: str | None = None, **about: object) -> None:

@@ -1,5 +1,6 @@
 """The API answers what the quota manager and the rule book know."""
 
+from dataclasses import asdict, fields
 from urllib.parse import quote
 
 import pytest
@@ -7,8 +8,10 @@ from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, AdminWorld, Ask, tick
 from aiohttp import hdrs
 
 from proxy.admin.server import AdminServer
-from proxy.quota.entities import ClientIdentity
-from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_sources import RuleEntry, RuleOrigin
+from proxy.quota.rules import AdaptiveBound, QuotaSettings, Rule
 
 ETL = "/v1/quotas/client-id=etl-orders"
 HOSTILE = (
@@ -174,6 +177,30 @@ async def test_the_most_pressing_clients_come_first_and_can_be_filtered(
 async def test_a_bad_limit_is_refused(ask: Ask, limit: str):
     answer = await ask("GET", f"/v1/clients?limit={limit}")
     assert (answer.status, set(answer.json)) == (400, {"error", "fix"})
+
+
+async def test_a_rule_is_shown_with_all_that_it_has(world: AdminWorld, ask: Ask):
+    bounds = {kind: float(number) for number, kind in enumerate(QuotaKind, 1)}
+    rule = Rule(
+        client_id="all",
+        bounds=bounds,
+        adaptive=AdaptiveBound(batch_interval_ms=2000.0),
+        expected=True,
+        enforce=False,
+        place="f:1",
+    )
+    await world.rules.use_file(QuotaSettings(rules=(rule,)))
+    (shown,) = (await ask("GET", "/v1/quotas")).json["quotas"]
+    assert shown["bounds"] == {str(kind): bound for kind, bound in bounds.items()}
+    assert (shown["expected"], shown["enforce"]) == (True, False)
+    assert shown["adaptive"] == asdict(rule.adaptive)
+    until = {"until": "2h", "consumer_byte_rate": 1}
+    made = (await ask("PUT", "/v1/quotas/client-id=all", json=until)).json
+    assert (made["until"] is not None, made["expected"], made["enforce"]) == (True, True, False)
+    hidden = {"rule", "by", "at_s", "until_s", "enforce", "source"}  # under other names
+    attributes = {each.name for each in (*fields(Rule), *fields(RuleEntry))} - hidden
+    keys = {"user", "client_id", "client_id_prefix", "listener", "number"}
+    assert attributes - keys <= made.keys(), "what a rule gets one day is to be shown, too"
 
 
 async def test_an_override_holds_at_once_and_goes_again(world: AdminWorld, ask: Ask):

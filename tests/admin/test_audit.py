@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 import proxy.admin.server as server_module
 from proxy.admin.audit import BY_FILE, AuditedChange, AuditLog, Author
 from proxy.admin.port.access import Access, AdminToken, Right
-from proxy.quota.rule_registry import Compose, ComposedRules, RuleRegistry
+from proxy.quota.rule_registry import Compose, RuleRegistry
+from proxy.quota.rule_sources import ComposedRules
 from proxy.state import MemoryStore
 
 ETL = "/v1/quotas/client-id=etl-orders"

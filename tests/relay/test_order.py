@@ -204,7 +204,6 @@ async def test_a_raised_quota_ends_a_hold():
         await turns(20)
         assert lab.held
         lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
-        lab.relay.follow_quotas()
         assert await client.frame() == answer
 
 

@@ -149,7 +149,6 @@ async def test_a_hold_is_counted_as_one(all_are_measured):
         (connection,) = lab.relay.connections
         connection.in_flight[0].timed._from_ms -= 5000.0  # as if it had begun earlier
         lab.services.quotas.update(QuotaSettings(rules=(fast_client(),)))
-        lab.relay.follow_quotas()
         await client.frame()
         await turns()
         assert lab.count("hold_seconds_sum", api="Fetch") >= 5.0

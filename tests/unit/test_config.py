@@ -31,7 +31,7 @@ from proxy.config.fields import (
     parse_duration,
     parse_duration_or_zero,
 )
-from proxy.config.files import find_exposed
+from proxy.config.files import find_exposed, read_bytes
 from proxy.config.query_models import AdaptiveSection
 from proxy.pipeline.graph import (
     PipelineGraph,
@@ -235,6 +235,17 @@ def test_a_file_that_cannot_be_read(name: str, message: str, fix: str, folder: P
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value) == f'{path}: "{path}" {message}\n    fix: {fix}'
+
+
+def test_a_directory_in_the_place_of_a_file_takes_no_descriptors(folder: Path) -> None:
+    def count_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count_open()
+    for _ in range(5):  # a watched file is read every second
+        with pytest.raises(BadValueError, match="is a directory"):
+            read_bytes(folder / "folder")
+    assert count_open() == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

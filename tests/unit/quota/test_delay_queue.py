@@ -7,7 +7,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from proxy.quota.delay_queue import SHORTEST_PAUSE_MS, Delayed, DelayQueue, Reaper
+from proxy.quota.delay_queue import (
+    MAX_RELEASED,
+    SHORTEST_PAUSE_MS,
+    Delayed,
+    DelayQueue,
+    Reaper,
+)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -197,6 +203,21 @@ def test_the_reaper_keeps_one_timer_for_the_earliest_entry():
     timers.advance_to(70.0)
     assert timers.times == []
     assert timers.late == pytest.approx([0.0, 0.0, 0.015, 0.005, 0.0])
+
+
+def test_of_many_that_are_due_a_few_go_in_each_round():
+    timers = Timers()
+    reaper = make_reaper(timers)
+    order: list[int] = []
+    for number in range(2 * MAX_RELEASED + 1):
+        reaper.add(10.0, lambda number=number: order.append(number))
+    timers.now_ms = 10.0
+    for released in (MAX_RELEASED, 2 * MAX_RELEASED, 2 * MAX_RELEASED + 1):
+        (at_ms,) = timers.times
+        assert at_ms <= timers.now_ms, "without a pause between them"
+        timers.armed.pop().call()
+        assert order == list(range(released))
+    assert timers.times == []
 
 
 def test_the_reaper_sleeps_on_when_its_timer_finds_only_cancelled_entries():

@@ -7,8 +7,9 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.kept_changes import NAMESPACE
 from proxy.quota.pauses import PAUSES, QuotaPause, read_pause
-from proxy.quota.rule_registry import MAX_PAUSES, NAMESPACE, RuleRegistry
+from proxy.quota.rule_registry import MAX_PAUSES, RuleRegistry
 from proxy.quota.rules import QuotaSettings, Rule, RuleTable
 from proxy.state import MemoryStore, Record, StateError
 
@@ -75,8 +76,8 @@ def test_no_entity_is_held_for_some_of_its_clients_only(some, paused, connected)
 class PauseWorld(QuotaWorld):
     """A registry and its store; `reopen` is a restart."""
 
-    def __init__(self, *file: Rule, store=None):
-        self.file = QuotaSettings(rules=file)
+    def __init__(self, *file: Rule, store=None, **settings):
+        self.file = QuotaSettings(rules=file, **settings)
         self.store = store or MemoryStore()
         self.reopen()
 
@@ -145,6 +146,18 @@ def test_a_client_of_a_shared_rule_is_let_through_and_does_not_count_for_the_oth
     assert set(rows) == {"client-id-prefix=r-,paused", "client-id-prefix=r-"}
     assert not rows["client-id-prefix=r-,paused"].enforced
     assert rows["client-id-prefix=r-"].rate < MB
+
+
+def test_a_paused_client_without_room_does_not_count_for_the_others_without_room():
+    world = PauseWorld(ALL, max_client_entities=1)
+    assert world.client_quotas("first").charge(CONSUMER, 1.0, 0.0) is None
+    world.pause(client_id="a")
+    for at_ms in range(0, 10_000, 1000):
+        assert world.client_quotas("a").charge(CONSUMER, 100 * MB, float(at_ms)) is None
+        assert world.client_quotas("b").charge(CONSUMER, MB / 2, float(at_ms)) is None
+    rows = {row.entity: row for row in world.rows(9000.0)}
+    assert (rows["other,paused"].enforced, rows["other"].enforced) == (False, True)
+    assert rows["other"].rate < MB
 
 
 def test_a_pause_for_the_clients_of_a_rule_keeps_their_sensor():

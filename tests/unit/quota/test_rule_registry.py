@@ -14,7 +14,9 @@ from parts.at_once import at_once
 from parts.quota_world import QuotaWorld
 
 from proxy.quota.entities import DEFAULT, ClientIdentity, QuotaKind
-from proxy.quota.rule_registry import RuleOrigin, RuleRegistry
+from proxy.quota.pauses import QuotaPause
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rule_sources import RuleOrigin
 from proxy.quota.rules import QuotaSettings, Rule
 from proxy.quota.selector import selector
 from proxy.state import MemoryStore, Record, SqliteStore, StateError
@@ -169,12 +171,16 @@ def test_overrides_are_kept_in_another_store_from_then_on():
     desk = Desk()
     desk.put({"client-id": "etl"}, {CONSUMER: 3 * MB}, by="anna", at_s=NOON_S)
     before, desk.store = desk.book.entries(), MemoryStore()
+    other = Desk(desk.store)
+    other.put({"client-id": "of-another-proxy"}, {CONSUMER: MB})
+    at_once(other.book.pause(QuotaPause({}, NOON_S)))
     desk.book.use_store(desk.store)
     assert desk.book.entries() == before
     desk.put({"client-id": "new"}, {CONSUMER: 4 * MB})
     before = desk.book.entries()
     desk.reopen()
     assert desk.book.entries() == before
+    assert desk.book.pauses() == []
 
 
 def test_a_reload_swaps_the_rules_of_the_file_and_keeps_the_others():

@@ -112,3 +112,13 @@ def test_what_is_no_damage_is_refused_and_stays(path, spoil):
 def test_a_file_in_use_is_refused_and_stays(path):
     with closing(SqliteStore(path)), pytest.raises(StateError, match="is in use"):
         open_or_start_empty(path)
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_refused_and_stays(path):
+    long = path.with_name("s" * 230)  # with what marks the damaged one it is too long for a name
+    path.rename(long)
+    _page_overwritten(long)
+    before = long.read_bytes()
+    with pytest.raises(StateError, match="is damaged, and cannot be renamed"):
+        open_or_start_empty(long)
+    assert long.read_bytes() == before

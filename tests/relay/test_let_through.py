@@ -1,0 +1,98 @@
+"""A pause lets go at once whatever waits for a quota, and nothing else, on real sockets."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+from relaylab import frames
+from relaylab.lab import open_lab, slow_client, turns, until
+
+from metrics.clock import clock_ms
+from proxy.quota.entities import CONNECTION_RATE, DEFAULT
+from proxy.quota.pauses import QuotaPause
+from proxy.quota.rule_registry import RuleRegistry
+from proxy.quota.rules import QuotaSettings, Rule
+from proxy.relay.lifecycle import Pause
+from proxy.relay.services import ThrottleMode
+from proxy.state import MemoryStore
+
+RECORD_BYTES = 200_000
+ROUNDS = 5
+"""Of the event loop: one in which connections follow, one for a timer, and what they bring."""
+
+ALL_PAUSED = QuotaPause({}, 2e9)
+MODES = pytest.mark.parametrize("mode", list(ThrottleMode))
+MANY = 120
+
+
+@asynccontextmanager
+async def lab_with_rules(*rules: Rule, mode: ThrottleMode = ThrottleMode.DELAY):
+    async with open_lab(rules=rules, mode=mode) as lab:
+        settings = QuotaSettings(rules=rules)
+        yield lab, RuleRegistry(lab.services.quotas, MemoryStore(), settings)
+
+
+async def test_held_responses_go_and_those_of_others_stay():
+    async with lab_with_rules(slow_client(), slow_client("other")) as (lab, registry):
+        answer = frames.fetch_response(0, RECORD_BYTES)
+        pairs = [
+            await lab.pair(frames.fetch_request(0, client_id=name)) for name in ("test", "other")
+        ]
+        for number, (_, broker) in enumerate(pairs, 1):
+            await broker.send(answer)
+            await until(lambda number=number: lab.held == number)
+        await registry.pause(QuotaPause({"client-id": "test"}, 2e9))
+        await turns(ROUNDS)
+        assert lab.held == 1
+        assert await pairs[0][0].frame() == answer
+        await turns(ROUNDS)
+        assert (lab.held, pairs[1][0].unread) == (1, b"")
+
+
+@MODES
+async def test_requests_at_a_gate_are_sent_on(mode):
+    async with lab_with_rules(slow_client(), mode=mode) as (lab, registry):
+        _, broker = await lab.pair(frames.fetch_request(0))
+        await broker.send(frames.fetch_response(0, RECORD_BYTES))
+        await until(lambda: any(row and row.owed_ms for row in lab.services.quotas.rows(clock_ms)))
+        waiting = [await lab.client() for _ in range(MANY)]
+        for client in waiting:
+            await client.send(frames.fetch_request(1))
+        await until(lambda: sum(row.waiting for row in rows(lab)) == MANY)
+        await registry.pause(ALL_PAUSED)
+        for _ in waiting:
+            assert await (await lab.broker()).frame() == frames.fetch_request(1)
+        assert not any(row.waiting for row in rows(lab))
+
+
+def rows(lab):
+    return [row for row in lab.services.quotas.rows(clock_ms) if row is not None]
+
+
+async def test_a_muted_client_is_read_from():
+    async with lab_with_rules(slow_client(), mode=ThrottleMode.MUTE) as (lab, registry):
+        client, broker = await lab.pair(frames.fetch_request(0))
+        await broker.send(frames.fetch_response(0, RECORD_BYTES))
+        await client.frame()
+        (connection,) = lab.relay.connections
+        await until(lambda: Pause.MUTED in connection.life.pauses)
+        await registry.pause(ALL_PAUSED)
+        await turns(ROUNDS)
+        assert Pause.MUTED not in connection.life.pauses
+        await client.send(frames.fetch_request(1))
+        assert await broker.frame() == frames.fetch_request(1)
+
+
+async def test_a_connection_that_came_too_soon_is_served():
+    rule = Rule(client_id=DEFAULT, bounds={CONNECTION_RATE: 0.1})
+    async with lab_with_rules(rule) as (lab, registry):
+        await lab.pair(frames.fetch_request(0))
+        second = await lab.client()
+        await second.send(frames.fetch_request(1))
+        await until(lambda: lab.held)
+        lab.relay.follow_quotas()
+        await turns(ROUNDS)
+        assert lab.held, "nothing has changed"
+        await registry.pause(ALL_PAUSED)
+        await turns(ROUNDS)
+        assert lab.held == 0
+        assert await (await lab.broker()).frame() == frames.fetch_request(1)
