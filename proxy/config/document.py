@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from yaml._yaml import CParser
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from proxy.config.files import read_bytes
 from proxy.quota.values import BadValueError, shown
@@ -67,13 +71,30 @@ _YAML_FIXES: Final = {
 """How to mend what PyYAML complains of, by a piece of its message; the first that fits."""
 
 
-class _Loader(yaml.SafeLoader):
-    """The safe loader, but a date stays text: as a client id that is what it is."""
+class _Plain(SafeConstructor, Resolver):
+    """Makes plain values of nodes, but a date stays text: as a client id that is what it is."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        for first, resolvers in Resolver.yaml_implicit_resolvers.items()
     }
+
+
+class _Loader(Composer, _Plain, CParser):
+    """Parses with libyaml, in an eighth of the time, and puts the nodes together in Python.
+
+    libyaml's own composer would keep other threads from running until the whole file is read.
+    """
+
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
+
+class _SlowLoader(_Plain, yaml.SafeLoader):
+    """Parses in Python, which says better what is wrong with a file."""
 
 
 @dataclass(slots=True)
@@ -129,7 +150,10 @@ def read_document(path: Path) -> Document:
         message = f"is not UTF-8: byte 0x{content[error.start]:02x}"
         raise _unusable(file, line, message, "save the file as UTF-8") from None
     try:
-        return _parse(file, text)
+        try:
+            return _parse(file, _Loader(text))
+        except yaml.YAMLError:
+            return _parse(file, _SlowLoader(text))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"holds the control character U+{ord(text[error.position]):04X}"
@@ -141,8 +165,7 @@ def read_document(path: Path) -> Document:
         raise _unusable(file, WHOLE_FILE, message, "write it flatter") from None
 
 
-def _parse(file: str, text: str) -> Document:
-    loader = _Loader(text)
+def _parse(file: str, loader: _Loader | _SlowLoader) -> Document:
     try:
         root = loader.get_single_node()
         if root is None:
@@ -160,7 +183,7 @@ def _parse(file: str, text: str) -> Document:
     return document
 
 
-def _free(loader: _Loader, root: yaml.Node) -> None:
+def _free(loader: _Plain, root: yaml.Node) -> None:
     """Free the nodes one by one: no other thread runs while thousands are freed at once."""
     while loader.constructed_objects:
         loader.constructed_objects.popitem()
@@ -172,7 +195,7 @@ def _free(loader: _Loader, root: yaml.Node) -> None:
             nodes += chain.from_iterable(inner) if isinstance(node, yaml.MappingNode) else inner
 
 
-def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> object:
+def _build(loader: _Plain, document: Document, node: yaml.Node, loc: Loc) -> object:
     """Turn a node into plain values and note the lines of what it holds."""
     document.lines.setdefault(loc, node.start_mark.line + 1)
     document.count(node, loc)
@@ -196,7 +219,7 @@ def _build(loader: _Loader, document: Document, node: yaml.Node, loc: Loc) -> ob
 
 
 def _build_mapping(
-    loader: _Loader, document: Document, node: yaml.MappingNode, loc: Loc
+    loader: _Plain, document: Document, node: yaml.MappingNode, loc: Loc
 ) -> dict[str, object]:
     mapping: dict[str, object] = {}
     for key_node, value_node in node.value:
