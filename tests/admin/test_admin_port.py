@@ -87,6 +87,9 @@ async def call(stack: AsyncExitStack, server: AdminServer, tls: Tls, address: st
     return caller
 
 
+MORE_THAN_WAITS = 5_000
+"""Answers with a file of the page: more than both ends' kernels keep, which take 40 MB at most."""
+
 SLOW = {
     "nothing": b"",
     "a part of a line": b"GET /hea",
@@ -177,7 +180,7 @@ async def test_only_so_many_leave_their_answers_unread(world: AdminWorld, tls: T
         callers = [await call(stack, server, tls) for _ in range(5)]
         for caller in callers:
             caller.writer.transport.pause_reading()
-            caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * 400)
+            caller.writer.write(GET.replace(b"/healthz", b"/page/page.css") * MORE_THAN_WAITS)
         while len(port._by_http) > limits.unread:  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(0)
         assert await (await call(stack, server, tls)).get() == 200
