@@ -37,6 +37,10 @@ quarter of the calls, 1 MB takes two thirds of the time. Larger ones save nothin
 MAX_START_BYTES = MAX_HEADER_BYTES + 2 * READ_BYTES_HELD
 """A frame's head, with the first fields of the body, has less."""
 
+TURNS_OF_NEW = 4
+"""So many times a flow waits its turn when its source is readable, before it counts as no newcomer
+any more: it has been logged in, and has had answers."""
+
 FAIR_BYTES, FAIR_FRAMES = 4 << 20, 64
 """A flow lets others run after so many bytes, or frames."""
 
@@ -51,8 +55,8 @@ class FrameFlow(ABC):
     __slots__ = (
         *("_begun_s", "_conn", "_is_idle", "_loop", "_pump", "_reading", "_rest", "_running"),
         *("_scratch", "_sink", "_source", "_starved", "_turn", "_whole", "_whole_bytes"),
-        *("_writing", "closed", "first_bytes", "last_active", "paused", "read_bytes", "stash"),
-        "wait",
+        *("_turns_left", "_writing", "closed", "first_bytes", "last_active", "paused"),
+        *("read_bytes", "stash", "wait"),
     )
 
     def __init__(self, conn: Connection, scratch: memoryview) -> None:
@@ -69,6 +73,7 @@ class FrameFlow(ABC):
         self._whole_bytes = 0
         self._starved = self._reading = self._writing = self._running = self._is_idle = False
         self._turn: asyncio.Handle | None = None
+        self._turns_left = TURNS_OF_NEW
         self.closed = False
         self.paused = False
         """Set by the owner: begin no further frame."""
@@ -184,11 +189,24 @@ class FrameFlow(ABC):
         self._turn = None
         self.run()
 
+    def _run_in_turn(self) -> None:
+        """Run with others that are as new, a few in each round: the loop's callback at first.
+
+        Thousands that connect at once, and then send all at once, would take one long round.
+        """
+        steps = self._conn.services.paced_steps
+        self._turns_left -= 1
+        if not steps.has_time or not self._turns_left:
+            self.wait = TURN  # so that `run` wants what it waits for anew
+            self._want(read=False, write=False)
+        steps.add(self.run)
+
     def _want(self, *, read: bool, write: bool) -> None:
         if read is not self._reading and self._source is not None:
             self._reading = read
             if read:
-                self._loop.add_reader(self._source.fd, self.run)
+                run = self._run_in_turn if self._turns_left else self.run
+                self._loop.add_reader(self._source.fd, run)
             else:
                 self._loop.remove_reader(self._source.fd)
         if write is not self._writing and self._sink is not None:

@@ -5,9 +5,14 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-MOST_S = 0.002
-"""For how long each round of the event loop goes on with such steps; the last one may end later.
-What follows from them, such as the answers to first requests, takes about as long again."""
+MOST_S, LEAST_S = 0.002, 0.0002
+"""For how long a round of the event loop goes on with such steps; the last one may end later. Less
+of it while rounds take longer than ROUND_S: what follows from the steps is in them, too."""
+
+ROUND_S = 0.004
+
+MOST_CHANGE = 2.0
+"""From one round to the next, times the time for steps."""
 
 Step = Callable[[], None]
 
@@ -25,20 +30,27 @@ class PacedSteps:
         self._clock_s = clock_s
         self._waiting: deque[Step] = deque()
         self._spent_s = 0.0
+        self._budget_s = MOST_S
+        self._round_began_s = 0.0
         self._round: asyncio.Handle | None = None
         """Ends the present round; None when nothing was done in it."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether a step would run at once."""
+        return not self._waiting and self._spent_s < self._budget_s
+
     def add(self, step: Step) -> None:
         """Run a step now or soon. It must not raise."""
-        if self._waiting or self._spent_s >= MOST_S:
-            self._waiting.append(step)
-        else:
+        if self.has_time:
             self._run(step)
+        else:
+            self._waiting.append(step)
         if self._round is None:
-            self._round = self._loop.call_soon(self._next_round)
+            self._begin_round()
 
     def run_all(self) -> None:
         """Run what waits now, however long it takes."""
@@ -46,12 +58,20 @@ class PacedSteps:
             self._waiting.popleft()()
 
     def _next_round(self) -> None:
+        took_s = self._clock_s() - self._round_began_s
+        change = ROUND_S / took_s if took_s > 0 else MOST_CHANGE
+        change = min(max(change, 1 / MOST_CHANGE), MOST_CHANGE)
+        self._budget_s = min(max(self._budget_s * change, LEAST_S), MOST_S)
         self._spent_s, self._round = 0.0, None
         if not self._waiting:
             return
-        self._round = self._loop.call_soon(self._next_round)
-        while self._waiting and self._spent_s < MOST_S:
+        self._begin_round()
+        while self._waiting and self._spent_s < self._budget_s:
             self._run(self._waiting.popleft())
+
+    def _begin_round(self) -> None:
+        self._round_began_s = self._clock_s()
+        self._round = self._loop.call_soon(self._next_round)
 
     def _run(self, step: Step) -> None:
         begin_s = self._clock_s()

@@ -6,7 +6,8 @@ import pytest
 from relaylab.frames import fetch_request, fetch_response
 from relaylab.lab import LIMIT_S, open_lab, turns, until
 
-from proxy.relay.paced_steps import MOST_S, PacedSteps
+from proxy.relay.frame_flow import TURNS_OF_NEW
+from proxy.relay.paced_steps import MOST_S, ROUND_S, PacedSteps
 
 
 class Work:
@@ -59,6 +60,25 @@ async def test_a_long_step_has_a_round_to_itself():
     assert work.done == [0, 1]
 
 
+async def test_fewer_of_them_run_in_a_round_while_rounds_take_long():
+    work = Work()
+    for number in range(40):
+        work.add(number, MOST_S / 4 + ROUND_S / 1000)
+    counts = []
+    for _ in range(4):
+        work.now_s += 100 * ROUND_S  # what else there is in a round
+        before = len(work.done)
+        await turns(1)
+        counts.append(len(work.done) - before)
+    assert counts == [2, 1, 1, 1]
+    while len(work.steps):
+        before = len(work.done)
+        await turns(1)
+        counts.append(len(work.done) - before)
+    assert max(counts[4:]) == 4
+    assert work.done == list(range(40))
+
+
 async def test_all_can_be_run_now():
     work = Work()
     for number in range(10):
@@ -88,6 +108,32 @@ async def test_many_that_connect_at_once_are_all_served_and_leave_nothing():
         for client in clients:
             client.reset()
         await until(lambda: not lab.relay.connected)
+
+
+async def test_a_new_connection_waits_its_turn_and_an_older_one_does_not():
+    async with open_lab() as lab:
+        new, its_broker = await lab.pair(fetch_request(1))
+        client, broker = await lab.pair(fetch_request(1))
+        for number in range(1, TURNS_OF_NEW + 2):
+            await broker.send(fetch_response(number, 1000))
+            assert await client.frame() == fetch_response(number, 1000)
+            await client.send(fetch_request(number + 1))
+            assert await broker.frame() == fetch_request(number + 1)
+        steps = lab.services.paced_steps
+        steps._spent_s = MOST_S
+        steps._round = asyncio.get_running_loop().call_later(LIMIT_S, print)
+        await new.send(fetch_request(2))
+        await until(lambda: len(steps))
+        await broker.send(fetch_response(TURNS_OF_NEW + 2, 1000))
+        assert await client.frame() == fetch_response(TURNS_OF_NEW + 2, 1000)
+        await client.send(fetch_request(TURNS_OF_NEW + 3))
+        assert await broker.frame() == fetch_request(TURNS_OF_NEW + 3)
+        assert len(steps) == 1
+        assert not its_broker.unread
+        steps._round.cancel()
+        steps._round = None
+        steps.run_all()
+        assert await its_broker.frame() == fetch_request(2)
 
 
 @pytest.mark.parametrize("lost", ["client", "broker"])
