@@ -23,6 +23,7 @@ from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.admin.audit import AuditLog
 from proxy.admin.history import History
 from proxy.admin.port.access import Access
+from proxy.admin.rates.observed_rates import ObservedRates
 from proxy.admin.server import AdminServer
 from proxy.admin.slices import Slices
 from proxy.admin.status import RelayStatus
@@ -106,6 +107,7 @@ class _Proxy:
             history=self.history,
             clock_ms=clock_ms,
             reports=_NoQueries(),
+            rates=ObservedRates(instruments.bytes_total.children, CLIENTS),
             audit=AuditLog(MemoryStore()),
             access=Access(),
         )
