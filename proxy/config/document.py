@@ -125,6 +125,10 @@ class Document:
             message = f"aliases (*name) stand for more than {MAX_REPEATED_VALUES} values"
             raise ConfigError([self.problem(loc, message, "write out what is meant")])
 
+    def forget_built(self) -> None:
+        """Forget what was counted: the nodes are of no more use."""
+        self._built.clear()
+
     def line(self, loc: Loc) -> int:
         """Return the line of a key, or of the nearest thing around it that is in the file."""
         while loc not in self.lines:
@@ -173,6 +177,7 @@ def _parse(file: str, loader: _Loader | _SlowLoader) -> Document:
             raise _unusable(file, WHOLE_FILE, "is empty", fix)
         document = Document(file)
         data = _build(loader, document, root, ())
+        document.forget_built()
         _free(loader, root)
     finally:
         loader.dispose()
