@@ -38,11 +38,20 @@ class Delayed:
 
     def cancel(self) -> bool:
         """Leave the queue at once; the callback will not run. False if it had left already."""
-        if self.release is None:
-            return False
-        self.release = None
-        self.queue.left()
-        return True
+        return self.take() is not None
+
+    def take(self) -> Release | None:
+        """Leave the queue at once; return the callback, or None if it had left already."""
+        release, self.release = self.release, None
+        if release is not None:
+            self.queue.left()
+        return release
+
+    def release_now(self) -> None:
+        """Release before it is due; does nothing when it has left the queue."""
+        release = self.take()
+        if release is not None:
+            release()
 
 
 class DelayQueue:
@@ -100,8 +109,8 @@ class DelayQueue:
         released = 0
         errors: list[Exception] = []
         for delayed in due:
-            release = delayed.release
-            if release is None or not delayed.cancel():
+            release = delayed.take()
+            if release is None:
                 continue
             released += 1
             if on_late is not None:

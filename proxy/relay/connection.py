@@ -275,13 +275,13 @@ class Connection:
         place, session = self.client.place, self.client.current
         if place is not None and self._crowded is not None and self._crowded.waiting:
             if not self.services.connection_quotas.is_paced(place):
-                _release(self._crowded)
+                self._crowded.release_now()
             return
         charge = self.muted_for if self.muted_until_ms is not None else None
         if session is None or charge is None or self._muted is None:
             return
         if not session.quotas.owed_ms(charge.kind, clock_ms()):
-            _release(self._muted)
+            self._muted.release_now()
 
     def _enter(self, head: RequestHead) -> float:
         try:
@@ -421,10 +421,3 @@ class Connection:
             got = 0
         if not got:
             self.close("drained")
-
-
-def _release(delayed: Delayed) -> None:
-    """Release now what waits."""
-    release = delayed.release
-    if release is not None and delayed.cancel():
-        release()
