@@ -1,7 +1,7 @@
 """Reads the body of a request that sets a quota, or pauses quotas, at run time."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -53,10 +53,7 @@ def parse_override(body: bytes, now_s: float) -> Override:
 
     Raises ApiError with status 400 for anything that is not such a body.
     """
-    document = _json_object(body, _EXAMPLE)
-    unknown = sorted(set(document) - set(_KEYS))
-    if unknown:
-        raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_KEYS)}")
+    document = _json_object(body, _KEYS, _EXAMPLE)
     given = [kind for kind in QuotaKind if kind in document]
     bounds = {kind: _parsed(kind, kind.unit.parse, document[kind]) for kind in given}
     scope = _parsed("scope", parse_scope, document.get("scope", "each"))
@@ -75,10 +72,7 @@ def parse_throttling(body: bytes, now_s: float) -> ThrottlingChange:
 
     Raises ApiError with status 400 for anything that is not such a body.
     """
-    document = _json_object(body, _PAUSE_EXAMPLE)
-    unknown = sorted(set(document) - set(_PAUSE_KEYS))
-    if unknown:
-        raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(_PAUSE_KEYS)}")
+    document = _json_object(body, _PAUSE_KEYS, _PAUSE_EXAMPLE)
     if ("off" in document) == ("on" in document):
         raise _bad("the body has not exactly one of off and on", f"send {_PAUSE_EXAMPLE}")
     if document.get("on", True) is not True:
@@ -115,7 +109,8 @@ def _end(key: str, value: object, now_s: float) -> float:
         raise _bad(f"{key}: {error.message}", _END_FIX) from None
 
 
-def _json_object(body: bytes, example: str) -> dict[str, object]:
+def _json_object(body: bytes, keys: Sequence[str], example: str) -> dict[str, object]:
+    """Return an object that has only these keys."""
     try:
         document = json.loads(body)
     except RecursionError:
@@ -124,6 +119,9 @@ def _json_object(body: bytes, example: str) -> dict[str, object]:
         raise _bad(f"the body is not JSON: {error}", f"send {example}") from None
     if not isinstance(document, dict):
         raise _bad("the body is not a JSON object", f"send {example}")
+    unknown = sorted(set(document) - set(keys))
+    if unknown:
+        raise _bad(f"unknown key {_shown(unknown[0])}", f"use {', '.join(keys)}")
     return document
 
 
