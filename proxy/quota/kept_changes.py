@@ -70,9 +70,7 @@ def override_record(entry: RuleEntry) -> Record:
 def _load(record: Record) -> RuleEntry:
     name = record.key.removeprefix(NAMESPACE)
     try:
-        if record.version != FORM:
-            known = f"this version of quota-proxy knows {FORM}"
-            raise ValueError(f"it has form {record.version}, {known}")
+        record.check_form(FORM)
         keys = parse_selector(name)
         if selector(keys) != name:
             raise ValueError("its name is not written as quota-proxy writes it")

@@ -65,9 +65,7 @@ def pause_name(keys: Mapping[str, str]) -> str:
 def read_pause(record: Record) -> QuotaPause:
     """Return the pause of a record. Raises ValueError with what is wrong with it."""
     name = record.key.removeprefix(PAUSES)
-    if record.version != FORM:
-        known = f"this version of quota-proxy knows {FORM}"
-        raise ValueError(f"it has form {record.version}, {known}")
+    record.check_form(FORM)
     match record.value:
         case {"until_s": until_s, "by": by, "at_s": at_s}:
             end_s = finite(until_s)

@@ -49,10 +49,7 @@ class RecordFormat(Generic[Form]):
 
     def read(self, record: Record) -> Form:
         """Return what a record says. Raises ValueError with what is wrong with it, for people."""
-        if record.version != self.version:
-            raise ValueError(
-                f"it has form {record.version}, this version of quota-proxy knows {self.version}"
-            )
+        record.check_form(self.version)
         try:
             return self.form.model_validate_json(record.text)
         except ValidationError as error:

@@ -51,6 +51,13 @@ class Record:
             raise ValueError(f"the value of {key!r} cannot be written as JSON: {error}") from error
         return cls(key, text, version)
 
+    def check_form(self, known: int) -> None:
+        """Raise ValueError, with what is wrong, when the value has another form than is known."""
+        if self.version != known:
+            raise ValueError(
+                f"it has form {self.version}, this version of quota-proxy knows {known}"
+            )
+
     @property
     def value(self) -> Json:
         """The value, a new copy each time. Raises StateError when the text is not JSON."""
