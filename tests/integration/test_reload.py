@@ -156,13 +156,35 @@ def test_a_storm_of_signals_is_a_load_a_second(process: ProxyProcess) -> None:
     assert done["failed"] == 0
 
 
-@pytest.mark.slow
-def test_a_path_that_hangs_stops_nothing(process: ProxyProcess, make: Make, records: str) -> None:
-    """A pipe that somebody has open and does not write to is as a file system that is gone."""
-    whole = process.config_file.read_text()
+def hang_file(process: ProxyProcess) -> int:
+    """Put a pipe in the place of the file, which is as a file system that is gone: somebody has it
+    open and does not write to it. Return the descriptor that keeps it open.
+    """
     process.config_file.unlink()
     os.mkfifo(process.config_file)
-    keeping = os.open(process.config_file, os.O_RDWR)
+    return os.open(process.config_file, os.O_RDWR)
+
+
+@pytest.fixture(scope="module")
+def hung(kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """A proxy whose file hangs.
+
+    Of the module: it takes ten seconds until that is given up, in which another test runs.
+    """
+    process = ProxyProcess(config(kafka.bootstrap), tmp_path_factory.mktemp("hung"))
+    with running(process):
+        keeping = hang_file(process)
+        try:
+            yield process
+        finally:
+            os.close(keeping)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hung")
+def test_a_path_that_hangs_stops_nothing(process: ProxyProcess, make: Make, records: str) -> None:
+    whole = process.config_file.read_text()
+    keeping = hang_file(process)
     with RawClient(process.bootstrap, CLIENT) as client:
         until(lambda: reloads(process)["failed"] == 1, "it is given up")
         hang_up(process)
@@ -178,15 +200,9 @@ def test_a_path_that_hangs_stops_nothing(process: ProxyProcess, make: Make, reco
 
 
 @pytest.mark.slow
-def test_a_path_that_hangs_does_not_keep_it_from_stopping(process: ProxyProcess) -> None:
-    process.config_file.unlink()
-    os.mkfifo(process.config_file)
-    keeping = os.open(process.config_file, os.O_RDWR)
-    try:
-        until(lambda: reloads(process)["failed"] == 1, "it is given up")
-        process.stop()
-    finally:
-        os.close(keeping)
+def test_a_path_that_hangs_does_not_keep_it_from_stopping(hung: ProxyProcess) -> None:
+    until(lambda: reloads(hung)["failed"] == 1, "it is given up")
+    hung.stop()
 
 
 def test_what_was_measured_is_kept(make: Make, tmp_path: Path, records: str) -> None:
