@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from time import monotonic
 
 import pytest
 from support.clients import CLIENTS, Access, Client, Read
 from support.proxy_process import ProxyProcess
+
+MODES = ("delay", "mute")
 
 BOUND_BYTES = 1_000_000
 BURST_S = 1.1
@@ -26,37 +29,36 @@ def check_bound(sent_bytes: int, elapsed_s: float, largest_bytes: int, who: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["delay", "mute"])
 def test_consumers_get_their_rate(
-    proxy: Callable[..., ProxyProcess],
-    topic: Callable[..., str],
-    fill: Callable[..., None],
-    mode: str,
+    proxy: Callable[..., ProxyProcess], topic: Callable[..., str], fill: Callable[..., None]
 ) -> None:
+    """All read side by side, half of them by way of a proxy that delays, half of one that mutes."""
     rules = [{"client-id": "<default>", "consumer_byte_rate": BOUND_BYTES}]
-    running = proxy(rules=rules, throttle={"mode": mode})
+    by_mode = {mode: proxy(rules=rules, throttle={"mode": mode}) for mode in MODES}
     name = topic(partitions=3)
     fill(name, COUNT, RECORD_BYTES, partitions=3)
+    readers = list(product(MODES, CLIENTS))
 
-    def read(client: Client) -> Read:
-        return client.consume(Access(running.bootstrap, client.name), name, COUNT)
+    def read(mode: str, client: Client) -> Read:
+        return client.consume(Access(by_mode[mode].bootstrap, client.name), name, COUNT)
 
-    with ThreadPoolExecutor() as pool:
-        reads = list(pool.map(read, CLIENTS))
+    with ThreadPoolExecutor(len(readers)) as pool:
+        reads = list(pool.map(read, *zip(*readers, strict=True)))
 
-    metrics = running.metrics()
-    for client, got in zip(CLIENTS, reads, strict=True):
+    for (mode, client), got in zip(readers, reads, strict=True):
+        who = f"{client.name}, {mode}"
         numbers = [int(value[:8]) for values in got.values.values() for value in values]
-        assert sorted(numbers) == list(range(COUNT)), f"{client.name}: each record arrives once"
-        assert got.assignments == 1, f"{client.name}: no rebalance"
-        check_bound(got.value_bytes, got.elapsed_s, 3 << 20, client.name)
+        assert sorted(numbers) == list(range(COUNT)), f"{who}: each record arrives once"
+        assert got.assignments == 1, f"{who}: no rebalance"
+        check_bound(got.value_bytes, got.elapsed_s, 3 << 20, who)
+        throttled = by_mode[mode].metrics()
         entity = f"client-id={client.name}"
-        assert metrics.value("throttled_responses_total", quota_entity=entity) > 0
-    assert metrics.value("delay_queue_size") == 0
+        assert throttled.value("throttled_responses_total", quota_entity=entity) > 0, who
+    assert {each.metrics().value("delay_queue_size") for each in by_mode.values()} == {0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["delay", "mute"])
+@pytest.mark.parametrize("mode", MODES)
 def test_producers_get_their_rate(
     proxy: Callable[..., ProxyProcess], topic: Callable[..., str], mode: str
 ) -> None:
