@@ -39,7 +39,7 @@ LONGEST_LAG = 5000
 """Records that wait for `second` at most: max_lag of the example, 2,400, and the first batch of a
 run, which is not bounded."""
 SETTLE_S = 20.0
-"""From the start of the slow time, until rates are compared; less in the short form."""
+"""From the start of the slow time, until rates are compared."""
 NEAR = 0.25
 """Share by which the first one's rate may differ from the second one's."""
 RATE_WINDOW_S = 6.0
@@ -117,8 +117,7 @@ def conclude(console: Console, seen: trial.Seen[Sample]) -> int:
     longest, free_longest = (
         max(sample.lag.get(job.name, 0) for sample in samples) for job in (SECOND, FREE_SECOND)
     )
-    end_s = slow.end_s
-    start_s = min(slow.start_s + SETTLE_S, end_s - RATE_WINDOW_S)
+    start_s, end_s = slow.start_s + SETTLE_S, slow.end_s
     first, second, free_first = (
         _rows(seen.batches[job.name], start_s, end_s) / (end_s - start_s)
         for job in (FIRST, SECOND, FREE_FIRST)
