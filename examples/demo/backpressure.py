@@ -20,7 +20,7 @@ SLOWER = PRESSED.slow_row_ms / PRESSED.row_ms
 TRIAL = trial.Trial(
     plan="backpressure",
     full=trial.Timing(fast_s=36.0, slow_s=40.0, again_s=28.0),
-    brief=trial.Timing(fast_s=5.0, slow_s=6.0, again_s=3.0),
+    brief=trial.Timing(fast_s=8.0, slow_s=10.0, again_s=6.0),
     start_text=f"PySpark queries {FREE.name!r} and {PRESSED.name!r} start, "
     f"one trigger in {TRIGGER_S:g} s",
     slow_text=f"Processing slows down: {SLOWER:g} times the time for each record",

@@ -26,7 +26,7 @@ from metrics.exposition import PREFIX
 TRIAL = trial.Trial(
     plan="pipeline",
     full=trial.Timing(fast_s=20.0, slow_s=55.0, again_s=45.0),
-    brief=trial.Timing(fast_s=5.0, slow_s=14.0, again_s=5.0, release_s=0.0),
+    brief=trial.Timing(fast_s=5.0, slow_s=20.0, again_s=5.0),
     start_text="PySpark queries start: 'first' and 'second' are a pipeline, "
     "'free-first' and 'free-second' are not",
     slow_text=f"{SECOND.name!r} slows down, and so does the one beside it",

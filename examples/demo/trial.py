@@ -24,6 +24,8 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 START_TIMEOUT_S = 120.0
 FEED_TIMEOUT_S = 150.0
 """From the time at which a feed should end: its producer may wait twice for the broker, 60 s."""
+RELEASE_TIMEOUT_S = 40.0
+"""How long the queries go on after the last record, for control to end."""
 DRAIN_TIMEOUT_S = 150.0
 """From the stop file to the queries' end; they give up sooner by themselves."""
 
@@ -38,8 +40,6 @@ class Timing:
     fast_s: float
     slow_s: float
     again_s: float
-    release_s: float = 40.0
-    """How long the queries go on at most after the last record, for control to end."""
 
     @property
     def total_s(self) -> float:
@@ -138,7 +138,7 @@ def measure(
 
     `look` asks the proxy at its admin address; it gets the time in seconds since the epoch. As long
     as its sample says that a query is held, the queries go on when all is written, but not for
-    longer than the timing says. Raises one of the kinds of `DevkitError`.
+    longer than RELEASE_TIMEOUT_S. Raises one of the kinds of `DevkitError`.
     """
     plan, timing = PLANS[trial.plan], trial.brief if brief else trial.full
     topics = (plan.topic, *(job.produces for job in plan.jobs))
@@ -222,7 +222,7 @@ def _watch(
             frame.screen.step(f"{rows_in:,} records are written; the queries read to the end")
         if not fed_s and now_s > began_s + timing.total_s + FEED_TIMEOUT_S:
             raise feeds[-1].failure("The records are still being written.")
-        is_released = not samples[-1].is_held or now_s > fed_s + timing.release_s
+        is_released = not samples[-1].is_held or now_s > fed_s + RELEASE_TIMEOUT_S
         if fed_s and not stop_s and is_released:
             stop_s = now_s
             _stop_after(rows_in, frame.work_dir)
