@@ -375,7 +375,8 @@ def test_a_wrong_password_is_said_and_mended_while_it_runs(
         (tmp_path / "password").write_text(PASSWORDS[USER])
         hang_up(process)
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
-        assert process.log("configuration reloaded")[0]["message"] == "in force"
+        (line,) = until(lambda: process.log("configuration reloaded"), "it is loaded")
+        assert line["message"] == "in force"
         assert len(process.log("cluster not reachable")) == 1
         assert "wrong-one" not in process.log_file.read_text()
 

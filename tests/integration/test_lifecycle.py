@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import CLIENTS, Access, Client, Librdkafka, Read
+from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import RawClient, api_versions, fetch
 
@@ -99,8 +100,30 @@ def test_broker_that_is_down_at_start(
             client.send(api_versions(3))
             assert client.is_closed_by_peer()
     assert len(running.log("upstream failed")) <= 2, "one for each outage"
-    until(lambda: running.get("/readyz")[0] == 503, "clients are sent away", 2 * SILENCE_GRACE_S)
-    assert health(running)["ready"] == 0
+
+
+@pytest.fixture(scope="module")
+def silenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """A proxy that was ready when its only broker was killed.
+
+    Of the module: what comes of it takes SILENCE_GRACE_S, in which other tests run.
+    """
+    folder = tmp_path_factory.mktemp("silenced")
+    with (
+        EmbeddedBroker(folder / "broker") as broker,
+        running(ProxyProcess(config(broker.bootstrap), folder / "proxy")) as process,
+    ):
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        broker.kill()
+        yield process
+
+
+@pytest.mark.slow
+def test_a_cluster_that_falls_silent_is_warned_of(silenced: ProxyProcess) -> None:
+    until(lambda: not health(silenced)["cluster_reachable"], "it is noticed")
+    status, text = silenced.get("/readyz")
+    assert (status, json.loads(text)["warning"]) == (200, "the Kafka cluster does not answer")
+    assert health(silenced)["ready"] == 1
 
 
 @pytest.mark.slow
@@ -155,3 +178,9 @@ def test_clients_go_on_after_a_crash(
         running.stop()
     finally:
         running.kill()
+
+
+@pytest.mark.slow
+def test_clients_are_sent_away_from_a_cluster_that_stays_silent(silenced: ProxyProcess) -> None:
+    until(lambda: silenced.get("/readyz")[0] == 503, "clients are sent away", 2 * SILENCE_GRACE_S)
+    assert health(silenced)["ready"] == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from support.operating import call, reloads, running, write
+from support.operating import call, reloads, running, until_reloads, write
 from support.proxy_process import HOST, ProxyProcess, config, until
 from support.raw import TIMEOUT_S, RawClient, api_versions
 
@@ -123,7 +123,7 @@ def test_clients_are_shown_the_new_certificate(
             }
             assert end == EXPIRES + timedelta(days=count + 1)
             assert connected.ask(api_versions(3)).error_code == 0
-        assert reloads(process) == {"ok": 2, "failed": 0}
+        until_reloads(process, ok=2, failed=0)
 
 
 @pytest.mark.parametrize("key_first", [False, True])
@@ -149,7 +149,7 @@ def test_the_old_pair_stays_until_the_new_one_is_whole(
         second[0].write_bytes(second[1])
         until(lambda: shown(process, trusting) == in_file(pair), "shown", NOTICED_WITHIN_S)
         assert in_file(pair) != before
-        assert reloads(process) == {"ok": 1, "failed": 1}
+        until_reloads(process, ok=1, failed=1)
 
 
 def test_a_bad_file_changes_nothing(

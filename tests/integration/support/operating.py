@@ -98,6 +98,15 @@ def reloads(process: ProxyProcess) -> dict[str, float]:
     }
 
 
+def until_reloads(process: ProxyProcess, *, ok: int, failed: int) -> None:
+    """Wait until so many reloads are counted, and require that they came out so.
+
+    What a reload changes is in force a little before it is counted.
+    """
+    until(lambda: sum(reloads(process).values()) >= ok + failed, "the reloads are counted")
+    assert reloads(process) == {"ok": ok, "failed": failed}
+
+
 def until_bound(
     process: ProxyProcess, client: RawClient, topic: str, bound: float | None, timeout_s: float
 ) -> None:
