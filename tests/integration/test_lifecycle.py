@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from support.clients import CLIENTS, Access, Client, Librdkafka, Read
@@ -102,12 +103,19 @@ def test_broker_that_is_down_at_start(
     assert len(running.log("upstream failed")) <= 2, "one for each outage"
 
 
-@pytest.fixture(scope="module")
-def silenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    """A proxy that was ready when its only broker was killed.
+class Silenced(NamedTuple):
+    """A proxy that was ready when its only broker was killed."""
 
-    Of the module: what comes of it takes SILENCE_GRACE_S, in which other tests run.
-    """
+    process: ProxyProcess
+    answer: tuple[int, str]
+    """Of `/readyz` when it had noticed."""
+    health: dict[str, float]
+    """At the same time."""
+
+
+@pytest.fixture(scope="module")
+def silenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Silenced]:
+    """Of the module: what comes of the silence takes SILENCE_GRACE_S, in which other tests run."""
     folder = tmp_path_factory.mktemp("silenced")
     with (
         EmbeddedBroker(folder / "broker") as broker,
@@ -115,15 +123,15 @@ def silenced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]
     ):
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
         broker.kill()
-        yield process
+        until(lambda: not health(process)["cluster_reachable"], "it is noticed")
+        yield Silenced(process, process.get("/readyz"), health(process))
 
 
 @pytest.mark.slow
-def test_a_cluster_that_falls_silent_is_warned_of(silenced: ProxyProcess) -> None:
-    until(lambda: not health(silenced)["cluster_reachable"], "it is noticed")
-    status, text = silenced.get("/readyz")
+def test_a_cluster_that_falls_silent_is_warned_of(silenced: Silenced) -> None:
+    status, text = silenced.answer
     assert (status, json.loads(text)["warning"]) == (200, "the Kafka cluster does not answer")
-    assert health(silenced)["ready"] == 1
+    assert silenced.health["ready"] == 1
 
 
 @pytest.mark.slow
@@ -181,6 +189,7 @@ def test_clients_go_on_after_a_crash(
 
 
 @pytest.mark.slow
-def test_clients_are_sent_away_from_a_cluster_that_stays_silent(silenced: ProxyProcess) -> None:
-    until(lambda: silenced.get("/readyz")[0] == 503, "clients are sent away", 2 * SILENCE_GRACE_S)
-    assert health(silenced)["ready"] == 0
+def test_clients_are_sent_away_from_a_cluster_that_stays_silent(silenced: Silenced) -> None:
+    process = silenced.process
+    until(lambda: process.get("/readyz")[0] == 503, "clients are sent away", 2 * SILENCE_GRACE_S)
+    assert health(process)["ready"] == 0

@@ -45,16 +45,16 @@ def test_consumers_get_their_rate(
     with ThreadPoolExecutor(len(readers)) as pool:
         reads = list(pool.map(read, *zip(*readers, strict=True)))
 
+    metrics = {mode: running.metrics() for mode, running in by_mode.items()}
     for (mode, client), got in zip(readers, reads, strict=True):
         who = f"{client.name}, {mode}"
         numbers = [int(value[:8]) for values in got.values.values() for value in values]
         assert sorted(numbers) == list(range(COUNT)), f"{who}: each record arrives once"
         assert got.assignments == 1, f"{who}: no rebalance"
         check_bound(got.value_bytes, got.elapsed_s, 3 << 20, who)
-        throttled = by_mode[mode].metrics()
         entity = f"client-id={client.name}"
-        assert throttled.value("throttled_responses_total", quota_entity=entity) > 0, who
-    assert {each.metrics().value("delay_queue_size") for each in by_mode.values()} == {0}
+        assert metrics[mode].value("throttled_responses_total", quota_entity=entity) > 0, who
+    assert {each.value("delay_queue_size") for each in metrics.values()} == {0}
 
 
 @pytest.mark.slow

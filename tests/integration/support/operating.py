@@ -103,7 +103,7 @@ def until_reloads(process: ProxyProcess, *, ok: int, failed: int) -> None:
 
     What a reload changes is in force a little before it is counted.
     """
-    until(lambda: sum(reloads(process).values()) >= ok + failed, "the reloads are counted")
+    process.until_counts("config_reloads_total", ok + failed)
     assert reloads(process) == {"ok": ok, "failed": failed}
 
 
