@@ -11,7 +11,7 @@ WORKERS ?= $(shell expr $(CORES) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help setup demo demo-backpressure demo-pipeline test test-fast coverage check format bench broker lock clean
+.PHONY: help setup demo demo-backpressure demo-pipeline test test-fast coverage check format bench chaos broker lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ demo-pipeline: setup  ## See a slow job hold back the one that feeds it (about 4
 test: setup  ## Run all tests, against a real broker and a real Spark
 	tests/install-tools
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
-		-n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+		-n $(WORKERS) --max-worker-restart 1 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: setup  ## Run the tests that need nothing but Python and few seconds each (a minute)
 	$(BIN)/python -m pytest -n $(CORES) --dist worksteal -m "not slow" \
@@ -57,6 +57,9 @@ format: setup  ## Format the sources
 
 bench: setup  ## Measure against HAProxy and the bounds (about an hour)
 	$(BIN)/python -m bench $(ARGS)
+
+chaos: setup  ## See clients keep to their bounds while members are killed and added (11 minutes)
+	$(BIN)/python -m bench chaos $(ARGS)
 
 broker: setup  ## Run the embedded Kafka broker on port 9092
 	$(BIN)/quota-proxy broker --port 9092 --data build/broker

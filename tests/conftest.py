@@ -1,5 +1,6 @@
 """Fixtures that many tests share: a real broker, topics on it, records in them, a real Spark."""
 
+import faulthandler
 import itertools
 import os
 import sys
@@ -27,6 +28,7 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 ANSWER_TIMEOUT_S = 30
+CLEAN_UP_TIMEOUT_S = 200
 SASL_USERS = {"alice": "alice-secret", "bob": "bob.secret"}
 
 SPARK_OPTIONS = {
@@ -62,6 +64,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """End the process, which fails the test, when cleaning up after a test hangs: the time limit of
+    a test that has failed by then does not hold any more.
+    """
+    faulthandler.dump_traceback_later(CLEAN_UP_TIMEOUT_S, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
