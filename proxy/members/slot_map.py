@@ -1,0 +1,115 @@
+"""Say which member owns each slot, and where clients reach it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+Address = tuple[str, int]
+"""Host and port."""
+
+NODE_ID = "{node_id}"
+"""Stands for a broker's number in a server name pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerPorts:
+    """Where clients reach one member through one listener."""
+
+    host: str
+    """What clients are told; not used with `sni`."""
+    bootstrap_port: int
+    first: int | None = None
+    """Broker N is at port `first` + N, up to `last`. None: as `ports` says, or with `sni`."""
+    last: int | None = None
+    sni: str | None = None
+    """Server name of a broker with `{node_id}` in it: all brokers are at `first`, the one port."""
+    ports: Mapping[int, int] = field(default_factory=dict)
+    """The ports of brokers where the system chose them."""
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Return what clients are told for a broker; None when it has no port here."""
+        if self.sni is not None:
+            port = self.first if self.first is not None else self.bootstrap_port
+            return self.sni.replace(NODE_ID, str(node_id)), port
+        if self.first is not None and self.last is not None:
+            port = self.first + node_id
+            return (self.host, port) if self.first <= port <= self.last else None
+        known = self.ports.get(node_id)
+        return None if known is None else (self.host, known)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `of` reads that."""
+        return {
+            "host": self.host,
+            "bootstrap_port": self.bootstrap_port,
+            "first": self.first,
+            "last": self.last,
+            "sni": self.sni,
+            "ports": {str(node_id): port for node_id, port in self.ports.items()},
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises KeyError, TypeError, ValueError for anything else."""
+        ports = {int(node_id): int(port) for node_id, port in document["ports"].items()}
+        return cls(**{**document, "ports": ports})
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAddresses:
+    """One process that relays, and where clients reach it."""
+
+    name: str
+    """Of the worker by itself, `0`, or with its machine in a tier, `proxy-2/0`."""
+    listeners: Mapping[str, ListenerPorts]
+    """By the names of the listeners."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it; `of` reads that."""
+        ports = {name: each.document() for name, each in self.listeners.items()}
+        return {"name": self.name, "listeners": ports}
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises as `ListenerPorts.of`."""
+        listeners = document["listeners"].items()
+        return cls(document["name"], {name: ListenerPorts.of(each) for name, each in listeners})
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """The owner of each slot, as of one moment."""
+
+    generation: int
+    """Counts the changes of the map; of two maps the one with the higher generation holds."""
+    members: Mapping[str, MemberAddresses]
+    """By their names; one that owns no slot may be among them."""
+    owners: Sequence[str | None]
+    """The member's name for each slot; None while nobody owns it."""
+
+    def owner_of(self, slot: int) -> MemberAddresses | None:
+        """Return who owns a slot; None while nobody does."""
+        name = self.owners[slot]
+        return None if name is None else self.members[name]
+
+    def slots_of(self, name: str) -> frozenset[int]:
+        """Return the slots that a member owns."""
+        return frozenset(slot for slot, owner in enumerate(self.owners) if owner == name)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it, owners as positions among the members; `of` reads that."""
+        positions = {name: position for position, name in enumerate(self.members)}
+        return {
+            "generation": self.generation,
+            "members": [member.document() for member in self.members.values()],
+            "owners": [None if owner is None else positions[owner] for owner in self.owners],
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Read a `document`. Raises as `ListenerPorts.of`, and IndexError."""
+        members = [MemberAddresses.of(each) for each in document["members"]]
+        owners = [
+            None if position is None else members[position].name for position in document["owners"]
+        ]
+        return cls(document["generation"], {each.name: each for each in members}, owners)

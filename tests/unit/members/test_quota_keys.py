@@ -1,0 +1,267 @@
+"""Clients that share anything have one key, against brute force; usual rules keep clients apart."""
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.members.client_set import ClientSet
+from proxy.members.quota_keys import MAX_KNOWN, QuotaKeys
+from proxy.quota.entities import CONSUMER_BYTE_RATE, DEFAULT, ClientIdentity, QuotaKind
+from proxy.quota.rules import AdaptiveBound, Rule, RuleTable
+
+LISTENERS = ("in", "out")
+USERS = (None, "alice", "bob", "carol")
+CLIENT_IDS = (None, "a", "ab", "abc", "b", "ba", "z")
+UNIVERSE = [ClientIdentity(*each) for each in product(LISTENERS, USERS, CLIENT_IDS)]
+KINDS = list(QuotaKind)
+CONSUMER, PRODUCER, PERCENTAGE, CONNECTIONS, CONNECTION_RATE = KINDS
+
+
+def rule(*kinds: QuotaKind, **keys: object) -> Rule:
+    return Rule(bounds=dict.fromkeys(kinds or (CONSUMER,), 10.0), **keys)
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> Rule:
+    user = draw(st.sampled_from((None, None, DEFAULT, "alice", "bob")))
+    client = draw(
+        st.sampled_from(
+            (
+                *({}, {}, {"client_id": DEFAULT}, {"client_id": "a"}, {"client_id": "ab"}),
+                *({"client_id_prefix": each} for each in ("a", "ab", "b")),
+            )
+        )
+    )
+    listener = draw(st.sampled_from((None, None, None, "in", "out")))
+    if user is None and not client and listener is None:
+        client = {"client_id": DEFAULT}
+    kinds = draw(st.sets(st.sampled_from(KINDS[:3]), min_size=1))
+    scope = draw(st.sampled_from(("each", "shared")))
+    adaptive = None
+    if client and scope == "each" and CONSUMER in kinds and draw(st.integers(0, 4)) == 0:
+        adaptive = AdaptiveBound()
+    return Rule(
+        **client,
+        user=user,
+        listener=listener,
+        scope=scope,
+        bounds=dict.fromkeys(kinds, 10.0),
+        adaptive=adaptive,
+    )
+
+
+client_sets = st.builds(
+    ClientSet,
+    st.sampled_from(("pipeline:p", "pipeline:q")),
+    st.sets(st.sampled_from(("a", "ab", "z")), min_size=1).map(frozenset),
+    st.lists(st.sampled_from(("a", "b")), max_size=1).map(tuple),
+)
+
+
+def things(identity: ClientIdentity, table: RuleTable, sets: list[ClientSet]) -> set[object]:
+    """Return all that a client can share with another."""
+    found: set[object] = set()
+    for kind in QuotaKind:
+        match = table.match(kind, identity)
+        if match is not None:
+            found.add((kind, match.entity))
+            if kind is CONSUMER_BYTE_RATE and match.rule.adaptive is not None:
+                found.add(("query", identity.client_id or ""))
+    client_id = identity.client_id or ""
+    for each in sets:
+        if client_id in each.client_ids or client_id.startswith(each.prefixes):
+            found.add(("set", each.name))
+    return found
+
+
+def check(all_rules: list[Rule], sets: list[ClientSet]) -> None:
+    # Of rules with the same keys one is in force, as `compose` sees to.
+    all_rules = list({tuple(each.keys.items()): each for each in all_rules}.values())
+    keys, table = QuotaKeys(all_rules, sets), RuleTable(all_rules)
+    holders: dict[object, ClientIdentity] = {}
+    for identity in UNIVERSE:
+        assert keys.explain(identity)
+        for thing in things(identity, table, sets):
+            other = holders.setdefault(thing, identity)
+            assert keys.key_of(other) == keys.key_of(identity), (thing, other, identity)
+            if thing[0] == "query":
+                assert keys.key_of_query(thing[1]) == keys.key_of(identity)
+            if thing[0] == "set":
+                assert keys.key_of_set(thing[1]) == keys.key_of(identity)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(rules(), max_size=6), st.lists(client_sets, max_size=2))
+def test_clients_that_share_anything_have_one_key(all_rules, sets):
+    check(all_rules, sets)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(rules(), min_size=6, max_size=20), st.lists(client_sets, max_size=2))
+def test_also_with_many_rules(all_rules, sets):
+    check(all_rules, sets)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(rules(), min_size=2, max_size=12), st.lists(client_sets, max_size=2))
+def test_also_with_more_forms_than_are_compared(all_rules, sets):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("proxy.members.tie_classes.MAX_COMPARED", 2)
+        check(all_rules, sets)
+
+
+def keys_of(keys: QuotaKeys, *identities: ClientIdentity) -> list[str]:
+    return [keys.key_of(each) for each in identities]
+
+
+def client(client_id: str | None, user: str | None = None, listener: str = "in") -> ClientIdentity:
+    return ClientIdentity(listener, user, client_id)
+
+
+def test_client_id_rules_of_all_sorts_keep_clients_apart():
+    of_kinds = [kinds for size in range(1, 6) for kinds in combinations(KINDS, size)]
+    all_rules = [
+        rule(*of_kinds[at % len(of_kinds)], client_id=f"app-{at}", scope=("each", "shared")[at % 2])
+        for at in range(200)
+    ]
+    keys = QuotaKeys([*all_rules, rule(*KINDS, client_id=DEFAULT)])
+    found = keys_of(keys, *(client(f"app-{at}") for at in range(250)))
+    assert found == [f"client-id=app-{at}" for at in range(250)]
+
+
+def test_shared_prefix_rules_stand_beside_a_default_rule():
+    keys = QuotaKeys(
+        [
+            rule(CONSUMER, client_id_prefix="etl-", scope="shared"),
+            rule(CONSUMER, PRODUCER, client_id_prefix="etl-orders-", scope="shared"),
+            rule(CONSUMER, PRODUCER, client_id_prefix="ml-", scope="shared"),
+            rule(CONSUMER, PRODUCER, client_id=DEFAULT),
+        ]
+    )
+    assert keys_of(keys, client("etl-1"), client("etl-2")) == ["client-id-prefix=etl-"] * 2
+    assert keys.key_of(client("ml-1")) == "client-id-prefix=ml-"
+    assert keys_of(keys, client("x"), client("y")) == ["client-id=x", "client-id=y"]
+    assert keys.key_of(client("etl-orders-1")) == "client-id-prefix=etl-orders-"
+
+
+@pytest.mark.parametrize("kinds", [(CONSUMER,), (CONSUMER, PRODUCER), tuple(KINDS)])
+def test_user_rules_keep_users_apart_and_anonymous_clients_too(kinds):
+    keys = QuotaKeys(
+        [
+            rule(*kinds, user="alice"),
+            rule(CONSUMER, user="bob"),
+            rule(*kinds, user=DEFAULT),
+            rule(*kinds, client_id=DEFAULT),
+        ]
+    )
+    assert keys_of(keys, client("x", "alice"), client("y", "alice")) == ["user=alice"] * 2
+    assert keys_of(keys, client("x", "bob"), client("x", "carol")) == ["user=bob", "user=carol"]
+    assert keys_of(keys, client("x"), client("y")) == ["client-id=x", "client-id=y"]
+
+
+def test_rules_for_user_and_client_id_keep_both_apart():
+    keys = QuotaKeys(
+        [
+            rule(CONSUMER, PRODUCER, user="alice", client_id="a"),
+            rule(CONSUMER, user="alice", client_id="b"),
+            rule(CONSUMER, PRODUCER, user=DEFAULT, client_id=DEFAULT),
+        ]
+    )
+    found = keys_of(keys, client("a", "alice"), client("b", "alice"), client("b", "bob"))
+    assert found == ["user=alice,client-id=a", "user=alice,client-id=b", "user=bob,client-id=b"]
+
+
+def test_listener_rules_keep_clients_apart():
+    keys = QuotaKeys([rule(*KINDS, listener="out"), rule(CONSUMER, client_id=DEFAULT)])
+    out = keys_of(
+        keys, client("a", "bob", "out"), client("b", "bob", "out"), client("a", None, "out")
+    )
+    assert out == [
+        "listener=out,user=bob,client-id=a",
+        "listener=out,user=bob,client-id=b",
+        "listener=out,client-id=a",
+    ]
+    assert keys_of(keys, client("a"), client("b")) == ["client-id=a", "client-id=b"]
+
+
+def test_a_shared_listener_rule_is_one_key_for_its_listener_only():
+    keys = QuotaKeys(
+        [rule(CONSUMER, listener="out", scope="shared"), rule(CONSUMER, client_id=DEFAULT)]
+    )
+    assert keys_of(keys, client("a", None, "out"), client("b", None, "out")) == ["listener=out"] * 2
+    assert keys.key_of(client("a")) == "client-id=a"
+
+
+def test_rules_that_overlap_have_one_key():
+    """Alice's clients share what she reads, and what each of them produces with bob's."""
+    keys = QuotaKeys([rule(CONSUMER, user="alice"), rule(PRODUCER, client_id=DEFAULT)])
+    found = {keys.key_of(each) for each in (client("a", "alice"), client("b", "bob"), client("c"))}
+    assert len(found) == 1
+    assert "user=alice; client-id=<default>, which overlap" in keys.explain(client("b", "bob"))
+
+
+def test_clients_without_rules_go_by_their_client_id():
+    keys = QuotaKeys([rule(user="alice")])
+    assert keys_of(keys, client("a", "bob"), client("a")) == ["client-id=a"] * 2
+    assert keys.key_of(client(None)) == keys.key_of(client("")) == "client-id="
+    assert "nothing bounds" in keys.explain(client("a"))
+
+
+def test_a_pipeline_has_one_key_and_a_query_its_own():
+    pipeline = ClientSet("pipeline:p", frozenset({"feed", "join"}))
+    query = ClientSet("join", frozenset({"join"}))
+    other = ClientSet("alone", frozenset({"alone"}))
+    keys = QuotaKeys([rule(CONSUMER, client_id=DEFAULT)], [query, pipeline, other])
+    name = keys.key_of_set("pipeline:p")
+    assert keys_of(keys, client("feed"), client("join")) == [name, name]
+    assert keys.key_of_query("join") == keys.key_of_set("join") == name
+    assert keys_of(keys, client("alone"), client("x")) == ["client-id=alone", "client-id=x"]
+    with pytest.raises(KeyError):
+        keys.key_of_set("pipeline:unknown")
+
+
+def test_an_adaptive_bound_goes_by_client_id_whatever_the_user():
+    keys = QuotaKeys(
+        [
+            rule(user=DEFAULT, client_id_prefix="spark-", adaptive=AdaptiveBound()),
+            rule(user=DEFAULT, client_id=DEFAULT),
+        ]
+    )
+    found = keys_of(keys, client("spark-1", "alice"), client("spark-1", "bob"))
+    assert found == ["client-id=spark-1"] * 2
+    assert keys.key_of_query("spark-2") == "client-id=spark-2"
+
+
+def test_two_users_adaptive_bounds_for_one_client_id_are_one():
+    keys = QuotaKeys(
+        [rule(user=each, client_id="q", adaptive=AdaptiveBound()) for each in ("alice", "bob")]
+    )
+    assert keys_of(keys, client("q", "alice"), client("q", "bob")) == ["client-id=q"] * 2
+
+
+def test_more_forms_than_are_compared_come_to_one_key(monkeypatch):
+    monkeypatch.setattr("proxy.members.tie_classes.MAX_COMPARED", 1)
+    keys = QuotaKeys(
+        [
+            rule(CONSUMER, client_id_prefix="etl-", scope="shared"),
+            rule(CONSUMER, client_id_prefix="ml-", scope="shared"),
+            rule(CONSUMER, PRODUCER, client_id_prefix="x-", scope="shared"),
+            rule(CONSUMER, PRODUCER, client_id=DEFAULT),
+        ]
+    )
+    assert keys.key_of(client("etl-1")) == keys.key_of(client("ml-1")) == keys.key_of(client("x-"))
+    assert keys.key_of(client("a")) == "client-id=a"
+
+
+def test_values_cannot_be_taken_for_other_keys():
+    keys = QuotaKeys([rule(user=DEFAULT, client_id=DEFAULT)])
+    assert keys.key_of(client("b", "a,client-id=b")) != keys.key_of(client("b,client-id=b", "a"))
+
+
+def test_what_is_remembered_is_bounded():
+    keys = QuotaKeys([rule(client_id=DEFAULT)])
+    for at in range(MAX_KNOWN + 1):
+        keys.key_of(client(str(at)))
+    assert len(keys._known) == 1

@@ -1,0 +1,50 @@
+"""The map of slots travels as JSON, and says where a broker is reached at a member."""
+
+import json
+
+import pytest
+
+from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
+
+IN_RANGE = ListenerPorts("proxy-1", 9092, first=9100, last=9109)
+BY_NAME = ListenerPorts("proxy-1", 9092, first=9200, last=9200, sni="b{node_id}.proxy")
+BY_SYSTEM = ListenerPorts("proxy-1", 9092, ports={1: 40001, 2: 40002})
+FIRST = MemberAddresses("proxy-1/0", {"in": IN_RANGE, "out": BY_NAME})
+SECOND = MemberAddresses("proxy-1/1", {"in": BY_SYSTEM})
+MAP = SlotMap(7, {each.name: each for each in (FIRST, SECOND)}, [FIRST.name, None, SECOND.name])
+
+
+def test_it_comes_back_from_json_as_it_was():
+    assert SlotMap.of(json.loads(json.dumps(MAP.document()))) == MAP
+
+
+def test_owners_of_slots():
+    assert [MAP.owner_of(slot) for slot in range(3)] == [FIRST, None, SECOND]
+    assert MAP.slots_of(SECOND.name) == {2}
+    assert MAP.slots_of("unknown") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("ports", "node_id", "address"),
+    [
+        (IN_RANGE, 0, ("proxy-1", 9100)),
+        (IN_RANGE, 9, ("proxy-1", 9109)),
+        (IN_RANGE, 10, None),
+        (IN_RANGE, -1, None),
+        (BY_NAME, 5, ("b5.proxy", 9200)),
+        (ListenerPorts("h", 9092, sni="b{node_id}.proxy"), 5, ("b5.proxy", 9092)),
+        (BY_SYSTEM, 2, ("proxy-1", 40002)),
+        (BY_SYSTEM, 3, None),
+    ],
+)
+def test_address_of_a_broker(ports, node_id, address):
+    assert ports.address_of(node_id) == address
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"members": [{}]}, {"owners": [5]}, {"members": [{"name": "a", "listeners": {"in": {}}}]}],
+)
+def test_a_wrong_document_is_refused(change):
+    with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
+        SlotMap.of({**MAP.document(), **change})
