@@ -1,0 +1,1 @@
+"""The machines of a tier as members of one Kafka group, and which of them owns which slots."""

@@ -1,0 +1,113 @@
+"""Decide which machines of a group are in the tier, and tell the others why they are not."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from .assignment import Assignment, RefusedMachine
+from .subscription import Subscription
+from .user_data import FormError
+
+Subscriptions = Mapping[str, Subscription | FormError]
+"""By member id in the group: what each said, or why it cannot be read."""
+
+_Kind = tuple[str, int]
+"""Cluster id and number of slots: what all machines of a tier must agree on."""
+
+
+def admit(
+    subscriptions: Subscriptions, previous: Assignment | None
+) -> tuple[dict[str, Subscription], dict[str, RefusedMachine]]:
+    """Return who is admitted, by machine name, and who is refused, by member id in the group.
+
+    Whoever was in the tier stays in it: of two with one name the later one is refused, and of two
+    clusters the one that fewer slots are owned for.
+    """
+    refused: dict[str, RefusedMachine] = {}
+    readable: dict[str, Subscription] = {}
+    for key, said in sorted(subscriptions.items()):
+        if isinstance(said, FormError):
+            refused[key] = RefusedMachine("", f"its announcement is {said}")
+        else:
+            readable[key] = said
+    if not readable:
+        return {}, refused
+    kind = _kind_of_tier(readable, previous)
+    by_machine: defaultdict[str, list[str]] = defaultdict(list)
+    for key, said in readable.items():
+        if _kind(said) == kind:
+            by_machine[said.machine].append(key)
+        else:
+            refused[key] = RefusedMachine(said.machine, _other_kind(_kind(said), kind))
+    admitted: dict[str, Subscription] = {}
+    names: dict[str, str] = {}
+    # Who was there before comes first: no newcomer takes a name from it.
+    for machine, keys in sorted(
+        by_machine.items(), key=lambda each: (not _was_there(readable, each[1], previous), each[0])
+    ):
+        first, *later = sorted(keys, key=lambda key: _seniority(key, readable[key], previous))
+        for key in later:
+            refused[key] = RefusedMachine(machine, _same_machine(machine))
+        said = readable[first]
+        members = [member.name for member in said.announcement.members]
+        taken = next((name for name in members if name in names), None)
+        if taken is not None:
+            refused[first] = RefusedMachine(machine, _same_member(taken, names[taken]))
+            continue
+        names.update(dict.fromkeys(members, machine))
+        admitted[machine] = said
+    return dict(sorted(admitted.items())), refused
+
+
+def _kind(said: Subscription) -> _Kind:
+    return said.announcement.cluster_id, said.announcement.slots
+
+
+def _kind_of_tier(readable: Mapping[str, Subscription], previous: Assignment | None) -> _Kind:
+    owned: Counter[_Kind] = Counter()
+    known: Counter[_Kind] = Counter()
+    count: Counter[_Kind] = Counter()
+    for said in readable.values():
+        kind = _kind(said)
+        owned[kind] += len(said.owned)
+        known[kind] += is_known(said, previous)
+        count[kind] += 1
+    return min(count, key=lambda kind: (-owned[kind], -known[kind], -count[kind], kind))
+
+
+def is_known(said: Subscription, previous: Assignment | None) -> bool:
+    """Return whether this very process was in the tier in the round before."""
+    known = None if previous is None else previous.machines.get(said.machine)
+    return known is not None and known.process == said.process
+
+
+def _was_there(
+    readable: Mapping[str, Subscription], keys: list[str], previous: Assignment | None
+) -> bool:
+    return any(is_known(readable[key], previous) or readable[key].owned for key in keys)
+
+
+def _seniority(
+    key: str, said: Subscription, previous: Assignment | None
+) -> tuple[bool, int, int, str]:
+    return not is_known(said, previous), -len(said.owned), -said.generation, key
+
+
+def _other_kind(kind: _Kind, tiers: _Kind) -> str:
+    cluster_id, slots = kind
+    if cluster_id != tiers[0]:
+        return (
+            f"its clients reach cluster {cluster_id}, and those of the tier cluster {tiers[0]}: "
+            "give this tier another tier.name, or correct cluster.bootstrap_servers"
+        )
+    return f"it has {slots} slots, and the tier has {tiers[1]}: run versions that go together"
+
+
+def _same_machine(machine: str) -> str:
+    return (
+        f"another process has the machine name {machine}: give each machine a name of its own, "
+        "or stop the other process"
+    )
+
+
+def _same_member(member: str, machine: str) -> str:
+    return f"machine {machine} has a member {member} too: give each machine a name of its own"

@@ -1,0 +1,156 @@
+"""Kafka's classic group protocol as we speak it: the requests, and what error codes mean.
+
+The versions are the first with static membership (KIP-345), of Kafka 2.3; later ones add nothing
+that we need.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from kafka import errors
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
+
+from proxy.cluster.upstream import name_of
+
+from .subscription import NO_GENERATION
+
+PROTOCOL_TYPE = "quota-proxy"
+"""Of the group: consumers that come by its name are refused, and so are we in a group of theirs."""
+
+PROTOCOL_NAME = "slots"
+
+JOIN_VERSION = 5
+SYNC_VERSION = 3
+HEARTBEAT_VERSION = 3
+LEAVE_VERSION = 3
+
+NO_MEMBER_ID = ""
+MEMBER_ID_REQUIRED = 79
+REBALANCE_IN_PROGRESS = 27
+FENCED_INSTANCE_ID = 82
+GROUP_MAX_SIZE_REACHED = 81
+_MS_PER_SECOND = 1000
+
+
+class Meaning(Enum):
+    """What an error code asks us to do."""
+
+    FINE = auto()
+    MOVED = auto()
+    """Look for the coordinator again."""
+    REJOIN = auto()
+    """A round has begun, or we missed one: join as who we are."""
+    UNKNOWN = auto()
+    """The group does not know us any more: what we owned is lost; join as a new member."""
+    FENCED = auto()
+    """Another process has our place: stop."""
+    LATER = auto()
+    """Someone has to change something first; try again, seldom."""
+    NEVER = auto()
+    """The group is not for us, or the brokers do not take our settings: stop."""
+
+
+_MEANINGS: Mapping[int, Meaning] = {
+    0: Meaning.FINE,
+    errors.CoordinatorNotAvailableError.errno: Meaning.MOVED,
+    errors.CoordinatorLoadInProgressError.errno: Meaning.MOVED,
+    errors.NotCoordinatorError.errno: Meaning.MOVED,
+    errors.RequestTimedOutError.errno: Meaning.MOVED,
+    REBALANCE_IN_PROGRESS: Meaning.REJOIN,
+    errors.IllegalGenerationError.errno: Meaning.REJOIN,
+    MEMBER_ID_REQUIRED: Meaning.REJOIN,
+    errors.UnknownMemberIdError.errno: Meaning.UNKNOWN,
+    FENCED_INSTANCE_ID: Meaning.FENCED,
+    errors.InconsistentGroupProtocolError.errno: Meaning.NEVER,
+    errors.InvalidGroupIdError.errno: Meaning.NEVER,
+    errors.InvalidSessionTimeoutError.errno: Meaning.NEVER,
+}
+
+
+def meaning_of(error_code: int) -> Meaning:
+    """Return what to do about an error code; LATER for one that we do not expect."""
+    return _MEANINGS.get(error_code, Meaning.LATER)
+
+
+def explain(error_code: int, place: "Place") -> str:
+    """Return what an error code means here, and how to mend it."""
+    group = f"group {place.group_id}"
+    texts = {
+        FENCED_INSTANCE_ID: (
+            f"another process has joined {group} as machine {place.instance_id}: give each machine "
+            "of a tier a name of its own, or stop the other process"
+        ),
+        errors.InconsistentGroupProtocolError.errno: (
+            f"{group} is not one of quota-proxy machines: give the tier another name"
+        ),
+        errors.InvalidGroupIdError.errno: (
+            f"the brokers do not take {group} as a name: give the tier another name"
+        ),
+        errors.InvalidSessionTimeoutError.errno: (
+            "the brokers do not allow our session timeout: let group.min.session.timeout.ms be "
+            f"{place.session_timeout_s * _MS_PER_SECOND:g} at most, and "
+            "group.max.session.timeout.ms no less"
+        ),
+        errors.GroupAuthorizationFailedError.errno: (
+            f"the cluster does not let the proxy use {group}; it needs the right Read on it"
+        ),
+        GROUP_MAX_SIZE_REACHED: (
+            f"{group} is full: raise the brokers' group.max.size, or run fewer machines"
+        ),
+    }
+    return texts.get(error_code, f"{group}: {name_of(error_code)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in which group: what all requests have in common."""
+
+    group_id: str
+    instance_id: str
+    """The machine's name. Whoever joins with it takes the place of the one before (KIP-345)."""
+    session_timeout_s: float
+    rebalance_timeout_s: float
+
+    def join(self, member_id: str, subscription: bytes) -> Any:
+        """Return the request to take part in the next round."""
+        return JoinGroupRequest[JOIN_VERSION](
+            group_id=self.group_id,
+            session_timeout_ms=round(self.session_timeout_s * _MS_PER_SECOND),
+            rebalance_timeout_ms=round(self.rebalance_timeout_s * _MS_PER_SECOND),
+            member_id=member_id,
+            group_instance_id=self.instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[(PROTOCOL_NAME, subscription)],
+        )
+
+    def sync(self, member_id: str, generation: int, assignments: Mapping[str, bytes]) -> Any:
+        """Return the request for our assignment; `assignments` are the leader's to all."""
+        return SyncGroupRequest[SYNC_VERSION](
+            group_id=self.group_id,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=self.instance_id,
+            assignments=list(assignments.items()),
+        )
+
+    def heartbeat(self, member_id: str, generation: int = NO_GENERATION) -> Any:
+        """Return the request to stay a member."""
+        return HeartbeatRequest[HEARTBEAT_VERSION](
+            group_id=self.group_id,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=self.instance_id,
+        )
+
+    def leave(self, member_id: str) -> Any:
+        """Return the request to give up our place at once."""
+        return LeaveGroupRequest[LEAVE_VERSION](
+            group_id=self.group_id, members=[(member_id, self.instance_id)]
+        )

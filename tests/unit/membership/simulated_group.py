@@ -1,0 +1,131 @@
+"""A group as Kafka's coordinator keeps it, with machines that miss any step of it."""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from tier_machines import announcement
+
+from proxy.membership.assignment import Assignment
+from proxy.membership.assignor import assign
+from proxy.membership.holding import Holding
+from proxy.membership.subscription import Announcement, Subscription
+
+SLOTS = 12
+
+
+@dataclass
+class Process:
+    """One process of a machine."""
+
+    said: Announcement
+    holding: Holding
+    is_alive: bool = True
+    """Dead ones serve nothing; they may still be in the group."""
+    in_group: bool = True
+    wants_round: bool = True
+
+    def take(self, assignment: Assignment) -> None:
+        refused = any(each.machine == self.said.machine for each in assignment.refused.values())
+        change = self.holding.take(assignment, self.said, is_refused=refused)
+        self.wants_round |= change.must_rejoin
+
+
+@dataclass
+class Group:
+    """Static members by machine name. A member that does not rejoin stays, with what it said."""
+
+    generation: int = 0
+    said: dict[str, Subscription] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    assignment: Assignment | None = None
+    """Of this generation, when there is one."""
+    is_changed: bool = False
+    numbers: count = field(default_factory=count)
+
+    def join(self, name: str, workers: int) -> None:
+        """Start a process; one of the same name that is in the group is fenced by it."""
+        before = self.processes.get(name)
+        if before is not None:
+            before.is_alive = False
+            before.holding.lost()
+        said = announcement(name, workers, slots=SLOTS)
+        self.processes[name] = new = Process(said, Holding(f"{name}#{next(self.numbers)}"))
+        was_there = name in self.said
+        self.said[name] = new.holding.subscription(said)
+        if was_there and self.assignment is not None:
+            new.wants_round = False
+            new.take(self.assignment)  # Kafka begins no round for it
+        else:
+            self.is_changed = True
+
+    def crash(self, name: str) -> None:
+        self.processes[name].is_alive = False
+        self.processes[name].holding.lost()
+
+    def lose(self, name: str) -> None:
+        """End a session by the machine's own clock, which is before Kafka's."""
+        self.processes[name].holding.lost()
+
+    def expire(self, name: str) -> None:
+        """End a session by Kafka's clock."""
+        self.processes[name].holding.lost()
+        self._remove(name)
+
+    def leave(self, name: str) -> None:
+        process = self.processes[name]
+        process.holding.lost()
+        process.is_alive = False
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if self.said.pop(name, None) is not None:
+            self.is_changed = True
+        self.processes[name].in_group = False
+
+    def release(self, name: str) -> None:
+        process = self.processes[name]
+        if process.is_alive and process.holding.letting_go:
+            process.holding.released(list(process.holding.letting_go))
+            process.wants_round = True
+
+    def round(self, absent: set[str], deaf: set[str], leader: int, *, is_led: bool = True) -> None:
+        """Hold a round: those absent do not rejoin, those deaf do not get their assignment."""
+        here = sorted(n for n, p in self.processes.items() if p.is_alive and n not in absent)
+        if not here:
+            return
+        self.is_changed = False
+        for name in here:
+            process = self.processes[name]
+            process.in_group = True
+            process.wants_round = False
+            self.said[name] = process.holding.subscription(process.said)
+        self.generation += 1
+        self.assignment = None
+        if not is_led:
+            for name in here:
+                self.processes[name].wants_round = True
+            return
+        chief = self.processes[here[leader % len(here)]]
+        decided = assign(self.said, chief.holding.assignment, self.generation)
+        self.assignment = Assignment.decode(decided.assignment.encode())
+        for name in here:
+            if name in deaf:
+                self.processes[name].wants_round = True
+            else:
+                self.processes[name].take(self.assignment)
+        if decided.is_another_round_wanted:
+            chief.wants_round = True
+
+    @property
+    def wants_round(self) -> bool:
+        return self.is_changed or any(
+            process.is_alive and process.wants_round for process in self.processes.values()
+        )
+
+    def check(self) -> None:
+        """Nobody has a slot that another one has."""
+        owners: dict[int, str] = {}
+        for name, process in self.processes.items():
+            for slot in process.holding.owned:
+                assert slot not in owners, (slot, name, owners[slot])
+                owners[slot] = name

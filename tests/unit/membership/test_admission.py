@@ -1,0 +1,73 @@
+"""Who is in the tier, and what the others are told."""
+
+from dataclasses import replace
+
+from tier_machines import announcement, member, subscription
+
+from proxy.membership.admission import admit
+from proxy.membership.assignor import assign
+from proxy.membership.user_data import FormError
+
+
+def test_of_two_with_one_name_the_later_is_refused_until_the_older_has_gone() -> None:
+    first = assign({"1": subscription("a")}, None, 1).assignment
+    older = subscription("a", {0: "a/0"}, generation=1)
+    later = subscription("a", process="other")
+    said = {"0": later, "1": older}
+    second = assign(said, first, 2).assignment
+    assert second.machines["a"].process == older.process
+    assert list(second.refused) == ["0"]
+    assert "another process has the machine name a" in second.refused["0"].reason
+    third = assign({"0": replace(later, generation=2)}, second, 3).assignment
+    assert not third.refused
+    assert third.machines["a"].process == "other"
+
+
+def test_the_cluster_that_slots_are_owned_for_is_the_tiers() -> None:
+    stranger = announcement("b", cluster_id="two")
+    said = {
+        "1": subscription("a", {0: "a/0"}),
+        "2": subscription("b", said=stranger),
+        "3": subscription("c", said=replace(stranger, machine="c", members=(member("c/0"),))),
+    }
+    admitted, refused = admit(said, None)
+    assert list(admitted) == ["a"]
+    assert set(refused) == {"2", "3"}
+    assert "its clients reach cluster two, and those of the tier cluster one" in refused["2"].reason
+
+
+def test_another_number_of_slots_is_refused() -> None:
+    said = {
+        "1": subscription("a", {0: "a/0"}),
+        "2": subscription("b", said=announcement("b", slots=512)),
+    }
+    _, refused = admit(said, None)
+    assert "it has 512 slots, and the tier has 256" in refused["2"].reason
+
+
+def test_what_cannot_be_read_is_refused_with_its_reason() -> None:
+    admitted, refused = admit({"1": subscription("a"), "2": FormError("of form 2")}, None)
+    assert list(admitted) == ["a"]
+    assert refused["2"].reason == "its announcement is of form 2"
+
+
+def test_a_member_name_is_taken_once() -> None:
+    double = replace(announcement("b"), members=(member("a/0"),))
+    said = {"1": subscription("a"), "2": subscription("b", said=double)}
+    admitted, refused = admit(said, None)
+    assert list(admitted) == ["a"]
+    assert "machine a has a member a/0 too" in refused["2"].reason
+
+
+def test_who_is_refused_lets_go_what_it_has() -> None:
+    said = {
+        "1": subscription("a", dict.fromkeys(range(200), "a/0"), generation=4),
+        "2": subscription(
+            "b", {255: "b/0"}, generation=4, said=announcement("b", cluster_id="two")
+        ),
+    }
+    previous = replace(assign(said, None, 4).assignment, unheard=frozenset())
+    decided = assign(said, previous, 5).assignment
+    assert decided.slot_map.owners[255] is None
+    assert decided.releasing[255] == "b/0"
+    assert decided.slot_map.owners[:255] == ["a/0"] * 255

@@ -1,0 +1,141 @@
+"""What machines tell one another survives the way, fits, and anything else is refused."""
+
+import random
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from tier_machines import announcement, load, member, subscription
+
+from proxy.members.slot_map import SlotMap
+from proxy.membership.assignment import Assignment, Machine, RefusedMachine
+from proxy.membership.leading import LARGE_GROUP_BYTES, group_bytes, lead
+from proxy.membership.placement import even
+from proxy.membership.subscription import Subscription
+from proxy.membership.user_data import MAX_DOCUMENT_BYTES, FormError, pack, unpack
+
+slots = st.integers(0, 255)
+
+
+@given(st.dictionaries(slots, st.sampled_from(["a/0", "a/1", "gone/7"])), st.sets(slots), st.text())
+def test_a_subscription_is_read_as_it_was_written(
+    owned: dict[int, str], some: set[int], url: str
+) -> None:
+    said = replace(
+        announcement("a", 2), admin_url=url, loads={slot: load(slot) for slot in sorted(some)}
+    )
+    sent = subscription("a", owned, said=said, generation=7, letting_go=frozenset(some))
+    assert Subscription.decode(sent.encode()) == sent
+
+
+def test_an_assignment_is_read_as_it_was_written() -> None:
+    members = {name: member(name) for name in ("a/0", "b/0")}
+    sent = Assignment(
+        5,
+        SlotMap(9, members, ["a/0", None, "b/0"]),
+        {1: "a/0"},
+        {"a": Machine("http://a", "p", "d1", 17), "b": Machine("http://b", "q", "d2", 20)},
+        {"id": RefusedMachine("c", "why")},
+        frozenset({"q"}),
+    )
+    assert Assignment.decode(sent.encode()) == sent
+    assert sent.rules_digests == {"d1": ["a"], "d2": ["b"]}
+    assert sent.clocks_apart_s == 3
+    assert not sent.is_settled
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_others_are_no_documents(data: bytes) -> None:
+    for kind in (Subscription, Assignment):
+        with pytest.raises(FormError):
+            kind.decode(data)
+        with pytest.raises(FormError):
+            kind.decode(zlib.compress(data))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"members": None},
+        {"members": [{"name": "x"}]},
+        {"owned": {"a/0": [256]}},
+        {"owned": {"a/0": [-1]}},
+        {"owned": []},
+        {"loads": [[1, 2]]},
+        {"slots": "many"},
+        {"letting_go": 3},
+    ],
+)
+def test_documents_of_another_shape_are_refused(change: dict) -> None:
+    document = unpack(subscription("a", {3: "a/0"}).encode())
+    with pytest.raises(FormError, match="not as a proxy writes it"):
+        Subscription.decode(pack(document | change))
+
+
+def test_another_form_is_named() -> None:
+    document = unpack(subscription("a").encode()) | {"form": 2}
+    with pytest.raises(FormError, match="of form 2, and this version reads form 1"):
+        Subscription.decode(pack(document))
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    with pytest.raises(FormError, match="too long"):
+        unpack(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1)))
+
+
+def sizes(machines: int, workers: int, count: int) -> tuple[int, int, int]:
+    """Return the bytes of the longest subscription, of an assignment, and of all in a group."""
+    chance = random.Random(7)
+    names = [f"quota-proxy-{number}" for number in range(machines)]
+    said = {}
+    owners: list[str | None] = [None] * count
+    everyone = [f"{name}/{number}" for name in names for number in range(workers)]
+    order = list(range(count))
+    chance.shuffle(order)
+    for place, slot in enumerate(order):
+        owners[slot] = everyone[place % len(everyone)]
+    members = {}
+    for name in names:
+        base = announcement(name, workers, slots=count)
+        owned = {s: o for s, o in enumerate(owners) if o and o.rsplit("/", 1)[0] == name}
+        loads = {slot: replace(load(slot), bytes_per_s=chance.random() * 1e8) for slot in owned}
+        full = replace(base, loads=loads, rules_digest=chance.randbytes(16).hex())
+        data = subscription(
+            name, owned, said=full, generation=9, process=chance.randbytes(4).hex()
+        ).encode()
+        said[name] = data
+        members.update((each.name, each) for each in base.members)
+    listed = {
+        name: Machine(
+            f"http://{name}:8080", chance.randbytes(4).hex(), "d" * 32, 1.7e9 + chance.randrange(9)
+        )
+        for name in names
+    }
+    data = Assignment(9, SlotMap(9, members, owners), {}, listed).encode()
+    return max(map(len, said.values())), len(data), group_bytes(said, data)
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "count"),
+    [(10, 1, 256), (10, 10, 256), (20, 8, 256), (40, 4, 256), (100, 1, 256), (20, 8, 4096)],
+)
+def test_large_tiers_fit_well_into_the_record_of_their_group(
+    machines: int, workers: int, count: int
+) -> None:
+    assert sizes(machines, workers, count)[-1] < LARGE_GROUP_BYTES
+
+
+@pytest.mark.parametrize(("machines", "warnings"), [(20, 0), (150, 1)])
+def test_a_tier_that_hardly_fits_is_warned_of(machines: int, warnings: int) -> None:
+    said = {
+        str(number): subscription(f"m{number}", said=announcement(f"m{number}", 4)).encode()
+        for number in range(machines)
+    }
+    with capture_logs() as lines:
+        gets, is_another_round_wanted = lead(said, None, 1, even)
+    assert is_another_round_wanted
+    assert set(gets) == set(said)
+    assert len(lines) == warnings

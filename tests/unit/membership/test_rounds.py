@@ -1,0 +1,73 @@
+"""Rounds of joins, leaves, crashes and losses in any order: never two owners, in the end one."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_group import SLOTS, Group
+
+NAMES = "abcd"
+ENOUGH_ROUNDS = 12
+
+names = st.sampled_from(NAMES)
+some = st.sets(names, max_size=len(NAMES))
+steps = st.one_of(
+    st.tuples(st.just("join"), names, st.integers(1, 2)),
+    st.tuples(st.sampled_from(["crash", "lose", "expire", "leave", "release"]), names),
+    st.tuples(st.just("round"), some, some, st.integers(0, 3), st.booleans()),
+)
+
+
+def run(group: Group, step: tuple) -> None:
+    match step:
+        case ("join", name, workers):
+            group.join(name, workers)
+        case ("round", absent, deaf, leader, is_led):
+            group.round(absent, deaf, leader, is_led=is_led or bool(leader))
+        case (what, name) if name in group.processes:
+            getattr(group, what)(name)
+
+
+@settings(max_examples=600)
+@given(st.lists(steps, max_size=40))
+def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tuple]) -> None:
+    group = Group()
+    for step in [("join", "a", 2), *all_steps]:
+        run(group, step)
+        group.check()
+    if not any(process.is_alive for process in group.processes.values()):
+        group.join("a", 1)
+    for name, process in group.processes.items():
+        if not process.is_alive:
+            group.expire(name)
+        elif name not in group.said:  # it hears that it is out, and joins anew
+            process.wants_round = True
+    # A machine that was absent hears in its next heartbeat that it missed a round.
+    for process in group.processes.values():
+        newest = process.holding.assignment
+        if process.is_alive and (newest is None or newest.generation != group.generation):
+            process.wants_round = True
+        elif process.is_alive and not process.holding.owned:
+            process.wants_round = True  # what it lost it asks for
+    for number in range(ENOUGH_ROUNDS):
+        for name in group.processes:
+            group.release(name)
+        if not group.wants_round:
+            break
+        group.round(set(), set(), number)
+        group.check()
+    assert not group.wants_round
+    alive = {n: process for n, process in group.processes.items() if process.is_alive}
+    assert group.assignment is not None
+    assert group.assignment.is_settled
+    owners = group.assignment.slot_map.owners
+    assert None not in owners
+    assert len(owners) == SLOTS
+    for process in alive.values():
+        own = {member.name for member in process.said.members}
+        assert process.holding.owned == {s: n for s, n in enumerate(owners) if n in own}
+        assert not process.holding.letting_go
+        assert process.holding.assignment == group.assignment
+    counts = Counter(owners)
+    members = group.assignment.slot_map.members
+    assert max(counts.values()) - min(counts.get(name, 0) for name in members) <= 1

@@ -1,0 +1,83 @@
+"""When a session is over by our own clock, and what the coordinator's errors ask for."""
+
+import pytest
+from structlog.testing import capture_logs
+from tier_machines import announcement
+
+from proxy.members.slot_map import SlotMap
+from proxy.membership.assignment import Assignment, Machine, RefusedMachine
+from proxy.membership.group_protocol import Meaning, Place, explain, meaning_of
+from proxy.membership.holding import Holding, SessionClock
+from proxy.membership.tier_log import TierLog
+
+PLACE = Place("tier", "a", 10.0, 10.0)
+
+
+def test_a_session_lasts_from_when_the_last_answered_request_was_sent() -> None:
+    clock = SessionClock(10.0)
+    assert clock.ends_s is None
+    clock.heard(100.0)
+    clock.heard(99.0)  # a round that took longer than the heartbeats beside it
+    assert clock.ends_s == 110.0
+    clock.stop()
+    assert clock.ends_s is None
+
+
+@pytest.mark.parametrize(
+    ("error_code", "meaning", "text"),
+    [
+        (16, Meaning.MOVED, "NOT_COORDINATOR"),
+        (14, Meaning.MOVED, "COORDINATOR_LOAD_IN_PROGRESS"),
+        (22, Meaning.REJOIN, "ILLEGAL_GENERATION"),
+        (25, Meaning.UNKNOWN, "UNKNOWN_MEMBER_ID"),
+        (26, Meaning.NEVER, "let group.min.session.timeout.ms be 10000 at most"),
+        (27, Meaning.REJOIN, "REBALANCE_IN_PROGRESS"),
+        (30, Meaning.LATER, "it needs the right Read on it"),
+        (79, Meaning.REJOIN, "MEMBER_ID_REQUIRED"),
+        (81, Meaning.LATER, "group.max.size"),
+        (82, Meaning.FENCED, "another process has joined group tier as machine a"),
+        (23, Meaning.NEVER, "give the tier another name"),
+        (-1, Meaning.LATER, "group tier: "),
+    ],
+)
+def test_each_error_says_what_to_do(error_code: int, meaning: Meaning, text: str) -> None:
+    assert meaning_of(error_code) is meaning
+    assert text in explain(error_code, PLACE)
+
+
+def test_what_is_odd_about_the_tier_is_logged_once() -> None:
+    log = TierLog("tier")
+    odd = Assignment(
+        1,
+        SlotMap(1, {}, ()),
+        machines={"a": Machine("x", "p", "d1", 0), "b": Machine("y", "q", "d2", 7200)},
+        refused={"id": RefusedMachine("c", "why")},
+    )
+    with capture_logs() as lines:
+        log.tier_is(odd, "mine")
+        log.tier_is(odd, "mine")
+    assert [line["event"] for line in lines] == [
+        "machines of the tier have different rules",
+        "clocks of the tier are far apart",
+        "the tier refuses a machine",
+    ]
+    assert lines[0]["machines_by_digest"] == {"d1": ["a"], "d2": ["b"]}
+
+
+def test_one_failure_by_itself_is_no_problem() -> None:
+    log = TierLog("tier")
+    with capture_logs() as lines:
+        log.failed("moved")
+        assert log.problem is None
+        log.failed("moved")
+        log.failed("moved")
+        assert log.problem == "moved"
+        log.problem_is(None)
+    assert [line["event"] for line in lines] == ["not sure of the tier", "in the tier again"]
+
+
+def test_slots_of_a_worker_that_is_no_more_are_not_owned() -> None:
+    holding = Holding("p", {0: "a/0", 1: "a/1"}, {1})
+    said = holding.subscription(announcement("a", 1))
+    assert said.owned == {0: "a/0"}
+    assert not said.letting_go
