@@ -5,6 +5,8 @@ Who writes now and then calls the store; who writes often, on the event loop, a 
 
 from .journal import Journal, RecordFormat
 from .kafka.kafka_store import KafkaStore
+from .kafka.slot_fence import GroupFence
+from .kafka.slot_store import SlotStore
 from .snapshot import read_snapshot
 from .sqlite import SqliteStore
 from .start_empty import open_or_start_empty
@@ -13,12 +15,14 @@ from .watched import WatchedStore
 from .writer import StateWriter
 
 __all__ = [
+    "GroupFence",
     "Journal",
     "Json",
     "KafkaStore",
     "MemoryStore",
     "Record",
     "RecordFormat",
+    "SlotStore",
     "SqliteStore",
     "StateError",
     "StateWriter",

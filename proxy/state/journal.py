@@ -1,6 +1,6 @@
 """What of a part's state is to be written, and how its records are keyed and read."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -85,6 +85,17 @@ class Journal(Generic[Item]):
         """Record that an item is gone: its record is to be deleted."""
         self._changed.pop(item, None)
         self._deletes[self._key_of(item)] = None
+
+    def forget(self, items: Iterable[Item]) -> None:
+        """Write nothing of these items any more, and delete nothing: their records are others'.
+
+        Nor is anything deleted that could not be so far: who has its record now is not known here.
+        """
+        for item in items:
+            self._changed.pop(item, None)
+            self._taken[0].pop(item, None)
+        self._deletes.clear()
+        self._taken[1].clear()
 
     def mark_deleted(self, key: str) -> None:
         """Record that the record of a key is to be deleted, unless it is written anew."""

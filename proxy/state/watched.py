@@ -1,7 +1,7 @@
 """Watches whether a store takes what is written: it should not show at the next override."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from structlog import get_logger
@@ -25,6 +25,8 @@ class WatchedStore(Store):
 
     def __init__(self, store: Store) -> None:
         self.inner = store
+        self.watch_key: Callable[[], str | None] = lambda: WATCH_KEY
+        """Gives the key that `check` writes; None: there is none that may be written now."""
         self._closed = False
         self._is_idle = True
         """Whether nothing was written since the last check."""
@@ -85,6 +87,8 @@ class WatchedStore(Store):
     def check(self) -> None:
         """Write something if nothing was written since the last check, or if that failed."""
         if not self._closed and (self._is_idle or not self.writable):
+            key = self.watch_key()
             with suppress(StateError):
-                self.put(WATCH_KEY, None)
+                if key is not None:
+                    self.put(key, None)
         self._is_idle = True

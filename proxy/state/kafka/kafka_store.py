@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
@@ -11,13 +10,15 @@ from typing import Any
 from metrics.clock import MS_PER_SECOND
 from proxy.cluster.kafka_client import Bootstrap, KafkaClient
 from proxy.cluster.login import Login
-from proxy.cluster.upstream import Address, RefusedError, UpstreamError
+from proxy.cluster.upstream import Address
 from proxy.state.store import MemoryStore, Record, StateError, Store
 
+from .limits import MAX_STATE_BYTES, Explanation, size_of
+from .loop_thread import LoopThread
 from .messages import OWNER_KEY, Content, StateOwner, read_message, to_message
 from .producer import Producer
 from .state_reader import StateReader
-from .state_topic import MAX_RECORD_BYTES, FencedError, StateTopic
+from .state_topic import FencedError, StateTopic
 
 TIMEOUT_S = 10.0
 """For a write with all its attempts."""
@@ -27,15 +28,10 @@ LOAD_TIMEOUT_S = 60.0
 
 CLOSE_TIMEOUT_S = 2.0
 
+IN_SQLITE = "keep state in SQLite (state.kind: sqlite)"
+
 OWNER_POLL_S = 0.1
 """Between looks at whether a proxy that is about to stop has let the state go."""
-
-MAX_STATE_BYTES = 256 * 2**20
-"""Of all keys and values together; they are in memory."""
-
-MESSAGE_TOO_LARGE = 10
-FORBIDDEN = frozenset({29, 31, 53})
-"""Authorization failed for the topic, the cluster, the transactional id."""
 
 
 class KafkaStore(MemoryStore):
@@ -76,8 +72,14 @@ class KafkaStore(MemoryStore):
         self._topic = StateTopic(self._client, topic)
         self._producer = Producer(self._topic)
         # Callers may be in an event loop of their own, so the client's is in a thread of its own.
-        self._runner = asyncio.Runner(loop_factory=asyncio.SelectorEventLoop)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-state")
+        self._loop = LoopThread("kafka-state")
+        self._explanation = Explanation(
+            topic,
+            partitions=1,
+            rights="use it as transactional id",
+            instead=IN_SQLITE,
+            make_room=f"name another topic as state.topic, or {IN_SQLITE}",
+        )
         self._writing = Lock()
         """For all but the records, which may be read while a write waits for the brokers."""
         self._size_bytes = 0
@@ -88,7 +90,7 @@ class KafkaStore(MemoryStore):
         self._closed = False
         try:
             with self._explained("opened"):
-                self._run(self._look(reader := StateReader(self._topic)))
+                self._run(self._look(reader := StateReader(self._topic, {0: None})))
             if before_wait is not None:
                 before_wait(self)
             with self._explained("opened"):
@@ -110,7 +112,9 @@ class KafkaStore(MemoryStore):
                 raise RuntimeError(f"the state in topic {self._name} is closed")
             changes = self._changes(new, gone)
             if changes:
-                size_bytes = self._size_with(changes)
+                size_bytes = self._explanation.size_with(
+                    changes, self.get, self._size_bytes, MAX_STATE_BYTES
+                )
                 self._uncertain |= changes.keys()
                 with self._explained("written"):
                     self._run(self._write(changes, self._timeout_s))
@@ -134,12 +138,10 @@ class KafkaStore(MemoryStore):
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run this in the store's own event loop, to its end."""
-        self._thread.submit(self._runner.run, work).result()
+        self._loop.run(work)
 
     def _shut_down(self) -> None:
-        for close in (self._client.close, self._runner.close):
-            self._thread.submit(close).result()
-        self._thread.shutdown()
+        self._loop.close(self._client.close)
 
     async def _look(self, reader: StateReader) -> None:
         """Read all once before it is taken from anybody: it may be that we cannot use it."""
@@ -178,10 +180,9 @@ class KafkaStore(MemoryStore):
             if key == OWNER_KEY:
                 self._owner = content
                 continue
-            self._size_bytes += _size(content) - _size(self.get(key))
+            self._size_bytes += size_of(content) - size_of(self.get(key))
             super().put_many((content,) if isinstance(content, Record) else (), delete=(key,))
-            if self._size_bytes > MAX_STATE_BYTES:
-                raise self._too_large()
+            self._explanation.check_size(self._size_bytes, MAX_STATE_BYTES)
 
     def _changes(self, new: dict[str, Record], gone: Iterable[str]) -> dict[str, Content]:
         """Return what is to be written: what is asked for, and what undoes failed writes."""
@@ -207,34 +208,12 @@ class KafkaStore(MemoryStore):
 
     async def _check_owner(self) -> None:
         """Raise, now and from now on, when another proxy has written since we last did."""
-        async for message in StateReader(self._topic, self._producer.position).read():
+        async for message in StateReader(self._topic, self._producer.positions).read():
             key, content = read_message(self._name, message)
             if key == OWNER_KEY:
                 self._taken = self._lost(content)
         if self._taken is not None:
             raise self._taken
-
-    def _size_with(self, changes: dict[str, Content]) -> int:
-        """Return how many bytes the state has with these changes; raises StateError."""
-        total_bytes = self._size_bytes
-        for key, content in changes.items():
-            size_bytes = _size(content)
-            if size_bytes > MAX_RECORD_BYTES:
-                raise StateError(
-                    f"the record {key!r} has {size_bytes} bytes, and topic {self._name} takes "
-                    f"{MAX_RECORD_BYTES}",
-                    "keep state in SQLite (state.kind: sqlite)",
-                )
-            total_bytes += size_bytes - _size(self.get(key))
-        if total_bytes > MAX_STATE_BYTES:
-            raise self._too_large()
-        return total_bytes
-
-    def _too_large(self) -> StateError:
-        return StateError(
-            f"the state in topic {self._name} has more than {MAX_STATE_BYTES} bytes",
-            "name another topic as state.topic, or keep state in SQLite (state.kind: sqlite)",
-        )
 
     def _lost(self, owner: Content) -> StateError:
         name = f" ({owner})" if isinstance(owner, StateOwner) else ""
@@ -245,35 +224,8 @@ class KafkaStore(MemoryStore):
 
     @contextmanager
     def _explained(self, done: str) -> Iterator[None]:
-        what = f"the state in topic {self._name} cannot be {done}"
         try:
-            yield
+            with self._explanation.of(done):
+                yield
         except FencedError as error:
             raise self._lost(None) from error
-        except UpstreamError as error:
-            raise StateError(
-                f"{what}: {error}",
-                "check that the brokers are up, and cluster.bootstrap_servers, tls and sasl",
-            ) from error
-        except RefusedError as error:
-            raise StateError(f"{what}: {error}", _mend(self._name, error.error_code)) from error
-
-
-def _size(content: Content) -> int:
-    if not isinstance(content, Record):
-        return 0
-    return len(content.key.encode()) + len(content.text.encode())
-
-
-def _mend(topic: str, error_code: int) -> str:
-    if error_code in FORBIDDEN:
-        return (
-            f"let quota-proxy create, describe, read and write topic {topic} and use it as "
-            "transactional id (kafka-acls.sh), or keep state in SQLite (state.kind: sqlite)"
-        )
-    if error_code == MESSAGE_TOO_LARGE:
-        return f"raise max.message.bytes of topic {topic} to {MAX_RECORD_BYTES} and a little more"
-    return (
-        f"see the brokers' log, or make the topic yourself: kafka-topics.sh --create --topic "
-        f"{topic} --partitions 1 --config cleanup.policy=compact"
-    )

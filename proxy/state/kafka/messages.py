@@ -34,6 +34,7 @@ class Message:
     headers: Sequence[tuple[str, bytes]] = ()
     offset: int = -1
     """Where it stands; -1 when it is to be written."""
+    partition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,9 @@ def read_message(topic: str, message: Message) -> tuple[str, Content]:
 
     Raises StateError: it is none of ours, of a newer program, or damaged.
     """
-    place = f"the message at offset {message.offset} of topic {topic}"
+    place = (
+        f"the message at offset {message.offset} of topic {topic} (partition {message.partition})"
+    )
     try:
         key = message.key.decode()
         if message.value is None:

@@ -1,7 +1,8 @@
 """Reads the topic from its start, and later on from where it was, as far as is committed."""
 
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -19,6 +20,7 @@ FETCH_BYTES = 4 * 2**20
 """At a time; a longer batch comes whole."""
 
 FETCH_WAIT_MS = 500
+"""Who reads on waits at the broker for so long, then asks again."""
 
 _CONSUMER = -1
 """Who asks, as Kafka numbers replicas."""
@@ -29,76 +31,128 @@ _ABORT = 0
 
 
 class StateReader:
-    """The topic's messages from `position` on (None: all), without those of failed transactions."""
+    """Messages of some partitions from their `positions` on, none of transactions that failed."""
 
-    def __init__(self, topic: StateTopic, position: int | None = None) -> None:
+    def __init__(self, topic: StateTopic, positions: Mapping[int, int | None]) -> None:
         self._topic = topic
-        self._position = position
+        self._unknown = {number for number, position in positions.items() if position is None}
+        """Partitions that are to be read from their start."""
+        self.positions = {
+            number: position for number, position in positions.items() if position is not None
+        }
+        """Offset of what is read next, by partition."""
 
     async def read(self) -> AsyncIterator[Message]:
         """Yield what was not read yet, as far as it is committed now; raises also StateError."""
         retry = self._topic.client.retry
-        if self._position is None:
-            self._position = await retry(lambda: self._offset(EARLIEST))
-        end = await retry(lambda: self._offset(LATEST))
-        while self._position < end:
-            for message in self._committed(await retry(self._fetch)):
-                yield message
+        if self._unknown:
+            starts = await retry(lambda: offsets(self._topic, self._unknown, EARLIEST))
+            self.positions |= starts
+            self._unknown.clear()
+        ends = await retry(lambda: offsets(self._topic, self.positions, LATEST))
+        while left := [number for number, end in ends.items() if self.positions[number] < end]:
+            for part in await retry(partial(self.fetch, left)):
+                for message in self._committed(part):
+                    yield message
 
-    async def _offset(self, timestamp: int) -> int:
-        request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
-            replica_id=_CONSUMER,
-            isolation_level=READ_COMMITTED,
-            topics=[(self._topic.name, [(0, timestamp)])],
-        )
-        found = (await self._topic.ask_leader(request)).topics[0].partitions[0]
-        self._topic.check(found.error_code, f"look for the ends of topic {self._topic.name}")
-        return int(found.offset)
+    async def wait(self) -> list[Message]:
+        """Return what is committed next, or nothing when FETCH_WAIT_MS are over; raises as `read`.
 
-    async def _fetch(self) -> Any:
-        partition = FetchRequest.FetchTopic.FetchPartition(
-            partition=0, fetch_offset=self._position, partition_max_bytes=FETCH_BYTES
+        For partitions of one leader whose positions are known.
+        """
+        parts = await self._topic.client.retry(lambda: self.fetch(self.positions))
+        return [message for part in parts for message in self._committed(part)]
+
+    async def fetch(self, partitions: Iterable[int], isolation: int = READ_COMMITTED) -> list[Any]:
+        """Return what one of the leaders has of these partitions, at their positions."""
+        leader, led = next(iter((await self._topic.leaders(list(partitions))).items()))
+        topic = FetchRequest.FetchTopic(
+            topic=self._topic.name,
+            partitions=[
+                FetchRequest.FetchTopic.FetchPartition(
+                    partition=number,
+                    fetch_offset=self.positions[number],
+                    partition_max_bytes=FETCH_BYTES,
+                )
+                for number in led
+            ],
         )
-        topic = FetchRequest.FetchTopic(topic=self._topic.name, partitions=[partition])
         request = FetchRequest[FETCH_VERSION](
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
             max_bytes=FETCH_BYTES,
-            isolation_level=READ_COMMITTED,
+            isolation_level=isolation,
             topics=[topic],
             forgotten_topics_data=[],
         )
-        response = await self._topic.ask_leader(request)
+        response = await self._topic.client.ask(request, leader)
         doing = f"read topic {self._topic.name}"
         self._topic.check(response.error_code, doing)
-        part = response.responses[0].partitions[0]
-        self._topic.check(part.error_code, doing)
-        return part
+        parts: list[Any] = [part for topic in response.responses for part in topic.partitions]
+        for part in parts:
+            self._topic.check(part.error_code, doing)
+        return parts
 
     def _committed(self, part: Any) -> Iterator[Message]:
+        number = part.partition_index
         aborted = part.aborted_transactions or ()
         failed = sorted(((each.first_offset, each.producer_id) for each in aborted), reverse=True)
         failing: set[int] = set()
-        batches = MemoryRecords(bytes(part.records or b""))
-        while batches.has_next():
-            batch = batches.next_batch()
-            place = f"the batch at offset {batch.base_offset} of topic {self._topic.name}"
-            if not batch.validate_crc():
-                raise damaged(place, "its checksum is wrong")
+        for batch, records in batches(self._topic.name, part):
             while failed and failed[-1][0] <= batch.base_offset:
                 failing.add(failed.pop()[1])
-            try:
-                records = list(batch)
-            except KafkaError as error:
-                raise damaged(place, str(error)) from error
             if batch.is_control_batch:
                 # Compaction may have left nothing of it.
-                if records and _CONTROL_KEY.unpack_from(records[0].key)[1] == _ABORT:
+                if records and is_abort(records):
                     failing.discard(batch.producer_id)
             elif not (batch.is_transactional and batch.producer_id in failing):
                 for record in records:
-                    if self._position is None or record.offset >= self._position:
+                    if record.offset >= self.positions[number]:
                         yield Message(
-                            record.key or b"", record.value, tuple(record.headers), record.offset
+                            record.key or b"",
+                            record.value,
+                            tuple(record.headers),
+                            record.offset,
+                            number,
                         )
-            self._position = batch.next_offset
+            self.positions[number] = batch.next_offset
+
+
+async def offsets(
+    topic: StateTopic, partitions: Collection[int], timestamp: int, isolation: int = READ_COMMITTED
+) -> dict[int, int]:
+    """Return the offsets of these partitions at EARLIEST or LATEST; raises as `StateTopic.check`.
+
+    LATEST that is committed lies before the first transaction that is under way.
+    """
+    found: dict[int, int] = {}
+    for leader, led in (await topic.leaders(partitions)).items():
+        request = ListOffsetsRequest[LIST_OFFSETS_VERSION](
+            replica_id=_CONSUMER,
+            isolation_level=isolation,
+            topics=[(topic.name, [(number, timestamp) for number in led])],
+        )
+        for part in (await topic.client.ask(request, leader)).topics[0].partitions:
+            topic.check(part.error_code, f"look for the ends of topic {topic.name}")
+            found[part.partition_index] = part.offset
+    return found
+
+
+def batches(topic: str, part: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the batches of a fetched partition, with their records; raises StateError."""
+    read = MemoryRecords(bytes(part.records or b""))
+    while read.has_next():
+        batch = read.next_batch()
+        place = f"the batch at offset {batch.base_offset} of topic {topic} "
+        place += f"(partition {part.partition_index})"
+        if not batch.validate_crc():
+            raise damaged(place, "its checksum is wrong")
+        try:
+            yield batch, list(batch)
+        except KafkaError as error:
+            raise damaged(place, str(error)) from error
+
+
+def is_abort(records: Sequence[Any]) -> bool:
+    """Return whether a control batch of these records undoes the transaction that it ends."""
+    return bool(_CONTROL_KEY.unpack_from(records[0].key)[1] == _ABORT)

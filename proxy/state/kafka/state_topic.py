@@ -1,12 +1,18 @@
 """The topic: made with the right settings, asked at its leader and its coordinator."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kafka.errors import RetriableError, for_code
 from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 
-from proxy.cluster.kafka_client import TRANSACTION_COORDINATOR, KafkaClient
+from proxy.cluster.kafka_client import (
+    GROUP_COORDINATOR,
+    TRANSACTION_COORDINATOR,
+    Coordinated,
+    KafkaClient,
+)
+from proxy.cluster.partitions import Partition
 from proxy.cluster.upstream import NOT_READY, Address, RefusedError, UpstreamError, name_of
 from proxy.state.store import StateError
 
@@ -27,6 +33,9 @@ CREATE_TIMEOUT_MS = 5000
 DESCRIBE_VERSION = 1
 """All versions of the state's requests are the newest that Kafka 2.5 has, and every later one."""
 
+KINDS = {GROUP_COORDINATOR: "group", TRANSACTION_COORDINATOR: "transaction"}
+"""Of coordinators, for people."""
+
 TOPIC_RESOURCE = 2
 UNKNOWN_TOPIC = 3
 ALREADY_EXISTS = 36
@@ -43,23 +52,34 @@ class FencedError(Exception):
 
 
 class StateTopic:
-    """A topic of one partition, whose name is the transactional id as well."""
+    """A topic of so many partitions, as `client` sees it."""
 
-    def __init__(self, client: KafkaClient, name: str) -> None:
+    def __init__(self, client: KafkaClient, name: str, partitions: int = 1) -> None:
         self.client = client
         self.name = name
-        self._partition = name, 0
-        self._transactions = TRANSACTION_COORDINATOR, name
+        self.partitions = partitions
+        self._found: set[Partition | Coordinated] = set()
+        """Whose leader or coordinator was looked for."""
 
-    async def ask_leader(self, request: Any) -> Any:
-        """Send a request to the partition's leader and return the response, or raise as `check`."""
-        return await self.client.ask(request, await self._leader())
+    async def leaders(self, partitions: Collection[int]) -> dict[Address, list[int]]:
+        """Return these partitions by their leader. Raises UpstreamError when one has none."""
+        wanted = [(self.name, number) for number in partitions]
+        self._found.update(wanted)
+        leaders = await self.client.leaders(wanted)
+        if sum(map(len, leaders.values())) < len(wanted):
+            finding = "is gone" if await self._find() is None else "has no leader"
+            raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
+        return {leader: [number for _, number in led] for leader, led in leaders.items()}
 
-    async def ask_coordinator(self, request: Any) -> Any:
-        """Send a request to who looks after the transactions, as `ask_leader`."""
-        doing = "look for the transaction coordinator"
+    async def ask_coordinator(self, of: Coordinated, request: Any) -> Any:
+        """Send a request to who looks after transactions or a group; return its response.
+
+        Raises as `check`.
+        """
+        self._found.add(of)
+        doing = f"look for the {KINDS[of[0]]} coordinator"
         coordinator = await self.client.coordinator(
-            self._transactions, lambda error_code: self.check(error_code, doing)
+            of, lambda error_code: self.check(error_code, doing)
         )
         return await self.client.ask(request, coordinator)
 
@@ -75,7 +95,7 @@ class StateTopic:
             raise FencedError(name_of(error_code))
         text = f"{doing}: {name_of(error_code)}"
         if error_code == UNKNOWN_SERVER_ERROR or issubclass(for_code(error_code), RetriableError):
-            self.client.forget(self._partition, self._transactions)
+            self.client.forget(*self._found)
             raise UpstreamError(NOT_READY, text)
         raise RefusedError(f"{text}, {reason}" if reason else text, error_code)
 
@@ -89,15 +109,10 @@ class StateTopic:
         # At once when nobody answers; what comes later is given the time.
         if await self._find() is None:
             await retry(self._create)
-        await retry(self._leader)
+        await retry(lambda: self.leaders([0]))
         found = await retry(self._find)
-        partitions = len(found.partitions) if found is not None else 0
-        if partitions != 1:
-            raise StateError(
-                f"topic {name} has {partitions} partitions, and state needs a topic of one, as "
-                "only that keeps the order",
-                "name another topic as state.topic; quota-proxy makes it",
-            )
+        self._check_partitions(len(found.partitions) if found is not None else 0)
+        await retry(lambda: self.leaders(range(self.partitions)))
         configs = await retry(self._configs)
         policy, compression = configs.get("cleanup.policy"), configs.get("compression.type")
         if policy != COMPACT:
@@ -113,11 +128,21 @@ class StateTopic:
                 "compression.type=uncompressed, or name another topic as state.topic",
             )
 
-    async def _leader(self) -> Address:
-        for leader in await self.client.leaders((self._partition,)):
-            return leader
-        finding = "is gone" if await self._find() is None else "has no leader"
-        raise UpstreamError(NOT_READY, f"topic {self.name} {finding}")
+    def _check_partitions(self, found: int) -> None:
+        if found == self.partitions:
+            return
+        if self.partitions == 1:
+            what = (
+                f"topic {self.name} has {found} partitions, and state needs a topic of one, as "
+                "only that keeps the order"
+            )
+        else:
+            has = f"has {found} partitions" if found != 1 else "is that of a proxy without a tier"
+            what = (
+                f"topic {self.name} {has}, and the state of a tier needs one of {self.partitions}, "
+                "one for each slot"
+            )
+        raise StateError(what, "name another topic as state.topic; quota-proxy makes it")
 
     async def _find(self) -> Any | None:
         (found,) = (await self.client.metadata([self.name])).topics
@@ -131,7 +156,7 @@ class StateTopic:
         replicas = min(MAX_REPLICAS, len(cluster.brokers))
         topic = CreateTopicsRequest.CreatableTopic(
             name=self.name,
-            num_partitions=1,
+            num_partitions=self.partitions,
             replication_factor=replicas,
             assignments=[],
             configs=list(settings(replicas).items()),

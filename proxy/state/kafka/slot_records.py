@@ -1,0 +1,100 @@
+"""The records of the slots that a machine reads, in memory."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from threading import Lock
+from typing import TypeAlias
+
+from proxy.state.store import Record
+
+from .limits import size_of
+from .messages import Content
+
+Place: TypeAlias = tuple[int, str]
+"""Slot and key: where a record stands."""
+
+
+class SlotRecords:
+    """Records by slot and key; may be used from several threads.
+
+    The slot of a record follows from the rules, and they may change. What then stands in another
+    slot than it belongs to is a stray: it is not found, as what is written or deleted in the right
+    slot counts, and that may be on another machine.
+    """
+
+    def __init__(self, slot_of_record: Callable[[str], int]) -> None:
+        self._slot_of = slot_of_record
+        self._slots: dict[int, dict[str, Record]] = {}
+        self._lock = Lock()
+        self.size_bytes = 0
+        """Of all keys and values."""
+
+    def place(self, key: str) -> Place:
+        """Return where the record of that key belongs."""
+        return self._slot_of(key), key
+
+    def at(self, place: Place) -> Record | None:
+        """Return the record that stands there, or None: there is none, or the slot is not read."""
+        slot, key = place
+        with self._lock:
+            return self._slots.get(slot, {}).get(key)
+
+    def items(self, prefix: str) -> list[Record]:
+        """Return the records of all slots whose key begins with `prefix`, sorted by key."""
+        found = [record for slot, record in self._all(prefix) if self._slot_of(record.key) == slot]
+        return sorted(found, key=lambda record: record.key)
+
+    def strays(self) -> dict[Place, Record]:
+        """Return the records that belong to another slot by now, by where they stand."""
+        return {
+            (slot, record.key): record
+            for slot, record in self._all("")
+            if self._slot_of(record.key) != slot
+        }
+
+    def change(self, changes: Mapping[Place, Content]) -> set[str]:
+        """Write records, or delete those that are None; return the keys that differ now."""
+        changed: set[str] = set()
+        with self._lock:
+            for (slot, key), content in changes.items():
+                records = self._slots.setdefault(slot, {})
+                before = records.pop(key, None)
+                if isinstance(content, Record):
+                    records[key] = content
+                if records.get(key) != before:
+                    changed.add(key)
+                    self.size_bytes += size_of(content) - size_of(before)
+        return changed
+
+    def replace(self, slots: Mapping[int, Mapping[str, Record]]) -> set[str]:
+        """Replace all that is in these slots; return the keys that differ now."""
+        changed: set[str] = set()
+        with self._lock:
+            for slot, records in slots.items():
+                before = self._slots.get(slot, {})
+                changed |= {
+                    key
+                    for key in before.keys() | records.keys()
+                    if before.get(key) != records.get(key)
+                }
+                self.size_bytes += _size(records.values()) - _size(before.values())
+                self._slots[slot] = dict(records)
+        return changed
+
+    def forget(self, slots: Collection[int]) -> None:
+        """Forget all that is in these slots."""
+        with self._lock:
+            for slot in slots:
+                self.size_bytes -= _size(self._slots.pop(slot, {}).values())
+
+    def _all(self, prefix: str) -> list[tuple[int, Record]]:
+        with self._lock:
+            return [
+                (slot, record)
+                for slot, records in self._slots.items()
+                for key, record in records.items()
+                if key.startswith(prefix)
+            ]
+
+
+def _size(records: Iterable[Record]) -> int:
+    return sum(map(size_of, records))

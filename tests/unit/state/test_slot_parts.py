@@ -1,0 +1,164 @@
+"""The parts of the store of slots that do without a broker."""
+
+import asyncio
+import threading
+
+import pytest
+
+from proxy.cluster.kafka_client import Bootstrap, KafkaClient
+from proxy.cluster.upstream import NOT_READY, RefusedError, UpstreamError
+from proxy.state import GroupFence, Record, StateError
+from proxy.state.kafka.limits import Explanation
+from proxy.state.kafka.loop_thread import LoopThread
+from proxy.state.kafka.messages import read_message, to_message
+from proxy.state.kafka.slot_handover import signed
+from proxy.state.kafka.slot_holds import SlotHolds
+from proxy.state.kafka.slot_records import SlotRecords
+from proxy.state.kafka.state_topic import StateTopic
+
+FIRST = GroupFence("tier", 4, "member-a")
+NEWER = GroupFence("tier", 5, "member-a")
+ANEW = GroupFence("tier", 6, "member-b")
+
+
+@pytest.fixture
+def holds() -> SlotHolds:
+    made = SlotHolds()
+    assert made.took([1, 2], made.renew(FIRST))
+    return made
+
+
+def refused(holds: SlotHolds, *slots: int) -> bool:
+    try:
+        holds.fence_for(slots)
+    except StateError:
+        return True
+    return False
+
+
+def test_only_what_was_taken_may_be_written(holds):
+    assert holds.fence_for([1, 2]) == FIRST
+    assert holds.taken == {1, 2}
+    with pytest.raises(StateError, match="has not the slot 3"):
+        holds.fence_for([3, 2])
+    holds.release([1, 7])
+    assert refused(holds, 1)
+    assert not refused(holds, 2)
+
+
+def test_nothing_is_written_before_the_first_generation():
+    with pytest.raises(StateError, match="is not in the group"):
+        SlotHolds().fence_for([1])
+
+
+def test_a_newer_generation_keeps_the_slots_and_an_older_one_is_ignored(holds):
+    holds.renew(NEWER)
+    assert holds.fence_for([1]) == NEWER
+    holds.renew(FIRST)
+    assert holds.fence_for([1]) == NEWER
+
+
+def test_a_loss_holds_until_slots_are_taken_anew(holds):
+    losses = holds.renew(NEWER)
+    holds.lose()
+    assert refused(holds, 1)
+    assert not holds.took([1], losses)
+    holds.renew(NEWER)
+    assert refused(holds, 1)
+    assert holds.took([1], holds.renew(NEWER))
+    assert not refused(holds, 1)
+
+
+def test_a_member_with_another_id_has_lost_its_slots(holds):
+    losses = holds.renew(ANEW)
+    assert refused(holds, 1)
+    assert holds.took([2], losses)
+    assert holds.fence_for([2]) == ANEW
+
+
+def record(key: str, value: int = 1) -> Record:
+    return Record.of(key, value)
+
+
+def slot_of(key: str) -> int:
+    return int(key[-1])
+
+
+def test_records_are_found_in_their_slots():
+    records = SlotRecords(slot_of)
+    assert records.change({(1, "a/1"): record("a/1"), (2, "a/2"): record("a/2")}) == {"a/1", "a/2"}
+    assert records.change({(1, "a/1"): record("a/1"), (2, "b/2"): None}) == set()
+    assert records.items("a/") == [record("a/1"), record("a/2")]
+    assert records.change({(1, "a/1"): None, (2, "a/2"): record("a/2", 2)}) == {"a/1", "a/2"}
+    assert records.at((1, "a/1")) is None
+    changed = records.replace({1: {"c/1": record("c/1")}, 2: {}})
+    assert changed == {"c/1", "a/2"}
+    assert records.items("") == [record("c/1")]
+    assert records.size_bytes == len("c/1") + 1
+    records.forget([1, 5])
+    assert (records.items(""), records.size_bytes) == ([], 0)
+
+
+def test_a_record_in_another_slot_than_its_own_is_a_stray():
+    records = SlotRecords(slot_of)
+    records.replace({3: {"a/1": record("a/1", 0), "a/3": record("a/3")}, 1: {"a/1": record("a/1")}})
+    assert records.items("") == [record("a/1"), record("a/3")]
+    assert records.strays() == {(3, "a/1"): record("a/1", 0)}
+    records.change({(3, "a/1"): None})
+    assert records.strays() == {}
+    assert records.at(records.place("a/1")) == record("a/1")
+
+
+@pytest.mark.parametrize("content", [record("a/1"), None])
+def test_a_message_names_its_writer_and_says_the_same(content):
+    message = signed(to_message("a/1", content), 7, "tier/one")
+    assert read_message("t", message) == ("a/1", content)
+    assert dict(message.headers)["writer"] == b"tier/one"
+    assert message.partition == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (UpstreamError(NOT_READY, "no"), "check that the brokers are up"),
+        (RefusedError("no", 30), r"read and write topic t and its rights \(kafka-acls.sh\), or go"),
+        (RefusedError("no", 10), "raise max.message.bytes of topic t"),
+        (RefusedError("no", 87), "--topic t --partitions 256"),
+    ],
+)
+def test_what_brokers_say_is_explained(error, fix):
+    explanation = Explanation("t", 256, rights="its rights", instead="go", make_room="room")
+    with (
+        pytest.raises(StateError, match=f"topic t cannot be read: no\n    fix: .*{fix}"),
+        explanation.of("read"),
+    ):
+        raise error
+
+
+def test_an_error_makes_leaders_and_coordinators_be_looked_for_anew():
+    topic = StateTopic(KafkaClient(Bootstrap([("broker", 9092)])), "state", 256)
+    with pytest.raises(UpstreamError, match="write: NOT_LEADER"):
+        topic.check(6, "write")
+
+
+def test_a_loop_in_a_thread_ends_what_runs_still():
+    loop = LoopThread("test")
+    names: list[str] = []
+
+    async def name() -> str:
+        return threading.current_thread().name
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    assert loop.run(name()) == "test"
+    with pytest.raises(ValueError, match="no"):
+        loop.run(fail())
+    endless = loop.start(forever())
+    loop.close(lambda: names.append(threading.current_thread().name))
+    assert endless.cancelled()
+    assert names == ["test"]
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
