@@ -194,6 +194,10 @@ class ClientQuotas:
         meter = self._meter(kind, now_ms)
         return meter.owed_ms(now_ms) if meter is not None else 0.0
 
+    def meter_of(self, kind: QuotaKind) -> Meter | None:
+        """Return the sensor that the latest traffic of this kind was charged to, if any."""
+        return self.meters.get(kind) or self.observed.get(kind)
+
     def is_paced(self, kind: QuotaKind) -> bool:
         """Return whether the client is over its quota, or was until just now."""
         meter = self.meters.get(kind)
@@ -219,7 +223,7 @@ class ClientQuotas:
         if match is None:
             return None
         meter = self.meters[kind] = self.manager.meter(kind, match, now_ms, self.address)
-        self.manager.note_place(self, meter)
+        self.manager.places.note_place(self, meter)
         return meter
 
     def _observe(self, kind: QuotaKind, value: float, now_ms: float) -> None:
@@ -228,7 +232,7 @@ class ClientQuotas:
         if meter is None or meter.sensor.retired:
             match = self.matches[kind]
             meter = self.observed[kind] = self.manager.meter(kind, match, now_ms, self.address)
-            self.manager.note_place(self, meter)
+            self.manager.places.note_place(self, meter)
         if kind.is_time:
             value /= BUSY_MS_PER_PERCENT
         if meter.is_above(value, now_ms):
@@ -256,4 +260,4 @@ class ClientQuotas:
         self.enforced = {kind: match for kind, match in self.matches.items() if match.enforced}
         self.is_timed = REQUEST_PERCENTAGE in self.matches
         if self.users:
-            self.manager.note(self)
+            self.manager.places.note(self)

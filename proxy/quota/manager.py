@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from metrics import Instruments, Registry, Sensor
 
+from .client_places import ClientPlaces
 from .client_quotas import ClientQuotas, ThrottleTime
+from .debts import PendingDebts, SharedQuotas
 from .entities import ClientIdentity, QuotaKind
 from .meter import AdaptedBound, Meter, QuotaRow, RecentHolds, TimesAbove, sensor_name
 from .row_groups import RowGroups
@@ -67,11 +69,7 @@ class QuotaManager:
         # Those whose throttling has begun and not ended, in this order.
         self._throttled: dict[str, Meter] = {}
         self._clients: dict[ClientIdentity, ClientQuotas] = {}
-        # Those of them that no rule bounds, in order; a set would have none.
-        self._unbounded: dict[ClientIdentity, None] = {}
-        self._overflow_clients: dict[QuotaKind, dict[ClientIdentity, None]] = {
-            kind: {} for kind in QuotaKind
-        }
+        self.places = ClientPlaces(instruments)
         self._meters: dict[str, Meter] = {}
         # By sensor name; kept apart from the meters, which come and go.
         self._adapted: dict[str, AdaptedBound] = {}
@@ -84,12 +82,15 @@ class QuotaManager:
         self._of_address: Counter[tuple[QuotaKind, str | None]] = Counter()
         self.generation = -1
         """Counts the updates; handles look up their rules again when it changes."""
+        self.paces_new = False
+        """Whether a new sensor paces from its first byte, with no more than the burst at once: its
+        clients may have had at another member what the formula would let pass here."""
+        self.pending_debts = PendingDebts()
+        self.shared = SharedQuotas(self)
+        """For clients that go to several members."""
         self.on_update: Callable[[], None] = lambda: None
         """Called after each update: what waits for a quota may go sooner, or at once."""
         self.update(settings)
-        instruments.unbounded_clients.set_function(self._unbounded.__len__)
-        for kind, sharing in self._overflow_clients.items():
-            instruments.overflow_clients.labels(str(kind)).set_function(sharing.__len__)
 
     def update(self, settings: QuotaSettings, table: RuleTable | None = None) -> None:
         """Put other rules in force; what was measured for an entity that remains is kept.
@@ -152,7 +153,7 @@ class QuotaManager:
 
     def unbounded(self) -> list[ClientIdentity]:
         """Return connected clients that no rule bounds as of their last request or `settling`."""
-        return list(self._unbounded)
+        return list(self.places.unbounded)
 
     def settling(self) -> Iterator[bool]:
         """Look up the rules of clients that have sent nothing since the last update.
@@ -261,7 +262,21 @@ class QuotaManager:
             enforced = match.enforced
             meter.follow(rule, self.settings, self.generation, now_ms, enforced=enforced)
             self._show_expected(meter, is_expected=rule.expected)
+        if meter.is_new:
+            meter.is_new = False
+            if self.paces_new and meter.is_enforced:
+                meter.share(now_ms)
+            self.pending_debts.settle(meter, now_ms)
         return meter
+
+    def meters(self) -> tuple[Meter, ...]:
+        """Return all sensors in use."""
+        return tuple(meter for meter in self._meters.values() if not meter.sensor.retired)
+
+    def meter_named(self, name: str) -> Meter | None:
+        """Return the sensor with this `sensor_name`; None when it is not there."""
+        meter = self._meters.get(name)
+        return None if meter is None or meter.sensor.retired else meter
 
     def _overflow(self, kind: QuotaKind, match: Match, now_ms: float) -> Meter:
         rule, entity = match.rule, self.table.overflow_entity(kind, match)
@@ -375,27 +390,7 @@ class QuotaManager:
         if meter.above.add(now_ms):
             self._instruments.would_throttle_seconds_total.of(*labels).inc()
 
-    def note(self, quotas: ClientQuotas) -> None:
-        """Record whether a rule bounds a connected client."""
-        if quotas.matches:
-            self._unbounded.pop(quotas.identity, None)
-        else:
-            self._unbounded[quotas.identity] = None
-        for kind, sharing in self._overflow_clients.items():
-            if kind not in quotas.matches:
-                sharing.pop(quotas.identity, None)
-
-    def note_place(self, quotas: ClientQuotas, meter: Meter) -> None:
-        """Record whether a connected client has a sensor of its own, for a kind of quota."""
-        sharing = self._overflow_clients[meter.kind]
-        if not meter.is_overflow:
-            sharing.pop(quotas.identity, None)
-        elif quotas.users:
-            sharing[quotas.identity] = None
-
     def forget(self, quotas: ClientQuotas) -> None:
         """Drop a client's handle that nobody has any more."""
         self._clients.pop(quotas.identity, None)
-        self._unbounded.pop(quotas.identity, None)
-        for sharing in self._overflow_clients.values():
-            sharing.pop(quotas.identity, None)
+        self.places.forget(quotas)

@@ -143,6 +143,8 @@ class Meter:
     generation: int = -1
     """The update of the manager's rules that it follows."""
     longest_hold_ms: float = 0.0
+    span_ms: float = 0.0
+    """How far its rate looks back."""
     ahead_ms: float = 0.0
     """How much its clients may owe when a request is sent on whose response can be held."""
     violated: bool = False
@@ -153,6 +155,10 @@ class Meter:
     is_enforced: bool = True
     above: TimesAbove | None = None
     """None until it is above its bound while that is not enforced."""
+    is_new: bool = True
+    """Whether it is yet to be told what holds for new ones."""
+    used_by: ClientIdentity | None = None
+    """The last client that began to use it."""
     rate: Rate = field(default_factory=Rate)
     metric: Metric = field(init=False)
     pacer: Pacer = field(init=False)
@@ -182,6 +188,7 @@ class Meter:
         self.generation = generation
         self.longest_hold_ms = settings.longest_hold_ms(self.kind)
         self.ahead_ms = settings.ahead_ms
+        self.span_ms = settings.span_ms
         self.pacer.burst_ms = settings.burst_ms
         if self.kind.is_time:  # as Kafka, which carries nothing
             self.pacer.carry_ms = self.longest_hold_ms
@@ -303,10 +310,11 @@ class Meter:
     def is_in_use(self, now_ms: float) -> bool:
         """Return whether forgetting it could give its clients anything.
 
-        Whose schedule decides is held sooner than a new client, however long ago that began.
+        Whose schedule decides is held sooner than a new client, however long ago that began, but
+        where new clients are held by schedule, too.
         """
         pacer = self.pacer
-        is_as_new = not pacer.is_pacing and pacer.due_ms <= now_ms - pacer.burst_ms
+        is_as_new = pacer.is_as_new and pacer.due_ms <= now_ms - pacer.burst_ms
         is_as_new &= self.brake is None and not self.gate.under_way
         return not is_as_new or self.has_history(now_ms)
 
@@ -314,6 +322,29 @@ class Meter:
         """Return for how long a response that came now would be held for what went before it."""
         braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
         return max(self.pacer.owed_ms(now_ms), braked_ms)
+
+    def debt_ms(self, now_ms: float) -> float:
+        """Return in how long all that was charged has flowed at the bound; 0 or more.
+
+        It may be more than a response would be held for: a large debt is worked off slowly.
+        """
+        braked_ms = self.brake.owed_ms(now_ms) if self.brake is not None else 0.0
+        return max(self.pacer.debt_ms(now_ms), braked_ms)
+
+    def owe(self, until_ms: float, now_ms: float) -> None:
+        """Owe at least until then, if the bound is enforced: as much was charged elsewhere."""
+        if self.is_enforced:
+            self.share(now_ms)
+            self.pacer.owe(until_ms, now_ms)
+            self.gate.poke(now_ms)
+
+    def share(self, now_ms: float) -> None:
+        """Keep the bound by schedule for as long as a rate looks back: others measure, too.
+
+        Not of time, whose bound the formula alone keeps, one request at a time.
+        """
+        if not self.kind.is_time:
+            self.pacer.keep_strictly(now_ms + self.span_ms, now_ms)
 
     def _allowance_ms(self, now_ms: float) -> float:
         """Return how much of the bound may pass at once before the formula finds it exceeded."""

@@ -59,6 +59,9 @@ class Pacer:
     """When what is charged next may flow: `due_ms`, or earlier while much is owed."""
     is_pacing: bool = False
     """Whether the schedule decides, and not the formula."""
+    strict_until_ms: float = -math.inf
+    """Until then the schedule decides for sure: the client may be at several members at once, and
+    each of them would give it what the formula lets pass."""
 
     def charge(self, size: float, throttle_ms: float, now_ms: float) -> float:
         """Add traffic to the schedule; return for how many milliseconds to hold it, 0 or more.
@@ -70,7 +73,7 @@ class Pacer:
         earliest_ms = now_ms - self.burst_ms
         if self.due_ms < earliest_ms:
             self.due_ms = earliest_ms
-            self.is_pacing &= throttle_ms > 0
+            self.is_pacing &= throttle_ms > 0 or now_ms < self.strict_until_ms
         self.due_ms += size_ms
         self.due_ms = min(self.due_ms, now_ms + self.carry_ms)
         if self.is_pacing:
@@ -91,6 +94,35 @@ class Pacer:
         """Return for how long what is charged next waits for what was charged before; 0 or more."""
         return max(self.next_ms - now_ms, 0.0) if self.is_pacing else 0.0
 
+    @property
+    def is_as_new(self) -> bool:
+        """Whether a schedule that owes nothing could as well begin now."""
+        return not self.is_pacing or self.strict_until_ms > -math.inf
+
+    def keep_strictly(self, until_ms: float, now_ms: float) -> None:
+        """Have the schedule decide for sure until then.
+
+        What has passed by the formula is not punished: nothing is owed that was not before.
+        """
+        self.strict_until_ms = max(self.strict_until_ms, until_ms)
+        if not self.is_pacing:
+            self.is_pacing = True
+            self.due_ms = self.next_ms = min(self.due_ms, now_ms)
+
+    def debt_ms(self, now_ms: float) -> float:
+        """Return in how long all that was charged has flowed; 0 while the formula decides."""
+        return max(self.due_ms - now_ms, 0.0) if self.is_pacing else 0.0
+
+    def owe(self, until_ms: float, now_ms: float) -> None:
+        """Owe at least until then, but no more than is carried; a large debt goes on slowly."""
+        until_ms = min(until_ms, now_ms + self.carry_ms)
+        if until_ms <= max(self.debt_ms(now_ms) + now_ms, now_ms):
+            return
+        self.is_pacing = True
+        self.due_ms = until_ms
+        is_large = until_ms - now_ms > LARGE_DEBT_MS
+        self.next_ms = max(self.next_ms, now_ms) if is_large else until_ms
+
     def begin(self, rate: float, now_ms: float) -> None:
         """Pace a client that was not held until now, from this moment on.
 
@@ -102,6 +134,7 @@ class Pacer:
 
     def end(self) -> None:
         """Forget what is owed."""
+        self.strict_until_ms = -math.inf
         self.is_pacing = False
         self.due_ms = self.next_ms = -math.inf
 
@@ -117,7 +150,7 @@ class Pacer:
             share = self.bound / bound
             self.due_ms = now_ms + (self.due_ms - now_ms) * share
             if self.is_pacing:
-                self.is_pacing = throttle_ms > 0
+                self.is_pacing = throttle_ms > 0 or now_ms < self.strict_until_ms
                 self.due_ms = min(self.due_ms, now_ms + throttle_ms)
                 self.next_ms = min(now_ms + (self.next_ms - now_ms) * share, self.due_ms)
         elif not self.is_pacing:

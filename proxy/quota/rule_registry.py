@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from proxy.state import Store
+from proxy.state import Record, StateError, Store
 
 from .entities import QuotaKind
 from .kept_changes import NAMESPACE, make_override, override_record, read_overrides, read_pauses
@@ -52,6 +52,10 @@ class RuleRegistry:
 
     Overrides may, and pauses do, end by themselves: call `end_due` at the start, and every second.
 
+    Where several processes share the store one of them writes; the others, with `writes` False,
+    `reread` when it has. What ends by itself ends in all of them. One that is to write from now on
+    gets `writes` and rereads: what ended in the one before may still be in the store.
+
     Raises StateError when the store, or an override in it, cannot be read.
     """
 
@@ -61,7 +65,13 @@ class RuleRegistry:
         store: Store,
         settings: QuotaSettings,
         elsewhere: Callable[[Compose], Awaitable[ComposedRules]] = _here,
+        *,
+        writes: bool = True,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
+        self.writes = writes
+        self.on_written = on_written
+        """Called when overrides or pauses in the store have changed."""
         self._manager = manager
         self._store = store
         self._elsewhere = elsewhere
@@ -99,7 +109,7 @@ class RuleRegistry:
         """
         name = selector(keys)
         entry = make_override(keys, bounds, scope, by, at_s, enforce=enforce, until_s=until_s)
-        self._store.put_many([override_record(entry)])
+        self._write([override_record(entry)])
         composed = await self._use(overrides={**self._sources.overrides, name: entry})
         return composed.in_force[name]
 
@@ -109,7 +119,7 @@ class RuleRegistry:
         overrides = dict(self._sources.overrides)
         if overrides.pop(name, None) is None:
             return False
-        self._store.delete(NAMESPACE + name)
+        self._write(delete=[NAMESPACE + name])
         await self._use(overrides=overrides)
         return True
 
@@ -133,7 +143,7 @@ class RuleRegistry:
         name, pauses = pause.name, self._sources.pauses
         if name not in pauses and len(pauses) >= MAX_PAUSES:
             raise ValueError(f"there are {MAX_PAUSES} pauses already, and no more are kept")
-        self._store.put_many([pause.record()])
+        self._write([pause.record()])
         await self._use(pauses={**pauses, name: pause})
 
     async def resume(self, keys: Mapping[str, str] | None = None) -> list[QuotaPause]:
@@ -145,7 +155,7 @@ class RuleRegistry:
         names = [*pauses] if keys is None else [pause_name(keys)]
         ended = [pauses.pop(name) for name in names if name in pauses]
         if ended:
-            self._store.put_many((), delete=[PAUSES + pause.name for pause in ended])
+            self._write(delete=[PAUSES + pause.name for pause in ended])
             await self._use(pauses=pauses)
         return ended
 
@@ -173,8 +183,18 @@ class RuleRegistry:
         gone = [NAMESPACE + name for name in names if name not in self._sources.overrides]
         names = (pause.name for pause in ended.pauses)
         gone += [PAUSES + name for name in names if name not in self._sources.pauses]
-        self._store.put_many((), delete=gone)  # but for what was set again meanwhile
+        if self.writes and gone:  # but for what was set again meanwhile
+            self._write(delete=gone)
         return ended
+
+    async def reread(self) -> None:
+        """Put in force the overrides and pauses that the store has now; another process wrote them.
+
+        Raises StateError; the rules are as before then.
+        """
+        overrides, pauses = read_overrides(self._store), read_pauses(self._store)
+        if (overrides, pauses) != (self._sources.overrides, self._sources.pauses):
+            await self._use(overrides=overrides, pauses=pauses)
 
     async def use_file(self, settings: QuotaSettings) -> None:
         """Put in force the configuration's settings and rules."""
@@ -183,19 +203,31 @@ class RuleRegistry:
     def use_store(self, store: Store) -> None:
         """Keep overrides and pauses in another store from now on, in the place of those in it.
 
-        Raises StateError.
+        One that does not write only reads there from now on. Raises StateError.
         """
+        if not self.writes:
+            self._store = store
+            return
         records = [override_record(entry) for entry in self._sources.overrides.values()]
         records += [pause.record() for pause in self._sources.pauses.values()]
         others = (*store.items(NAMESPACE), *store.items(PAUSES))
         store.put_many(records, delete=[record.key for record in others])
         self._store = store
+        self.on_written()
 
     async def use_kafka(self, rules: Iterable[Rule]) -> None:
         """Put in force the cluster's rules, in the place of those that it had before."""
         rules = tuple(rules)
         if rules != self._sources.kafka:
             await self._use(kafka=rules)
+
+    def _write(self, records: Iterable[Record] = (), *, delete: Iterable[str] = ()) -> None:
+        """Write to the store. Raises StateError, also when this is not the one that writes."""
+        if not self.writes:
+            what = "overrides and pauses are kept by another worker of this proxy"
+            raise StateError(what, "send the request to the proxy's admin port")
+        self._store.put_many(records, delete=delete)
+        self.on_written()
 
     async def _use(self, **changed: Any) -> ComposedRules:
         """Put other sources in force, unless later ones are by then."""

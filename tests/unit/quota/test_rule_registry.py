@@ -422,3 +422,70 @@ def test_any_changes_leave_the_strongest_rule_of_each_key_in_force(steps):
         in_force = {each.client_id: each.bounds[CONSUMER] for each in desk.quotas.settings.rules}
         assert in_force == {**file, **kafka, **overrides}
         assert len(desk.book.entries()) == len(overrides) + len(kafka) + len(file)
+
+
+class SharedDesk(Desk):
+    """A registry over a store that another one writes."""
+
+    registry_options: ClassVar = {"writes": False}
+
+
+def test_what_another_process_wrote_is_in_force_after_a_reread():
+    first = Desk()
+    second = SharedDesk(first.store)
+    written = []
+    first.book.on_written = lambda: written.append(len(first.store.items("")))
+    first.put({"client-id": "etl"}, {CONSUMER: 7.0})
+    at_once(first.book.pause(QuotaPause({"client-id": "other"}, NOON_S)))
+    assert written == [1, 2]
+    assert second.bound("etl") == MB
+    at_once(second.book.reread())
+    assert second.bound("etl") == 7.0
+    assert second.book.pauses() == first.book.pauses()
+    generation = second.quotas.generation
+    at_once(second.book.reread())
+    assert second.quotas.generation == generation
+    first.delete({"client-id": "etl"})
+    at_once(first.book.resume())
+    assert written == [1, 2, 1, 0]
+    at_once(second.book.reread())
+    assert (second.bound("etl"), second.book.pauses()) == (MB, [])
+
+
+def test_one_that_does_not_write_ends_what_is_due_and_leaves_the_store():
+    first = Desk()
+    second = SharedDesk(first.store)
+    first.put({"client-id": "etl"}, {CONSUMER: 7.0}, until_s=NOON_S)
+    at_once(first.book.pause(QuotaPause({}, NOON_S)))
+    at_once(second.book.reread())
+    ended = at_once(second.book.end_due(NOON_S))
+    assert (len(ended.overrides), len(ended.pauses)) == (1, 1)
+    assert (second.bound("etl"), second.book.pauses()) == (MB, [])
+    assert len(first.store.items("")) == 2
+    second.book.writes = True  # the one that wrote has died before
+    at_once(second.book.reread())
+    at_once(second.book.end_due(NOON_S))
+    assert first.store.items("") == []
+
+
+def test_one_that_does_not_write_refuses_changes():
+    desk = SharedDesk()
+    pause = QuotaPause({}, NOON_S)
+    for change in (
+        lambda: desk.put({"client-id": "etl"}, {CONSUMER: 7.0}),
+        lambda: at_once(desk.book.pause(pause)),
+    ):
+        with pytest.raises(StateError, match="another worker"):
+            change()
+    assert (desk.bound("etl"), desk.book.pauses()) == (MB, [])
+    store = MemoryStore()
+    desk.book.use_store(store)
+    assert store.items("") == []
+
+
+def test_an_override_that_cannot_be_read_changes_nothing():
+    desk = SharedDesk()
+    desk.store.put_many([Record.of("quotas/client-id=etl", {"bounds": 1})])
+    with pytest.raises(StateError):
+        at_once(desk.book.reread())
+    assert desk.bound("etl") == MB
