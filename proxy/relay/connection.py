@@ -7,11 +7,9 @@ delay queue, and one log line and one count say why.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count
 
 from structlog import get_logger
 
@@ -24,28 +22,24 @@ from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaKi
 from proxy.quota.gate import Waiter
 from proxy.relay.channel import Channel, ChannelLost
 from proxy.relay.frame_flow import SLOW_FRAME_S
+from proxy.relay.interceptor import ClientSentOn
 from proxy.relay.lifecycle import OPEN, UNANSWERED, Lifecycle, Pause, State
+from proxy.relay.linger import Linger
 from proxy.relay.listener import Origin
 from proxy.relay.requests import RequestFlow, RequestRefused
 from proxy.relay.responses import ResponseFlow
 from proxy.relay.services import Services, ThrottleMode
-from proxy.relay.session import Exchange, Identification
+from proxy.relay.session import ClientSession, Exchange, Identification
+from proxy.relay.stay import Stay
 from proxy.relay.traffic import Traffic
 from proxy.wire.apis import FETCH
 from proxy.wire.frames import RequestHead
 from proxy.wire.malformed import MalformedFrame, MalformedResponse
 
-LINGER_S = 1.0
-"""How long a drained connection waits for the client to close its side."""
-
 _GATES = {kind.value: kind for kind in QuotaKind}
 """The quota at whose gate a request waits, by the byte rate of its API."""
 
 _DELAY = ThrottleMode.DELAY
-
-_numbers = count(1)
-
-_discarded = memoryview(bytearray(4096))
 
 _log = get_logger(__name__)
 
@@ -54,7 +48,7 @@ class Connection:
     """A client, the broker it talks to, and the flow of frames each way.
 
     `channel` is the client's, `user` whom its TLS certificate names. `dial` connects to the broker
-    or raises UpstreamError; `advertise` returns the address that clients are told for a broker;
+    or raises UpstreamError; `advertise` returns the address that a client is told for a broker;
     `on_close` is called once, when both sides are closed.
     """
 
@@ -66,7 +60,7 @@ class Connection:
         user: str | None,
         *,
         dial: Callable[[Connection], Awaitable[Channel]],
-        advertise: Callable[[int, str, int], tuple[str, int] | None],
+        advertise: Callable[[ClientSession, int, str, int], tuple[str, int] | None],
         on_close: Callable[[Connection], None],
     ) -> None:
         self.services = services
@@ -78,7 +72,7 @@ class Connection:
         """How many of them an interceptor has answered, so that the broker has not got them."""
         self.advertise = advertise
         self.origin = origin
-        self.number = next(_numbers)
+        self.number = next(services.numbers)
         self.began_ms = clock_ms()
         self.traffic = Traffic(self.began_ms)
         self._about = origin.about
@@ -95,7 +89,9 @@ class Connection:
         self.waiter = Waiter(self._wake_at)
         self._gated: Delayed | None = None
         self._gated_api = FETCH
-        self._linger: asyncio.TimerHandle | None = None
+        self._linger: Linger | None = None
+        self.stay = Stay(self) if services.steering is not None else None
+        """None where all clients are this process's own."""
         self.requests = RequestFlow(self)
         self.responses = ResponseFlow(self)
 
@@ -139,8 +135,6 @@ class Connection:
         """Close both sides at once. Does nothing the second time."""
         if self.life.state is State.CLOSED:
             return
-        if self.life.state is State.LINGERING:
-            self.services.loop.remove_reader(self.channel.fd)
         self.life.move(State.CLOSED)
         _log.debug("connection closed", reason=reason, **self._about)
         self.requests.close()
@@ -148,11 +142,13 @@ class Connection:
         if self._muted is not None:
             self._muted.cancel()
         self._leave_gate()
+        if self.stay is not None:
+            self.stay.close()
         for exchange in self.in_flight:
             if exchange.expected is not None:
                 exchange.expected.cancel()
         if self._linger is not None:
-            self._linger.cancel()
+            self._linger.close()
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling.add_done_callback(self._forget_dialling)
@@ -171,7 +167,7 @@ class Connection:
 
         Not within `close`: one of the flows may be what calls it.
         """
-        del self.requests, self.responses, self.waiter
+        del self.requests, self.responses, self.waiter, self.stay
         self._linger = None
 
     def _forget_dialling(self, _: asyncio.Task[None]) -> None:
@@ -219,6 +215,8 @@ class Connection:
                 in_turn(partial(self.close_upstream_ended, f"connection lost: {error}"))
             case OSError():
                 in_turn(partial(self.close_abandoned, "client lost"))
+            case ClientSentOn():
+                in_turn(partial(self.close, "sent on to its owner"))
             case _:
                 reason = "internal_error"
                 _log.error("unexpected error", exc_info=error, reason=reason, **self._about)
@@ -283,6 +281,19 @@ class Connection:
         if not session.quotas.owed_ms(charge.kind, clock_ms()):
             self._muted.release_now()
 
+    def follow_owner(self) -> None:
+        """Send the client on soon if another member owns it from now on."""
+        if self.stay is not None:
+            self.stay.follow()
+
+    def send_on(self) -> None:
+        """Take no further requests, and let the client go soon: it is to ask its owner."""
+        if self.stay is None:
+            self.services.loop.call_soon(self.drain)
+        elif self.life.state is OPEN:
+            self.pause(Pause.SENT_ON)
+            self.stay.send_on()
+
     def _enter(self, head: RequestHead) -> float:
         try:
             return self.client.enter(head.api_key, head.client_id, clock_ms())
@@ -318,7 +329,12 @@ class Connection:
         self.unpause(Pause.NONE)
 
     def admits(self, exchange: Exchange) -> bool:
-        """Return whether quotas let a request be sent on; if not, it is read again later."""
+        """Return whether quotas let a request be sent on; if not, it is read again later.
+
+        What a drain still sends on waits for nothing.
+        """
+        if self.life.state is not OPEN:
+            return True
         plan, session = exchange.plan, exchange.session
         is_used_up = plan.costs_time and session.quotas.is_paced(REQUEST_PERCENTAGE)
         if is_used_up and self.in_flight:
@@ -363,7 +379,7 @@ class Connection:
         for exchange in self.in_flight:
             if exchange.expected is not None and not exchange.measured:
                 exchange.expected.cancel()
-                exchange.session.quotas.charge(kind, exchange.expected.size, now_ms)
+                exchange.session.charge(kind, exchange.expected.size, now_ms)
 
     def answered(self) -> None:
         """Read requests again if there were too many unanswered ones."""
@@ -399,25 +415,14 @@ class Connection:
 
     def finish_if_drained(self) -> None:
         """Close the client's side of a draining pair when all that is due has been sent."""
-        is_draining = self.life.state is State.DRAINING
-        if not is_draining or self._answers_due or self.requests.under_way:
+        if self.life.state is not State.DRAINING or self.requests.under_way:
+            return
+        if self.requests.stash and not self.requests.send_unanswered():
+            return
+        if self._answers_due:
             return
         self.life.move(State.LINGERING)
         self.requests.close()
         self.responses.close()
-        try:
-            self.channel.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            self.close("client lost")
-            return
-        self._linger = self.services.loop.call_later(LINGER_S, self.close, "drained")
-        self.services.loop.add_reader(self.channel.fd, self._discard)
-
-    def _discard(self) -> None:
-        """Read on until the client closes: closing first could cost it our last answer."""
-        try:
-            got = self.channel.recv_into(_discarded)
-        except OSError:
-            got = 0
-        if not got:
-            self.close("drained")
+        self._linger = Linger(self.channel, self.services.loop, self.close)
+        self._linger.begin()

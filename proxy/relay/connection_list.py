@@ -26,6 +26,8 @@ class ConnectionList:
         self._measured_ms = clock_ms()
         self.client_rates: Mapping[ClientIdentity, float] = {}
         """Bytes per second of each client, in both directions, when that was last measured."""
+        self.client_exchanges: Mapping[ClientIdentity, float] = {}
+        """Requests with their responses per second, roughly; both are new ones each time."""
 
     def measuring(self, now_ms: float) -> Iterator[None]:
         """Measure all connections, if it is time to; run it every second or so."""
@@ -33,14 +35,17 @@ class ConnectionList:
             return
         self._measured_ms = now_ms
         rates: dict[ClientIdentity, float] = {}
+        exchanges: dict[ClientIdentity, float] = {}
         for connection in tuple(self._connections()):
             traffic, session = connection.traffic, connection.client.current
             traffic.measure(connection.channel.sock, clock_ms())
             if session is not None:
                 rate = (traffic.received_rate or 0.0) + (traffic.sent_rate or 0.0)
-                rates[session.identity] = rates.get(session.identity, 0.0) + rate
+                client = session.identity
+                rates[client] = rates.get(client, 0.0) + rate
+                exchanges[client] = exchanges.get(client, 0.0) + traffic.exchange_rate
             yield
-        self.client_rates = rates
+        self.client_rates, self.client_exchanges = rates, exchanges
 
     def rows(self) -> Iterator[ConnectionRow]:
         """Yield a row for each connection that is open."""

@@ -17,6 +17,10 @@ INTERCEPTED_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
 """Whose requests an interceptor may ask for."""
 
 
+class ClientSentOn(Exception):  # noqa: N818 - named for what happened
+    """The client is to ask the member that owns it: here it gets no answer, and is let go."""
+
+
 class SeenRequest:
     """A request that was shown; subclasses say what its response goes through."""
 
@@ -47,7 +51,10 @@ class SeenRequest:
         return None
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:  # noqa: ARG002
-        """Return a whole response as the client may see it. Raises MalformedResponse."""
+        """Return a whole response as the client may see it.
+
+        Raises MalformedResponse, and ClientSentOn.
+        """
         return frame
 
 
@@ -58,7 +65,10 @@ class ClientInterceptor(Protocol):
         """Return whether a request of this API, one of INTERCEPTED_APIS, is to be shown."""
 
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
-        """Read a request that is about to be sent on, or answer it. Raises MalformedFrame."""
+        """Read a request that is about to be sent on, or answer it.
+
+        Raises MalformedFrame, and ClientSentOn.
+        """
 
     def gated(self, start_ms: float, now_ms: float) -> None:
         """Record that a Fetch request has waited at a quota's gate since `start_ms`."""

@@ -52,13 +52,15 @@ class Pause(Flag):
     """The client is over its request_percentage: one request at a time, as a broker takes them."""
     CROWDED = auto()
     """The client opens connections faster than its connection_rate."""
+    SENT_ON = auto()
+    """The client is to ask its owner, and is about to be let go."""
 
 
 NO_PAUSE = Pause.NONE
 UNANSWERED = Pause.FULL | Pause.SERIAL
 """Pauses that end when requests are answered."""
 
-HELD_BACK = Pause.MUTED | Pause.GATED | Pause.CROWDED
+HELD_BACK = Pause.MUTED | Pause.GATED | Pause.CROWDED | Pause.SENT_ON
 """Pauses that a client cannot end."""
 
 

@@ -4,15 +4,21 @@ import asyncio
 import re
 import socket
 import ssl
-from array import array
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from struct import Struct
+from typing import Final
 
 from structlog import get_logger
 
 from proxy.cluster.upstream import Address
-from proxy.relay.take_over import share
+from proxy.relay.ports import (
+    BACKLOG,
+    ListenerError,
+    open_port,
+    steer,
+    take_over_port,
+)
 from proxy.relay.tls import sni_pattern
 
 ACCEPTS_PER_TURN = 16
@@ -21,19 +27,10 @@ ACCEPTS_PER_TURN = 16
 OUT_OF_FILES_PAUSE_S = 0.5
 """Pause of accepting when the process has no descriptor left."""
 
-BACKLOG = 1024
-
-_SO_ATTACH_REUSEPORT_CBPF = 51  # Linux; the socket module has no name for it
-_BPF_RETURN = 0x06  # classic BPF's `ret #k`; here it returns the chosen socket's index
-_FIRST, _NEWCOMER = 0, 1  # index of the socket of the process that was there, and of the second
-_INSTRUCTION = Struct("HBBI")  # Linux's sock_filter: code, two jumps, constant
-_PROGRAM = Struct("HP")  # Linux's sock_fprog: how many instructions, and where they are
+SNI_PORT: Final = -1
+"""Stands in the place of a broker for a port of one's own that all brokers share by their names."""
 
 _log = get_logger(__name__)
-
-
-class ListenerError(Exception):
-    """A port could not be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,8 @@ class ListenerSettings:
     """First and last port for brokers; (0, 0): any free ones; None with `sni`."""
     tls: ssl.SSLContext | None = None
     sni: str | None = None
-    """Host name of a broker with `{node_id}` in it; all brokers share the bootstrap port."""
+    """Host name of a broker with `{node_id}` in it; all brokers share the bootstrap port, or the
+    one that was handed over as SNI_PORT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,15 @@ class Listener:
     _pattern: re.Pattern[str] | None = None
     _no_port_for: set[int] = field(default_factory=set)
     _accepting: bool = False
+    _before: Counter[Address] = field(default_factory=Counter)
+    """How many sockets the process that is replaced has, by their addresses."""
+
+    def use(self, sockets: Mapping[int | None, socket.socket]) -> None:
+        """Take sockets that listen, by their brokers, None for the bootstrap port, and SNI_PORT."""
+        self._use_pattern()
+        self._sockets = dict(sockets)
+        self._ports = {each: int(sock.getsockname()[1]) for each, sock in sockets.items()}
+        self.bootstrap_port = self._ports[None]
 
     def open(self, beside: Collection[Address] | None = None) -> None:
         """Open the bootstrap port and all broker ports. Raises ListenerError.
@@ -97,12 +104,12 @@ class Listener:
         Connections wait until `accept`. `beside` are the addresses of a process that is replaced:
         it shares its ports, and gets all connections until `take_over`.
         """
-        settings = self.settings
-        self.bootstrap_port = self._listen(None, settings.port, beside)
-        if settings.sni is not None:
-            self._pattern = sni_pattern(settings.sni)
-        elif settings.broker_ports is not None and settings.broker_ports != (0, 0):
-            first, last = settings.broker_ports
+        self._before = Counter(beside)
+        self.bootstrap_port = self._listen(None, self.settings.port, beside)
+        self._use_pattern()
+        ports = self.settings.broker_ports
+        if self.settings.sni is None and ports is not None and ports != (0, 0):
+            first, last = ports
             for port in range(first, last + 1):
                 self._listen(port - first, port, beside)
 
@@ -111,17 +118,13 @@ class Listener:
 
         If this process dies, they reach the one beside it again.
         """
-        for node_id, sock in self._sockets.items():
-            try:
-                sock.listen(BACKLOG)
-                _steer(sock, _NEWCOMER)
-            except OSError as error:
-                raise self._failure(self._ports[node_id], error) from None
+        for sock in self._sockets.values():
+            take_over_port(self.settings.name, (sock,), self._before)
 
     def take_back(self) -> None:
         """Have new connections come here again, and none to the one that took them over."""
         for sock in self._sockets.values():
-            _steer(sock, _FIRST)
+            steer(sock, 0)
 
     def accept(self) -> None:
         """Begin to accept."""
@@ -150,7 +153,8 @@ class Listener:
         """Return what clients are told for a broker; None if it has no port here."""
         settings = self.settings
         if settings.sni is not None:
-            return settings.sni.replace("{node_id}", str(node_id)), self.bootstrap_port
+            of_all = self._ports.get(SNI_PORT, self.bootstrap_port)
+            return settings.sni.replace("{node_id}", str(node_id)), of_all
         if node_id not in self._ports and settings.broker_ports == (0, 0) and self._sockets:
             try:
                 self._listen(node_id, 0)
@@ -184,20 +188,16 @@ class Listener:
     def _listen(
         self, node_id: int | None, port: int, beside: Collection[Address] | None = None
     ) -> int:
-        try:
-            self._sockets[node_id] = sock = _bind_port(self.settings.host, port, beside or ())
-            if beside is None:
-                sock.listen(BACKLOG)
-        except OSError as error:
-            raise self._failure(port, error) from None
+        sock = open_port(self.settings.name, self.settings.host, port, beside)
+        self._sockets[node_id] = sock
         self._ports[node_id] = bound = int(sock.getsockname()[1])
         if self._accepting:
             self._watch(node_id)
         return bound
 
-    def _failure(self, port: int, error: OSError) -> ListenerError:
-        place = f"listener {self.settings.name!r}: {self.settings.host}:{port}"
-        return ListenerError(f"{place}: {error.strerror or error}")
+    def _use_pattern(self) -> None:
+        if self.settings.sni is not None:
+            self._pattern = sni_pattern(self.settings.sni)
 
     def _watch(self, node_id: int | None) -> None:
         """Accept connections of a socket that is still open."""
@@ -219,70 +219,5 @@ class Listener:
                 self.loop.remove_reader(sock.fileno())
                 self.loop.call_later(OUT_OF_FILES_PAUSE_S, self._watch, node_id)
                 return
-            self.accepted(client, Origin(self, address[0], node_id, address[1]))
-
-
-def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket.socket]:
-    """Return a socket for each address of a host, for one that serves no Kafka clients.
-
-    They do not listen yet. Raises OSError, as `_bind_port`.
-    """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    try:
-        for address in dict.fromkeys(str(each[4][0]) for each in found):
-            sockets.append(_bind_port(address, port, beside, v6_only=True))
-    except OSError:
-        for sock in sockets:
-            sock.close()
-        raise
-    return sockets
-
-
-def _bind_port(
-    host: str, port: int, beside: Collection[Address], *, v6_only: bool = False
-) -> socket.socket:
-    """Return a socket that has a port and does not listen yet. Raises OSError.
-
-    A port that somebody has is an error, unless it is one of `beside`, the addresses of a process
-    that is replaced. All are bound so that a later process of the same user can share them.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    if port and not share(beside, _resolved(host, port, family)):
-        with _new_socket(family, v6_only=v6_only) as probe:
-            probe.bind((host, port))
-    sock = _new_socket(family, v6_only=v6_only)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.bind((host, port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _new_socket(family: socket.AddressFamily, *, v6_only: bool) -> socket.socket:
-    sock = socket.socket(family)
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if v6_only and family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    return sock
-
-
-def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
-    """Return an address as the kernel names it."""
-    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return str(found[0][4][0]), port
-
-
-def _steer(sock: socket.socket, index: int) -> None:
-    """Send new connections to one socket of the group that shares this one's port.
-
-    Without this the kernel spreads them, and those that the old process has not accepted when it
-    closes its socket are reset. When either has gone, there is one socket left and it gets them,
-    also where the index is out of range: the kernel falls back to spreading.
-    """
-    instructions = array("Q", _INSTRUCTION.pack(_BPF_RETURN, 0, 0, index))
-    address, count = instructions.buffer_info()
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(count, address))
+            came_to = None if node_id == SNI_PORT else node_id
+            self.accepted(client, Origin(self, address[0], came_to, address[1]))

@@ -4,11 +4,10 @@ import asyncio
 import socket
 import ssl
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 
 from structlog import get_logger
 
@@ -18,12 +17,14 @@ from proxy.relay.brokers import Brokers
 from proxy.relay.channel import Channel, bound_receive_buffer, receive_bytes
 from proxy.relay.connection import Connection
 from proxy.relay.connection_list import ConnectionList
+from proxy.relay.lifecycle import DRAINING
 from proxy.relay.listener import Listener, ListenerSettings, Origin
 from proxy.relay.services import Services
+from proxy.relay.session import ClientSession
 from proxy.relay.tls import principal_of, sni_of
+from proxy.relay.walk import ConnectionWalk
 
 IDLE_CHECKS_PER_TIMEOUT = 4  # an idle connection is found at most a quarter of the timeout late
-FOLLOWING_S = 0.002  # in which connections follow changed quotas, in each round of the event loop
 MAX_IDLE_CHECK_S = 5.0  # and a request that was begun and not finished at most this late
 
 _log = get_logger(__name__)
@@ -52,10 +53,12 @@ class Relay:
         self.connected_through: Counter[str] = Counter()
         """How many clients are connected, by the name of their listener."""
         self._empty = asyncio.Event()
-        self._unfollowed: list[Connection] = []
-        """Those that may wait for what quotas no longer ask for."""
-        self._following: asyncio.Handle | None = None
+        loop, connections = services.loop, self.connections
+        self._quota_walk = ConnectionWalk(loop, connections, Connection.shorten_waits)
+        self._owner_walk = ConnectionWalk(loop, connections, Connection.follow_owner)
         services.quotas.on_update = self.follow_quotas
+        if services.steering is not None:
+            services.steering.on_change = self.follow_owners
 
     @property
     def connected(self) -> int:
@@ -69,11 +72,16 @@ class Relay:
                 listener.open(beside)
                 name, host = listener.settings.name, listener.settings.host
                 self._services.instruments.connections.labels(name).set(0)
-                _log.info("listening", listener=name, host=host, port=listener.bootstrap_port)
+                log_listening(name, host, listener.bootstrap_port)
         except BaseException:
-            for listener in self.listeners.values():
-                listener.close()
+            self.stop_accepting()
             raise
+
+    def use(self, sockets: Mapping[str, Mapping[int | None, socket.socket]]) -> None:
+        """Take sockets that listen, by the names of their listeners, as `Listener.use`."""
+        for name, listener in self.listeners.items():
+            listener.use(sockets[name])
+            self._services.instruments.connections.labels(name).set(0)
 
     def addresses(self) -> list[Address]:
         """Return where the listeners' sockets are."""
@@ -108,25 +116,29 @@ class Relay:
 
         In the next rounds of the event loop: there may be thousands.
         """
-        self._unfollowed = list(self.connections)
-        if self._following is None:
-            self._following = self._services.loop.call_soon(self._follow_some)
+        self._quota_walk.begin()
 
-    def _follow_some(self) -> None:
-        end_s, self._following = perf_counter() + FOLLOWING_S, None
-        try:
-            while self._unfollowed and perf_counter() < end_s:
-                connection = self._unfollowed.pop()
-                if connection in self.connections:
-                    connection.shorten_waits()
-        finally:
-            if self._unfollowed:
-                self._following = self._services.loop.call_soon(self._follow_some)
+    def follow_owners(self) -> None:
+        """Send clients on that another member owns from now on, and keep those that have come.
+
+        In the next rounds of the event loop: there may be thousands.
+        """
+        self._owner_walk.begin()
+
+    def close_draining(self) -> None:
+        """Close the connections of clients that were let go, whatever they still wait for."""
+        for connection in tuple(self.connections):
+            if connection.life.state is DRAINING:
+                connection.close("drained")
+
+    def stop_accepting(self) -> None:
+        """Close the listeners, as `Listener.close`."""
+        for listener in self.listeners.values():
+            listener.close()
 
     async def drain(self) -> None:
         """Stop accepting, let answers in flight go out, close everything within drain_timeout."""
-        for listener in self.listeners.values():
-            listener.close()
+        self.stop_accepting()
         self._services.paced_steps.run_all()
         for task in tuple(self._tasks):
             task.cancel()
@@ -145,8 +157,7 @@ class Relay:
 
     async def close(self) -> None:
         """Close everything at once."""
-        for listener in self.listeners.values():
-            listener.close()
+        self.stop_accepting()
         self._services.paced_steps.run_all()
         connections = tuple(self.connections)
         for connection in connections:
@@ -261,14 +272,20 @@ class Relay:
         return channel
 
     def _advertise(
-        self, listener: Listener, node_id: int, host: str, port: int
+        self, listener: Listener, session: ClientSession, node_id: int, host: str, port: int
     ) -> tuple[str, int] | None:
-        """Record a broker's real address; return the one to tell clients of this listener."""
+        """Record a broker's real address; return the one to tell a client of this listener."""
+        self.learn(node_id, host, port)
+        if self._services.steering is not None:
+            self._services.steering.learned(node_id, host, port)
+        return session.address_of(node_id) or listener.address_of(node_id)
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Record a broker's real address; what stands in for it is drained."""
         self.brokers.learn(node_id, host, port)
         for connection in self.stand_ins.pop(node_id, ()):
-            # Not at once: we are called for a response that it may have to send first.
+            # Not at once: we may be called for a response that it has to send first.
             self._services.loop.call_soon(connection.drain)
-        return listener.address_of(node_id)
 
     def _closed(self, origin: Origin, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -287,3 +304,8 @@ class Relay:
             del self._per_ip[origin.ip]
         if not self.connected:
             self._empty.set()
+
+
+def log_listening(listener: str, host: str, port: int) -> None:
+    """Log where clients come in."""
+    _log.info("listening", listener=listener, host=host, port=port)

@@ -11,7 +11,7 @@ from metrics import CounterChild
 from metrics.clock import clock_ms
 from proxy.quota.entities import PRODUCER_BYTE_RATE, QuotaKind
 from proxy.relay.frame_flow import READ_BYTES_HELD, FrameFlow, new_scratch
-from proxy.relay.interceptor import INTERCEPTED_APIS
+from proxy.relay.interceptor import INTERCEPTED_APIS, ClientSentOn
 from proxy.relay.lifecycle import Pause
 from proxy.relay.pump import CLOSED, END, OWNER, Wait
 from proxy.relay.services import ThrottleMode
@@ -185,14 +185,12 @@ class RequestFlow(FrameFlow):
             if len(view) < frame_bytes:
                 self._collecting = head, exchange
                 return self._collect(view, frame_bytes)
-            exchange.seen = interceptor.request(head, view[:frame_bytes], exchange.sent_ms)
-            if exchange.seen.answer is not None:
-                conn.own_answers += 1
-                conn.responses.run()
+            if not self._is_for_broker(head, exchange, view[:frame_bytes]):
                 return frame_bytes
             taken = self._forward(view, frame_bytes)
             if exchange.timed is not None:
                 exchange.timed.sent_on(clock_ms())
+            assert exchange.seen is not None
             exchange.seen.sent()
             return taken
         if plan.api.is_login:
@@ -283,6 +281,8 @@ class RequestFlow(FrameFlow):
         if is_changed:
             version, plan = 0, plan_of(api_key, 0)
         session = self._conn.client.session(head.client_id)
+        if self._conn.stay is not None:
+            self._conn.stay.requested(api_key)
         start = bytes(view[START_BYTES:end])
         is_intercepted = api_key in INTERCEPTED_APIS and acks != NO_ACKS
         is_looked_into = plan.api.is_login or api_key == JOIN_GROUP
@@ -354,7 +354,7 @@ class RequestFlow(FrameFlow):
         conn, session = self._conn, exchange.session
         kind.count.value += 1
         if kind.acks is not None:
-            exchange.charge = session.quotas.charge(
+            exchange.charge = session.charge(
                 PRODUCER_BYTE_RATE, exchange.request_bytes, exchange.sent_ms
             )
             if kind.acks == NO_ACKS:  # without a response; what can be held is the next request
@@ -370,6 +370,37 @@ class RequestFlow(FrameFlow):
         if len(conn.in_flight) >= conn.services.limits.max_in_flight_requests:
             conn.pause(Pause.FULL)
 
+    def send_unanswered(self) -> bool:
+        """Send on requests without a response that were read, whatever they wait for.
+
+        Their client does not send them again. Return whether none is left; else there is one on
+        its way, or this was called from within `run`, which is not done.
+        """
+        if self._running:
+            return False
+        try:
+            self._take_unanswered()
+        except Exception as error:  # whatever it is, it ends this pair only
+            self._conn.close_failed(error)
+            return False
+        if self.under_way:
+            self.run()
+            return False
+        return True
+
+    def _take_unanswered(self) -> None:
+        while self.stash and not self.under_way:
+            have = len(self.stash)
+            self._scratch[:have] = self.stash
+            view = self._scratch[:have]
+            kind = self._known_kind(view)
+            if kind is None or kind.acks != NO_ACKS:
+                return
+            taken = self._take(view)
+            if not taken:
+                return
+            self.stash = bytes(view[taken:])
+
     def _wait_paused(self) -> Wait:
         """See FrameFlow. Until the client sends more, its end is watched for.
 
@@ -381,18 +412,29 @@ class RequestFlow(FrameFlow):
         is_produce = self.stash[_API_KEY] == _PRODUCE
         return OWNER if is_produce or not self._source.has_ended() else CLOSED
 
+    def _is_for_broker(self, head: RequestHead, exchange: Exchange, frame: memoryview) -> bool:
+        """Show a request, the latest of those in flight; return whether it is to be sent on."""
+        conn, interceptor = self._conn, exchange.session.interceptor
+        assert interceptor is not None
+        try:
+            exchange.seen = interceptor.request(head, frame, exchange.sent_ms)
+        except ClientSentOn:
+            conn.in_flight.pop()
+            conn.send_on()
+            return False
+        if exchange.seen.answer is None:
+            return True
+        conn.own_answers += 1
+        conn.responses.run()
+        return False
+
     def _whole_frame(self, frame: bytearray) -> None:
         head, exchange = self._collecting
         timed = exchange.timed
         if timed is not None:
             timed.read_anew(clock_ms())
         if not exchange.plan.api.is_login:
-            interceptor = exchange.session.interceptor
-            assert interceptor is not None
-            exchange.seen = interceptor.request(head, memoryview(frame), exchange.sent_ms)
-            if exchange.seen.answer is not None:
-                self._conn.own_answers += 1
-                self._conn.responses.run()
+            if not self._is_for_broker(head, exchange, memoryview(frame)):
                 return
         elif self._conn.client.login_request(head, bytes(frame)):
             raise RequestRefused("unsupported_sasl", "SaslHandshake version 0, use version 1")

@@ -6,40 +6,35 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from metrics.clock import clock_ms
-from proxy.quota.busy import BusyTime
 from proxy.quota.client_quotas import ThrottleTime, longest
-from proxy.quota.delay_queue import Delayed
 from proxy.quota.entities import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 from proxy.relay.frame_flow import (
     READ_BYTES,
     READ_BYTES_HELD,
     READ_BYTES_WALKED,
-    FrameFlow,
     new_scratch,
 )
-from proxy.relay.lifecycle import DRAINING, NO_PAUSE, Pause
+from proxy.relay.held_responses import HeldResponses
+from proxy.relay.lifecycle import NO_PAUSE, Pause
 from proxy.relay.own_answers import is_own_answer_next, send_own_answer
 from proxy.relay.pump import READ, SPLICE_MIN_BYTES, Wait
-from proxy.relay.services import ThrottleMode
 from proxy.relay.session import Exchange
-from proxy.wire.apis import FETCH, LENGTH_BYTES, PRODUCE, RESPONSE_HEADER_BYTES, Handling
+from proxy.relay.told_addresses import with_told_addresses
+from proxy.wire.apis import (
+    FETCH,
+    LENGTH_BYTES,
+    PRODUCE,
+    RESPONSE_HEADER_BYTES,
+    Handling,
+)
 from proxy.wire.fetch_response import FetchWalker, neutral_tail
 from proxy.wire.frames import parse_response_head
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.produce_response import ProduceResponseShapes
-from proxy.wire.rewrite import raise_throttle_time, rewrite_response, set_throttle_time
+from proxy.wire.rewrite import raise_throttle_time, set_throttle_time
 
 if TYPE_CHECKING:
     from proxy.relay.connection import Connection
-
-LONGEST_MUTE_MS = 2000.0
-"""A client that is told to wait may wait with its heartbeats, too. The gate keeps the rest."""
-
-MIN_HOLD_MS = 0.5
-"""Shorter holds are not worth a timer; the quota carries what is left over."""
-
-WAIT_CHECK_MS = 20.0
-"""Between two questions to an interceptor whether a response should still wait."""
 
 MAX_COLLECTED_BYTES = 64 << 20
 """The longest response that is taken into memory: Metadata of a very large cluster."""
@@ -54,65 +49,23 @@ _INT32_BYTES = 4
 _scratch = memoryview(new_scratch())
 
 
-class ResponseFlow(FrameFlow):
+class ResponseFlow(HeldResponses):
     """Responses of one connection, in the order of their requests."""
 
-    __slots__ = ("_busy_time", "_collecting", "_delayed", "_free_ms", "_shapes", "_walker")
+    __slots__ = ("_collecting", "_free_ms", "_shapes", "_walker")
 
     def __init__(self, conn: Connection) -> None:
         super().__init__(conn, _scratch)
-        self._delayed: Delayed | None = None
         self._collecting: Exchange | None = None
         self._walker: FetchWalker | None = None
-        self._busy_time = BusyTime()
         self._shapes = ProduceResponseShapes()
         self._free_ms = 0.0
         """Since when no response is in front of the next one."""
 
     @property
-    def held(self) -> bool:
-        """Whether a response waits in the delay queue."""
-        return self._delayed is not None and self._delayed.waiting
-
-    @property
-    def held_until_ms(self) -> float | None:
-        """When the response that waits in the delay queue is due; None when none does."""
-        return self._delayed.due_ms if self._delayed is not None and self.held else None
-
-    @property
     def mid_frame(self) -> bool:
         """See FrameFlow."""
         return self._walker is not None or super().mid_frame
-
-    def shorten_hold(self) -> None:
-        """Hold a response for no longer than the client's quotas ask for, which were changed."""
-        if self._delayed is None or not self._delayed.waiting:
-            return
-        exchange, now_ms = self._conn.in_flight[0], clock_ms()
-        if exchange.charge is None:  # it waits for something else
-            return
-        owed_ms = exchange.session.quotas.owed_ms(exchange.charge.kind, now_ms)
-        if now_ms + owed_ms >= self._delayed.due_ms:
-            return
-        self._delayed.cancel()
-        self._busy_time.held(now_ms + owed_ms)
-        if owed_ms:
-            self._pause_until(now_ms + owed_ms, exchange)
-        else:
-            self.resume()
-
-    def resume(self) -> None:
-        """See FrameFlow."""
-        in_flight = self._conn.in_flight
-        if in_flight and in_flight[0].timed is not None:
-            in_flight[0].timed.released(clock_ms())
-        super().resume()
-
-    def close(self) -> None:
-        """See FrameFlow."""
-        if self._delayed is not None:
-            self._delayed.cancel()
-        super().close()
 
     def _ended(self) -> None:
         self._conn.services.paced_steps.add(self._conn.close_upstream_ended)
@@ -322,11 +275,8 @@ class ResponseFlow(FrameFlow):
         if exchange.seen is not None:
             response = exchange.seen.response(version, response, clock_ms())
         if exchange.plan.handling is not Handling.PASS:
-            passes = self._conn.services.passes_unknown_apis
             before = response
-            response = rewrite_response(
-                api_key, version, response, self._conn.advertise, passes_unknown=passes
-            )
+            response = with_told_addresses(self._conn, exchange, response)
             if api_key == PRODUCE and response is before:
                 self._shapes.learn(version, response)
         if exchange.throttle_ms:
@@ -347,7 +297,8 @@ class ResponseFlow(FrameFlow):
         if exchange.plan.costs_time and quotas.has(REQUEST_PERCENTAGE):
             idle_ms = exchange.wait_ms if frame_bytes < exchange.full_bytes else 0
             busy_ms = self._busy_time.answered(exchange.sent_ms, idle_ms, now_ms)
-            charge = longest((charge, quotas.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)))
+            time_charge = exchange.session.charge(REQUEST_PERCENTAGE, busy_ms, now_ms)
+            charge = longest((charge, time_charge))
         return charge
 
     def _charge_bytes(
@@ -362,44 +313,4 @@ class ResponseFlow(FrameFlow):
         if exchange.expected is not None:
             exchange.expected.answered(frame_bytes)
             session.last_fetch_bytes = frame_bytes
-        return session.quotas.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)
-
-    def _hold(self, exchange: Exchange, charge: ThrottleTime, now_ms: float) -> bool:
-        """Start the hold of a response, or mute its client; return whether it must wait."""
-        services, api_key = self._conn.services, exchange.api_key
-        hold_ms = charge.due_ms - now_ms
-        if hold_ms < MIN_HOLD_MS or self._conn.life.state is DRAINING:
-            return False
-        exchange.charge = charge
-        services.count_throttled(charge, hold_ms)
-        if exchange.seen is not None:
-            exchange.seen.held(now_ms, charge.due_ms)
-        if services.mode is ThrottleMode.MUTE:
-            mute_ms = min(hold_ms, LONGEST_MUTE_MS)
-            exchange.throttle_ms = round(mute_ms)
-            self._conn.mute(now_ms + mute_ms, api_key, charge)
-            if exchange.timed is not None:
-                exchange.timed.told_to_wait(mute_ms)
-            return False
-        if api_key in (FETCH, PRODUCE) and not exchange.plan.clients_throttle:
-            exchange.throttle_ms = round(hold_ms)
-        self._busy_time.held(charge.due_ms)
-        self._pause_until(charge.due_ms, exchange)
-        return True
-
-    def _pause_until(self, due_ms: float, exchange: Exchange) -> None:
-        self.paused = True
-        if exchange.timed is not None:
-            exchange.timed.held(clock_ms())
-        reaper = self._conn.services.reapers.for_api(exchange.api_key)
-        self._delayed = reaper.add(due_ms, self.resume)
-
-    def _must_wait(self, exchange: Exchange) -> bool:
-        """Return whether a whole response waits because its interceptor wants it; ask it again."""
-        assert exchange.seen is not None
-        now_ms = clock_ms()
-        wait_ms = exchange.seen.wait_ms(now_ms)
-        if wait_ms <= 0 or self._conn.life.state is DRAINING:
-            return False
-        self._pause_until(now_ms + min(wait_ms, WAIT_CHECK_MS), exchange)
-        return True
+        return session.charge(CONSUMER_BYTE_RATE, frame_bytes, now_ms)

@@ -1,9 +1,10 @@
 """What every connection needs from the rest of the program, in one place."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from typing import get_args
 
 from structlog import get_logger
@@ -21,6 +22,7 @@ from proxy.relay.outages import OutageLog
 from proxy.relay.paced_steps import PacedSteps
 from proxy.relay.pump import PipePool
 from proxy.relay.rejections import RejectionLog
+from proxy.relay.steering import Steering
 from proxy.relay.timing import TimedApis
 from proxy.wire.apis import ApiFamily, api_name, api_of, is_known
 from proxy.wire.malformed import FrameFault
@@ -114,9 +116,13 @@ class Services:
     pipes: PipePool
     clients: ClientRegistry
     interceptor: Interceptor | None = None
+    steering: Steering | None = None
+    """None: all clients are this process's own."""
     splice: bool = True
     passes_unknown_apis: bool = False
     """APIs that no table knows are offered and passed on; else they are hidden and refused."""
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """Of connections, in the order in which they come."""
     connection_quotas: ConnectionQuotas = field(init=False)
     paced_steps: PacedSteps = field(init=False)
     outages: OutageLog = field(default_factory=lambda: OutageLog(_warn))

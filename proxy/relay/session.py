@@ -1,6 +1,8 @@
 """Who the client of one connection is, by its first client id and its login; its requests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from zlib import crc32
 
 from structlog import get_logger
@@ -8,11 +10,12 @@ from structlog import get_logger
 from metrics import CounterChild
 from proxy.quota.client_quotas import ClientQuotas, ThrottleTime
 from proxy.quota.connection_quotas import ConnectionPlace
-from proxy.quota.entities import ClientIdentity
+from proxy.quota.entities import ClientIdentity, QuotaKind
 from proxy.quota.gate import InFlightFetch
 from proxy.relay.interceptor import ClientInterceptor, SeenRequest
 from proxy.relay.listener import Origin
 from proxy.relay.services import Services
+from proxy.relay.steering import Address, Owner, Steering, Visit
 from proxy.relay.timing import ExchangeTimes
 from proxy.wire.apis import API_VERSIONS, ApiPlan, api_of
 from proxy.wire.frames import RequestHead
@@ -24,10 +27,48 @@ MAX_CLIENT_ID_CHARS = 255
 _log = get_logger(__name__)
 
 
+Charge: TypeAlias = Callable[[QuotaKind, float, float], ThrottleTime | None]
+"""As `ClientQuotas.charge`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisitorCharge:
+    """Charges the traffic of a client that another member owns: here, and there."""
+
+    quotas: ClientQuotas
+    steering: Steering
+    address: str
+    """From where the client comes."""
+    count_bytes: Callable[[float], None]
+    """Adds to visits_bytes_total."""
+
+    def __call__(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
+        """See `ClientQuotas.charge`."""
+        quotas = self.quotas
+        charge = quotas.charge(kind, value, now_ms)
+        if not kind.is_time:
+            self.count_bytes(value)
+        if quotas.has(kind):
+            self.steering.visited(Visit(quotas.identity, self.address, kind, value))
+        return charge
+
+
 class ClientSession:
     """The client of one connection: its quotas, its byte counters, and who sees its messages."""
 
-    __slots__ = ("_bytes", "_clients", "identity", "interceptor", "last_fetch_bytes", "quotas")
+    __slots__ = (
+        *(
+            "_bytes",
+            "_clients",
+            "_count_visit",
+            "_generation",
+            "_origin",
+            "_steering",
+            "charge",
+            "identity",
+        ),
+        *("interceptor", "last_fetch_bytes", "owner", "quotas"),
+    )
 
     def __init__(self, services: Services, identity: ClientIdentity, origin: Origin) -> None:
         self.identity = identity
@@ -35,11 +76,56 @@ class ClientSession:
         self.interceptor: ClientInterceptor | None = None
         if services.interceptor is not None:
             self.interceptor = services.interceptor(identity, origin.node_id)
+        self.owner: Owner | None = None
+        """The member that owns the client, if it is another one."""
+        self.charge: Charge = self.quotas.charge
+        """Records its traffic, also for its owner."""
+        self._origin = origin
+        self._steering = services.steering
+        self._count_visit = services.instruments.visits_bytes_total.inc
+        self._generation: int | None = None
+        if self._steering is not None:
+            self.follow_owner()
         self._clients = services.clients
         self._bytes: dict[int, CounterChild] = {}
         self.last_fetch_bytes: int | None = None
         """Length of the last Fetch response; None before the first, and where no quota asks."""
         services.clients.came(identity)
+
+    def follow_owner(self) -> None:
+        """Look up who owns the client, if that may have changed."""
+        steering = self._steering
+        if steering is None or steering.generation == self._generation:
+            return
+        self._generation = steering.generation
+        self.owner = steering.owner_of(self.identity)
+        if self.owner is None:
+            self.charge = self.quotas.charge
+        else:
+            self.charge = VisitorCharge(self.quotas, steering, self._origin.ip, self._count_visit)
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Return what the client is told for a broker where its owner is another member.
+
+        None: what all clients are told here. So is a client whose owner has no port for the broker
+        yet; it is served here.
+        """
+        self.follow_owner()
+        return None if self.owner is None else self.owner.address_of(self._origin.name, node_id)
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the client got another owner just now."""
+        return self._steering is not None and self._steering.has_moved(self.identity)
+
+    def fallback(self) -> Address | None:
+        """Return where the client is to go when its owner dies; None when there is no such place.
+
+        For clients that know no other addresses than those of their last metadata.
+        """
+        steering = self._steering
+        member = steering.fallback_of(self.identity) if steering is not None else None
+        return member.bootstrap_of(self._origin.name) if member is not None else None
 
     def count_bytes(self, api_key: int, count: int) -> None:
         """Add to bytes_total."""

@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import socket
+from collections import Counter
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from struct import Struct
@@ -70,11 +71,16 @@ class Predecessor:
         self._sock = socket.socket(socket.AF_UNIX)
         self._sock.settimeout(ANSWER_TIMEOUT_S)
         try:
-            self.addresses = self._ask()
-            """Where it listens; these ports may be shared with it."""
+            self.sockets = self._ask()
+            """How many sockets it has by where they listen; these ports may be shared with it."""
         except BaseException:
             self._sock.close()
             raise
+
+    @property
+    def addresses(self) -> Collection[Address]:
+        """Where it listens."""
+        return self.sockets.keys()
 
     def release(self, limit_s: int = SERVE_TIMEOUT_S) -> bool:
         """Have it release state and admin port; return False when it has ended already.
@@ -110,7 +116,7 @@ class Predecessor:
             return False
         return True
 
-    def _ask(self) -> frozenset[Address]:
+    def _ask(self) -> Counter[Address]:
         try:
             self._sock.connect(_name(self.pid))
             pid, uid = _peer(self._sock)
@@ -124,7 +130,7 @@ class Predecessor:
         try:
             answer = json.loads(self._read_line())
             form, rival, addresses = answer["form"], answer["replaced_by"], answer["addresses"]
-            found = frozenset((str(host), int(port)) for host, port in addresses)
+            found = Counter((str(host), int(port)) for host, port in addresses)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TakeOverError(
                 f"process {self.pid} does not answer: {error or type(error).__name__}",
@@ -156,7 +162,7 @@ class Replaced(Protocol):
     """What a proxy does while it is replaced."""
 
     def addresses(self) -> Iterable[Address]:
-        """Return where it listens."""
+        """Return where its sockets listen, each of them."""
 
     async def release(self) -> None:
         """Close what only one process can have."""

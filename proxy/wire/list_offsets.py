@@ -143,6 +143,10 @@ def list_offsets_response(
         body = b"".join((before, _INT64.pack(offset), behind))
     else:
         body = _answer_body(version, offsets)
+    return _frame(version, correlation_id, body)
+
+
+def _frame(version: int, correlation_id: int, body: bytes) -> bytes:
     header_tags = _EMPTY_TAGS if plan_of(LIST_OFFSETS, version).is_flexible else b""
     length = _RESPONSE_HEADER.size - LENGTH_BYTES + len(header_tags) + len(body)
     return b"".join((_RESPONSE_HEADER.pack(length, correlation_id), header_tags, body))

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from proxy.wire.apis import (
     API_VERSIONS,
     LENGTH_BYTES,
+    METADATA,
     RESPONSE_HEADER_BYTES,
     api_of,
     is_known,
@@ -20,6 +21,7 @@ from proxy.wire.apis import (
 )
 from proxy.wire.frames import response_body
 from proxy.wire.layout import (
+    NULL,
     UNREADABLE,
     RecordLayout,
     read_tags,
@@ -38,6 +40,11 @@ UNSUPPORTED_VERSION = 35
 NO_NODE = -1
 NO_PORT = -1
 
+FALLBACK_NODE_ID = 1_999_999_973
+"""Of the broker that stands for another member of the proxy. No broker has such an id in practice,
+nor one that is 2^31 - 1 less it: that is under what id Kafka's consumers keep the connection to a
+broker as their group's coordinator. So it may not be close to 2^31 - 1."""
+
 KNOWN_ANSWERS, MAX_KNOWN_BYTES = 32, 1 << 16
 """So many answers to ApiVersions are remembered, of so many bytes at most."""
 
@@ -51,7 +58,13 @@ _Edit: TypeAlias = tuple[int, int, bytes]
 
 
 def rewrite_response(
-    api_key: int, version: int, frame: bytes, advertise: Advertise, *, passes_unknown: bool = False
+    api_key: int,
+    version: int,
+    frame: bytes,
+    advertise: Advertise,
+    *,
+    passes_unknown: bool = False,
+    fallback: tuple[str, int] | None = None,
 ) -> bytes:
     """Return the response as clients may see it.
 
@@ -59,8 +72,9 @@ def rewrite_response(
     replaced by what `advertise` says. A broker without one is left out of Metadata,
     DescribeCluster and node endpoints; FindCoordinator then answers COORDINATOR_NOT_AVAILABLE.
     ApiVersions is capped to what is known here; APIs that are not stay in it only with
-    `passes_unknown`. A response with nothing to change is returned as the same object. Raises
-    MalformedResponse.
+    `passes_unknown`. Metadata names one more broker at `fallback`, if given, in each version: not
+    all who ask for the latest go back to their bootstrap servers. A response with nothing to change
+    is returned as the same object. Raises MalformedResponse.
     """
     if api_key != API_VERSIONS and version < api_of(api_key).first_with_addresses:
         return frame
@@ -68,7 +82,11 @@ def rewrite_response(
         start, end = LENGTH_BYTES, RESPONSE_HEADER_BYTES
         capped = _capped(version, frame[:start], frame[end:], passes_unknown=passes_unknown)
         return frame if capped is None else capped[:start] + frame[start:end] + capped[end:]
-    return _rewritten(api_key, version, frame, advertise, passes_unknown=passes_unknown)
+    rewritten = _rewritten(api_key, version, frame, advertise, passes_unknown=passes_unknown)
+    if fallback is None or api_key != METADATA:
+        return rewritten
+    with unreadable_is_malformed():
+        return _applied(rewritten, _fallback_edits(version, rewritten, *fallback))
 
 
 @lru_cache(KNOWN_ANSWERS)
@@ -91,8 +109,11 @@ def _rewritten(
 ) -> bytes:
     with unreadable_is_malformed():
         edits = _edits(api_key, version, frame, advertise, passes_unknown=passes_unknown)
-    if not edits:
-        return frame
+    return _applied(frame, edits) if edits else frame
+
+
+def _applied(frame: bytes, edits: list[_Edit]) -> bytes:
+    """Return the whole frame with its edits, and so its length, in place."""
     body = _splice(frame, edits)[LENGTH_BYTES:]
     return _INT32.pack(len(body)) + body
 
@@ -203,6 +224,29 @@ def _edit_elements(
     if kept != count:
         edits.insert(0, (count_start, count_end, array.length.write(kept)))
     return edits
+
+
+def _fallback_edits(version: int, frame: bytes, host: str, port: int) -> list[_Edit]:
+    """Return the edits that add a broker to a Metadata response, under an id that none has."""
+    layout, pos = _open(METADATA, version, frame)
+    array = layout.fields["brokers"]
+    count_start = layout.seek("brokers", frame, pos)
+    count, count_end = array.count(frame, count_start)
+    element, node_ids, pos = array.element, set(), count_end
+    for _ in range(count):
+        node_ids.add(element.fields["node_id"].read(frame, pos)[0])
+        pos = element.skip(frame, pos)
+    fallback_id = FALLBACK_NODE_ID
+    while {fallback_id, _MAX_INT32 - fallback_id} & node_ids:
+        fallback_id -= 1
+    values = {"node_id": fallback_id, "host": host, "port": port}
+    broker = b"".join(
+        node.write(values[name]) if name in values else node.length.write(NULL)
+        for name, node in element.fields.items()
+    )
+    if element.tags is not None:
+        broker += write_tags([])
+    return [(count_start, count_end, array.length.write(count + 1)), (pos, pos, broker)]
 
 
 def _edit_endpoints(

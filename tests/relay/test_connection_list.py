@@ -53,6 +53,7 @@ async def test_rates_are_what_the_kernel_has_counted():
             traffic = Traffic(0.0)
             traffic.measure(connection.channel.sock, 1000.0)
             assert traffic.received_rate == len(fetch_request(1, client_id="etl"))
+            assert traffic.exchange_rate <= 1
             return traffic.sent_rate == len(answer)
 
         await until(is_acknowledged)
@@ -63,6 +64,7 @@ async def test_rates_are_what_the_kernel_has_counted():
         assert measure(lab) == 0
         rates = lab.relay.list.client_rates
         assert set(rates) == {ClientIdentity(LISTENER, None, "etl")}
+        assert lab.relay.list.client_exchanges[ClientIdentity(LISTENER, None, "etl")] > 0
 
 
 @pytest.mark.parametrize("mode", ThrottleMode)

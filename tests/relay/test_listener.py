@@ -8,7 +8,8 @@ import pytest
 from relaylab.lab import no_free_descriptor, until
 from structlog.testing import capture_logs
 
-from proxy.relay.listener import Listener, ListenerError, ListenerSettings
+from proxy.relay.listener import Listener, ListenerSettings
+from proxy.relay.ports import ListenerError
 from proxy.relay.tls import sni_pattern
 
 HOST = "127.0.0.1"

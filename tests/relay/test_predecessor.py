@@ -15,7 +15,8 @@ from relaylab.lab import until
 from structlog.testing import capture_logs
 
 from proxy.cluster.upstream import Address
-from proxy.relay.listener import Listener, ListenerError, ListenerSettings
+from proxy.relay.listener import Listener, ListenerSettings
+from proxy.relay.ports import ListenerError
 from proxy.relay.take_over import FORM, Predecessor, Replaceable, TakeOverError, share
 
 HOST = "127.0.0.1"

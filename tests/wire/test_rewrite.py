@@ -20,6 +20,7 @@ from proxy.wire.apis import (
 )
 from proxy.wire.malformed import MalformedResponse
 from proxy.wire.rewrite import (
+    FALLBACK_NODE_ID,
     raise_throttle_time,
     rewrite_response,
     set_throttle_time,
@@ -392,3 +393,37 @@ def test_a_frame_has_to_be_whole(filler):
     for broken in (frame[:-1], frame + b"x", frame[:3]):
         with pytest.raises(MalformedResponse):
             rewrite_response(METADATA, 9, broken, tell_proxy)
+
+
+@pytest.mark.parametrize("version", range(APIS[METADATA].max_version + 1))
+def test_metadata_names_a_fallback_for_clients_that_know_no_other_way(filler, version):
+    """Nothing else is changed."""
+    for seed in SEEDS:
+        frame = filler(seed, unknown_tags=True).response(METADATA, version)
+        before = decode(METADATA, version, frame)
+        rewritten = rewrite_response(METADATA, version, frame, same, fallback=TOLD)
+        after = decode(METADATA, version, rewritten)
+        added = after["brokers"].pop()
+        assert (added["node_id"], added["host"], added["port"]) == (FALLBACK_NODE_ID, *TOLD)
+        assert added.get("rack") is None
+        assert after == {**before, "brokers": before["brokers"] or []}
+
+
+def test_the_fallback_has_an_id_that_no_broker_and_no_coordinator_has():
+    """Consumers keep the connection to their coordinator N under the id 2^31 - 1 - N."""
+    taken = [FALLBACK_NODE_ID, 2**31 - 1 - (FALLBACK_NODE_ID - 1)]
+    body = pack(">i", len(taken))
+    for node_id in taken:
+        body += pack(">ih", node_id, 1) + b"h" + pack(">ih", 9092, -1)
+    frame = pack(">ii", len(body) + 12, 1) + body + pack(">ii", 1, 0)
+    answer = decode(METADATA, 1, rewrite_response(METADATA, 1, frame, same, fallback=TOLD))
+    node_ids = [broker["node_id"] for broker in answer["brokers"]]
+    assert node_ids == [*taken, FALLBACK_NODE_ID - 2]
+
+
+def test_no_other_response_names_a_fallback(filler):
+    for api_key, version in REWRITTEN:
+        if api_key != METADATA:
+            frame = filler(1, values=NO_CONTROLLERS).response(api_key, version)
+            expected = rewrite_response(api_key, version, frame, same)
+            assert rewrite_response(api_key, version, frame, same, fallback=TOLD) == expected

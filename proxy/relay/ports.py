@@ -1,0 +1,171 @@
+"""Opens sockets for ports, alone or beside a process that is replaced, and shares what connects."""
+
+import socket
+from array import array
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from struct import Struct
+
+from proxy.cluster.upstream import Address
+from proxy.relay.take_over import share
+
+BACKLOG = 1024
+
+_SO_ATTACH_REUSEPORT_CBPF = 51  # Linux; the socket module has no name for it
+_INSTRUCTION = Struct("HBBI")  # Linux's sock_filter: code, two jumps, constant
+_PROGRAM = Struct("HP")  # Linux's sock_fprog: how many instructions, and where they are
+
+# Classic BPF; what a program returns is the index of the chosen socket.
+_LOAD = 0x20  # ld [k]
+_MODULO = 0x94  # mod #k
+_ADD = 0x04  # add #k
+_RETURN = 0x16  # ret a
+_RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
+
+
+class ListenerError(Exception):
+    """A port could not be opened."""
+
+
+def open_port(
+    listener: str, host: str, port: int, beside: Collection[Address] | None = None
+) -> socket.socket:
+    """Return a socket of a listener that listens on a port; with `beside` it does not listen yet.
+
+    Raises ListenerError.
+    """
+    sock = None
+    try:
+        sock = bind_port(host, port, beside or ())
+        if beside is None:
+            sock.listen(BACKLOG)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise _failure(listener, host, port, error) from None
+    return sock
+
+
+def open_ports(
+    listener: str, host: str, port: int, count: int, beside: Collection[Address] | None = None
+) -> list[socket.socket]:
+    """Return `count` sockets that share one port, as `open_port`; 0 is any free one for all.
+
+    The kernel spreads what connects over those that listen.
+    """
+    first = open_port(listener, host, port, beside)
+    sockets = [first]
+    port = int(first.getsockname()[1])
+    try:
+        while len(sockets) < count:
+            sock = _bind(host, port, v6_only=False)
+            sockets.append(sock)
+            if beside is None:
+                sock.listen(BACKLOG)
+    except OSError as error:
+        close_all(sockets)
+        raise _failure(listener, host, port, error) from None
+    return sockets
+
+
+def take_over_port(
+    listener: str, sockets: Sequence[socket.socket], before: Mapping[Address, int]
+) -> None:
+    """Have what connects to the port that these sockets share come to them. Raises ListenerError.
+
+    `before` says how many sockets the process that is replaced has by their addresses. If this one
+    dies, what connects reaches the other one again.
+    """
+    host, port = sockets[0].getsockname()[:2]
+    try:
+        for sock in sockets:
+            sock.listen(BACKLOG)
+        steer(sockets[0], before.get((host, port), 0), len(sockets))
+    except OSError as error:
+        raise _failure(listener, host, port, error) from None
+
+
+def steer(sock: socket.socket, first: int, count: int = 1) -> None:
+    """Spread what connects over `count` sockets of the group that shares this one's port.
+
+    The group has them in the order in which they began to listen, `first` counts from 0. Without
+    this the kernel spreads over all, and what an old process has not accepted when it closes its
+    socket is reset. When either process has gone its sockets leave the group. Where an index is out
+    of range then, the kernel spreads over those that are left.
+    """
+    program = ((_LOAD, _RANDOM), (_MODULO, count), (_ADD, first), (_RETURN, 0))
+    packed = b"".join(_INSTRUCTION.pack(code, 0, 0, value) for code, value in program)
+    instructions = array("Q", packed)
+    address, length = instructions.buffer_info()
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, _PROGRAM.pack(length, address))
+
+
+def bind_ports(host: str, port: int, beside: Collection[Address]) -> list[socket.socket]:
+    """Return a socket for each address of a host, for one that serves no Kafka clients.
+
+    They do not listen yet. Raises OSError, as `bind_port`.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for address in dict.fromkeys(str(each[4][0]) for each in found):
+            sockets.append(bind_port(address, port, beside, v6_only=True))
+    except OSError:
+        close_all(sockets)
+        raise
+    return sockets
+
+
+def bind_port(
+    host: str, port: int, beside: Collection[Address], *, v6_only: bool = False
+) -> socket.socket:
+    """Return a socket that has a port and does not listen yet. Raises OSError.
+
+    A port that somebody has is an error, unless it is one of `beside`, the addresses of a process
+    that is replaced. All are bound so that a later process of the same user can share them.
+    """
+    family = _family(host)
+    if port and not share(beside, _resolved(host, port, family)):
+        with _new_socket(family, v6_only=v6_only) as probe:
+            probe.bind((host, port))
+    return _bind(host, port, v6_only=v6_only)
+
+
+def close_all(sockets: Iterable[socket.socket]) -> None:
+    """Close these sockets."""
+    for sock in sockets:
+        sock.close()
+
+
+def _bind(host: str, port: int, *, v6_only: bool) -> socket.socket:
+    sock = _new_socket(_family(host), v6_only=v6_only)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _new_socket(family: socket.AddressFamily, *, v6_only: bool) -> socket.socket:
+    sock = socket.socket(family)
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if v6_only and family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return sock
+
+
+def _resolved(host: str, port: int, family: socket.AddressFamily) -> Address:
+    """Return an address as the kernel names it."""
+    found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return str(found[0][4][0]), port
+
+
+def _failure(listener: str, host: str, port: int, error: OSError) -> ListenerError:
+    place = f"listener {listener!r}: {host}:{port}"
+    return ListenerError(f"{place}: {error.strerror or error}")

@@ -1,0 +1,100 @@
+"""How long the client of a connection stays: for good, or until it is to go to its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from structlog import get_logger
+
+from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.relay.lifecycle import OPEN
+from proxy.wire.apis import API_VERSIONS, FETCH, LIST_OFFSETS, PRODUCE, api_of
+
+if TYPE_CHECKING:
+    from proxy.relay.connection import Connection
+
+MIN_VISIT_S = 1.0
+"""No connection is let go that is younger: a client that ignores addresses makes no hot loop."""
+
+LAST_HOLD_MS = 1000.0
+"""For how long a response that is held when its client is let go is held at most. What it owes is
+known to the owner, too."""
+
+DATA_APIS = frozenset({PRODUCE, FETCH, LIST_OFFSETS})
+"""Which belong on a connection to a broker. One that came to a bootstrap port and sends none of
+them may stay: it asks where to go."""
+
+_log = get_logger(__name__)
+
+
+class Stay:
+    """One connection's; there is none without steering."""
+
+    __slots__ = ("_carries_data", "_conn", "_is_decided", "_is_sent_on", "_timer")
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self._is_decided = self._carries_data = self._is_sent_on = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def requested(self, api_key: int) -> None:
+        """Record what the client asks for. Until it has logged in it is not known."""
+        if api_key == API_VERSIONS or api_of(api_key).is_login:
+            return
+        self._is_decided = True
+        self._carries_data |= api_key in DATA_APIS
+        self.follow()
+
+    def follow(self) -> None:
+        """Send the client on soon if another member owns it now, and stay if we do."""
+        session = self._conn.client.current
+        if session is None or not self._is_decided or self._is_sent_on:
+            return
+        session.follow_owner()
+        if self._is_visitor:
+            self._let_go_soon()
+        else:
+            self.close()
+
+    def send_on(self) -> None:
+        """Send the client on soon, whoever owns it then: it gets no more answers here."""
+        self._is_sent_on = True
+        self._let_go_soon()
+
+    def _let_go_soon(self) -> None:
+        if self._timer is None:
+            age_s = (clock_ms() - self._conn.began_ms) / MS_PER_SECOND
+            delay_s = max(MIN_VISIT_S - age_s, 0.0)
+            self._timer = self._conn.services.loop.call_later(delay_s, self._let_go)
+
+    def close(self) -> None:
+        """Send nobody on."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _is_visitor(self) -> bool:
+        """Whether the client has to go, and has somewhere to go to."""
+        session, origin = self._conn.client.current, self._conn.origin
+        owner = session.owner if session is not None else None
+        if owner is None:
+            return False
+        if origin.node_id is None:
+            return self._carries_data
+        return owner.address_of(origin.name, origin.node_id) is not None
+
+    def _let_go(self) -> None:
+        conn, self._timer = self._conn, None
+        session = conn.client.current
+        if session is None or conn.life.state is not OPEN:
+            return
+        if session.owner is None and not self._is_sent_on:
+            return
+        conn.services.instruments.steered_connections_total.inc()
+        owner = session.owner.name if session.owner is not None else None
+        about = {"owner": owner, "client_id": session.identity.client_id}
+        _log.debug("client let go to its owner", **about, **conn.origin.about)
+        conn.drain()
+        conn.responses.hold_at_most(LAST_HOLD_MS)

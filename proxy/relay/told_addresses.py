@@ -1,0 +1,42 @@
+"""Puts into responses where a client is to go for each broker: by its owner, also after a move."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from proxy.wire.apis import FIND_COORDINATOR, METADATA
+from proxy.wire.rewrite import rewrite_response
+
+if TYPE_CHECKING:
+    from proxy.relay.connection import Connection
+    from proxy.relay.session import Exchange
+
+LAST_KEPT_COORDINATOR_VERSION = 2
+"""librdkafka, which asks for no later one, keeps the address of its group's coordinator as long as
+that has the same number, also when it is of a dead machine. It forgets it when there is none."""
+
+
+def with_told_addresses(conn: Connection, exchange: Exchange, response: bytes) -> bytes:
+    """Return a response with the addresses that its client is told; raises as `rewrite_response`.
+
+    It is the same one where it names no broker.
+    """
+    api_key, version, session = exchange.api_key, exchange.version, exchange.session
+    is_hidden = (
+        api_key == FIND_COORDINATOR
+        and version <= LAST_KEPT_COORDINATOR_VERSION
+        and session.has_moved
+    )
+    return rewrite_response(
+        api_key,
+        version,
+        response,
+        _no_address if is_hidden else partial(conn.advertise, session),
+        passes_unknown=conn.services.passes_unknown_apis,
+        fallback=session.fallback() if api_key == METADATA else None,
+    )
+
+
+def _no_address(_node_id: int, _host: str, _port: int) -> None:
+    """Return no address."""
