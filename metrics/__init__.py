@@ -7,6 +7,8 @@ from .exposition import SensorCollector
 from .instruments import BoundedLabels, Instruments
 from .lock_free_counter import CounterChild
 from .lock_free_histogram import HistogramChild
+from .member_instruments import MemberInstruments
+from .merged import MemberScrape, MergedMetrics
 from .registry import Registry, RegistryFull
 from .sensor import Metric, MetricName, QuotaViolation, Sensor
 from .stats import Count, MetricConfig, Quota, Rate, WindowedSum
@@ -17,6 +19,9 @@ __all__ = [
     "CounterChild",
     "HistogramChild",
     "Instruments",
+    "MemberInstruments",
+    "MemberScrape",
+    "MergedMetrics",
     "Metric",
     "MetricConfig",
     "MetricName",

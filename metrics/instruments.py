@@ -132,21 +132,41 @@ class InstrumentRow(NamedTuple):
     meaning: str
 
 
-class Instruments:
-    """The proxy's own metrics, registered with `registry`; attributes are named like them.
+class Declarations:
+    """Metrics that are registered with `registry` as they are declared.
+
+    Turns off prometheus_client's `_created` series, for the whole process.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry
+        self.rows: list[InstrumentRow] = []
+        """All of them, for documents."""
+
+    def _plain(
+        self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
+    ) -> M:
+        name, *labels = re.findall(r"\w+", series)
+        registry = None if bounded else self._registry
+        name = PREFIX + name
+        metric = cast(Any, kind)(name, meaning, labels, registry=registry, **options)
+        (family,) = metric.describe()
+        self.rows.append(InstrumentRow(name, family.type, tuple(labels), meaning))
+        return cast(M, metric)
+
+
+class Instruments(Declarations):
+    """The own metrics of a process that relays; attributes are named like them.
 
     Metrics whose labels clients can influence are BoundedLabels, with at most `max_label_sets`
-    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. Turns off
-    prometheus_client's `_created` series, for the whole process. Raises ValueError when
-    `max_label_sets` is below 1.
+    sets each: use `.of(...)`. The others are plain: use `.labels(...)`. Each gauge has its line in
+    `merge_rules`. Raises ValueError when `max_label_sets` is below 1.
     """
 
     def __init__(self, registry: CollectorRegistry, *, max_label_sets: int) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry
+        super().__init__(registry)
         self._max_label_sets = max_label_sets
-        self.rows: list[InstrumentRow] = []
-        """All of them, for documents."""
         bounded, plain = self._bounded, self._plain
         # Name and labels; a star: clients choose the label's values.
         self.bytes_total: BoundedLabels[CounterChild] = bounded(
@@ -302,17 +322,22 @@ class Instruments:
             "config_last_reload_successful",
             "0 while the configuration's files have mistakes, so that what was read before holds.",
         )
-
-    def _plain(
-        self, kind: type[M], series: str, meaning: str, bounded: bool = False, **options: Any
-    ) -> M:
-        name, *labels = re.findall(r"\w+", series)
-        registry = None if bounded else self._registry
-        name = PREFIX + name
-        metric = cast(Any, kind)(name, meaning, labels, registry=registry, **options)
-        (family,) = metric.describe()
-        self.rows.append(InstrumentRow(name, family.type, tuple(labels), meaning))
-        return cast(M, metric)
+        # Of members that share clients with others; without any they stay at 0.
+        self.steered_connections_total = plain(
+            Counter,
+            "steered_connections_total",
+            "Connections let go to the member that owns their client.",
+        )
+        self.visits_bytes_total = plain(
+            Counter,
+            "visits_bytes_total",
+            "Bytes of clients that were served at a member which does not own them.",
+        )
+        self.rules_digest = plain(
+            Gauge,
+            "rules_digest[tier,digest]",
+            "1 with a digest of the rules in force: who shares clients should show the same.",
+        )
 
     def _bounded(
         self, kind: type[Any], series: str, meaning: str, **options: Any
