@@ -7,6 +7,7 @@ from operator import attrgetter
 from prometheus_client import Gauge
 
 from metrics import BoundedLabels
+from proxy.progress.owns import Owns, owns_all
 from proxy.progress.query_clients import FORGET_AFTER_MS
 from proxy.progress.report_handler import AcceptedReport
 from proxy.quota.entities import ClientIdentity
@@ -42,12 +43,18 @@ class Backpressure:
         self.changes, self.changes_failed = self._journal.take, self._journal.give_back
         """See Journal. A query has a record from a run's first report until it is forgotten."""
         self._on_change = on_change
+        self._owns = owns_all
+        self._leaving: list[QueryBackpressure] = []
+        """Adapted no more, and not yet written to the end."""
 
     def of_identity(self, identity: ClientIdentity, now_ms: float) -> QueryBackpressure | None:
-        """Return that of a client, made when it is new; None when its rule is not adaptive."""
+        """Return that of a client, made when it is new.
+
+        None when its rule is not adaptive, or the client is not this member's.
+        """
         self._follow_rules(now_ms)
         match, client_id = self._match(identity), identity.client_id
-        if match is None or client_id is None:
+        if match is None or client_id is None or not self._owns.client(client_id):
             return None
         query = self._by_client.get(client_id, {}).get(match.entity)
         if query is None and self._count < MAX_QUERIES:
@@ -57,6 +64,26 @@ class Backpressure:
             self._by_client.setdefault(client_id, {})[match.entity] = query
             self._count += 1
         return query
+
+    def is_adaptive(self, identity: ClientIdentity) -> bool:
+        """Return whether a client's rule is adaptive, whoever owns the client."""
+        return self._match(identity) is not None
+
+    def own(self, owns: Owns, now_ms: float) -> None:
+        """Adapt the bounds of these clients only; what is due of others is still in `changes`."""
+        self._owns = owns
+        for query in self._all():
+            if not owns.client(query.identity.client_id or ""):
+                query.leave(now_ms)
+                self._changed(query)
+                self._leaving.append(query)
+                self._remove(query)
+
+    def forget_leaving(self) -> None:
+        """Write nothing more of what is adapted no more; its records stay."""
+        gone, self._leaving = self._leaving, []
+        if gone:
+            self._journal.forget(gone)
 
     def of_client(self, client_id: str) -> list[QueryBackpressure]:
         """Return what is adaptive for a client: one, unless rules tell its users apart."""
@@ -82,9 +109,10 @@ class Backpressure:
         return list(self._by_client)
 
     def load(self, records: Iterable[Record], now_ms: float) -> list[str]:
-        """Resume what an earlier process kept; return which records were not, and why.
+        """Resume what an earlier process kept, or another member; return which were not, and why.
 
-        Call it first. Damaged ones stay; those that no adaptive rule applies to are deleted.
+        Call it before anything is known of their clients. Damaged ones stay; those that no
+        adaptive rule applies to are deleted.
         """
         refused: list[str] = []
         for record in records:
@@ -113,6 +141,8 @@ class Backpressure:
         return replace(match, entity=match.rule.entity(identity))
 
     def _changed(self, query: QueryBackpressure) -> None:
+        if query not in self.of_client(query.identity.client_id or ""):
+            return  # a driver's answer may come after the query was let go
         self._journal.mark_changed(query)
         self._on_change()
 
@@ -135,6 +165,9 @@ class Backpressure:
         query.detach(now_ms)
         self._journal.mark_removed(query)
         self._on_change()
+        self._remove(query)
+
+    def _remove(self, query: QueryBackpressure) -> None:
         client_id = query.identity.client_id or ""
         del self._by_client[client_id][query.entity]
         if not self._by_client[client_id]:

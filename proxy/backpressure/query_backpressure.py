@@ -101,6 +101,8 @@ class QueryBackpressure:
         self._return: BoundReturn | None = None
         self._bound = self._in_force = Bound(None, self._why)
         self._bound_ms = now_ms
+        self._last_record: Record | None = None
+        """Since it was let go."""
         self._is_shaped = False
         """Whether its batches are shaped where they are planned: then reading is not held."""
         quotas.adapt(KIND, match.entity, None, self._why, now_ms)
@@ -200,6 +202,11 @@ class QueryBackpressure:
             self._rate = max(self._rate, self._settings.min_rate)
         self._enforce(now_ms)
 
+    def leave(self, now_ms: float) -> None:
+        """Detach it and change nothing more: its record as it is now is the next member's."""
+        self._last_record = self.record()
+        self.detach(now_ms)
+
     def detach(self, now_ms: float) -> None:
         """Put the rule's own bound back, and clamp nothing from now on."""
         self.clamp.detached = True
@@ -232,6 +239,8 @@ class QueryBackpressure:
     def record(self) -> Record | None:
         """Return what is to be kept of it; None when no run of its query is known."""
         clamp = self.clamp
+        if self._last_record is not None:
+            return self._last_record
         if self._run_id is None or clamp.detached:
             return None
         # As BackpressureRecord has it, but made without it: there may be thousands of partitions.

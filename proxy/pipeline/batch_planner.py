@@ -93,6 +93,10 @@ class BatchPlanner:
         if client_id in self._batches:
             self._batches[client_id].reported()
 
+    def forget(self, client_id: str) -> None:
+        """Forget what a client has planned: another member knows it from now on."""
+        self._batches.pop(client_id, None)
+
     def planned(self, client_id: str) -> Planned:
         """Return what a client has planned and not reported."""
         offered, done = self._offered(client_id)

@@ -74,6 +74,15 @@ class Enforcer:
         for client_id in pipeline.sources:
             self._release_source(client_id, now_ms)
 
+    def forget(self, pipeline: RunningPipeline, now_ms: float) -> None:
+        """Hold no node any more, and forget what clients have planned and sent."""
+        self.release(pipeline, now_ms)
+        for client_id in pipeline.sources:
+            self._sent.pop(client_id, None)
+        for stage in pipeline.stages.values():
+            for client_id in pipeline.clients_of(stage):
+                self._planner.forget(client_id)
+
     def _limit(
         self, pipeline: RunningPipeline, stage: StageSettings, clients: set[str], now_ms: float
     ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import chain
@@ -12,6 +11,7 @@ from structlog import get_logger
 
 from metrics import Instruments
 from metrics.clock import MS_PER_SECOND, clock_ms
+from proxy.progress.owns import OwnedSince, Owns, owns_all
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report
 from proxy.progress.report_handler import AcceptedReport
@@ -19,6 +19,7 @@ from proxy.quota.manager import QuotaManager
 from proxy.state import Record, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
+from .arrivals import Arrivals
 from .batch_limit import QueriesOf
 from .batch_planner import BatchPlanner
 from .completion import PIPELINE_CHANGED
@@ -28,7 +29,10 @@ from .edges import TopicRange
 from .enforcer import Enforcer
 from .graph import PipelineSettings
 from .ledger import EndedRoot, RootOutcome
+from .pipeline_keys import pipeline_of, prefixes_of, records_under
 from .running_pipeline import RunningPipeline
+from .wall_time import WallTime
+from .written_records import is_written_record, resume_written, written_records
 
 TICK_S = 0.5
 """Between two looks at what is measured and due."""
@@ -36,41 +40,13 @@ TICK_S = 0.5
 REAPPLY_MS = 5_000.0
 """How often the state of the flow is read and applied again."""
 
+_NOT_TAKEN_UP = "state of a pipeline not taken up"
+
 _log = get_logger(__name__)
 
 
-class Arrivals:
-    """Counts the records that arrive in topics, by the progress of all queries."""
-
-    def __init__(self, registry: QueryRegistry) -> None:
-        self._registry = registry
-        self._ends: dict[TopicPartition, int] = {}
-        """The log end of each partition that was known at the last time."""
-        self._arrived: dict[str, int] = {}
-
-    def measure(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Return by topic what arrived since it became known, and by client and topic the lag."""
-        ends: dict[TopicPartition, int] = {}
-        lags: dict[tuple[str, str], int] = defaultdict(int)
-        for query in self._registry.queries:
-            for key, partition in query.partitions.items():
-                end = partition.log.high_watermark
-                if end is not None:
-                    ends[key] = max(ends.get(key, 0), end)
-                lag = partition.lag_records()
-                if lag is not None:
-                    lags[query.client_id, key[0]] += lag
-        arrived: dict[str, int] = {}
-        for key, end in ends.items():
-            # What was there when a partition became known has not arrived just now.
-            new = max(0, end - self._ends.get(key, end))
-            arrived[key[0]] = arrived.get(key[0], self._arrived.get(key[0], 0)) + new
-        self._ends, self._arrived = ends, arrived
-        return arrived, lags
-
-
 class RunningPipelines:
-    """All pipelines; stages are held by `queries_of`, producers by `quotas`."""
+    """The pipelines of this member; stages are held by `queries_of`, producers by `quotas`."""
 
     def __init__(
         self,
@@ -88,6 +64,9 @@ class RunningPipelines:
         self._registry = registry
         self._queries_of = queries_of
         self._instruments = instruments
+        self._settings: dict[str, PipelineSettings] = {}
+        """Of all that are configured, whoever owns them."""
+        self._owns = owns_all
         self._pipelines: dict[str, RunningPipeline] = {}
         self._planner = BatchPlanner(registry, queries_of)
         self._enforcer = Enforcer(self._planner, queries_of, quotas)
@@ -97,6 +76,9 @@ class RunningPipelines:
         self._reapply_ms = clock_ms() + REAPPLY_MS
         self._unwritten: dict[str, Record | None] = {}
         """By key; None: to be deleted."""
+        self._leaving: list[str] = []
+        """What the keys of pipelines begin with that are let go, and not yet written to the end."""
+        self._keeping = asyncio.Lock()
         self._wake = asyncio.Event()
         self.generation = 0
         """Changes whenever `follows` may give another answer."""
@@ -106,14 +88,14 @@ class RunningPipelines:
         """Follow the pipelines of another configuration; those that remain go on."""
         self.generation += 1
         now_ms = self._clock_ms()
-        wanted = {settings.name: settings for settings in pipelines}
+        self._settings = {settings.name: settings for settings in pipelines}
+        wanted = {name: each for name, each in self._settings.items() if self._owns.pipeline(name)}
         for name in self._pipelines.keys() - wanted.keys():
             self._drop(self._pipelines.pop(name), now_ms)
         for name, settings in wanted.items():
             pipeline = self._pipelines.get(name)
             if pipeline is None:
-                made = RunningPipeline(settings, self._registry, now_ms, self._clock_s())
-                self._pipelines[name] = made
+                self._make(settings)
             elif pipeline.graph.settings != settings:
                 self._enforcer.release(pipeline, now_ms)
                 pipeline.update(settings, now_ms)
@@ -121,20 +103,57 @@ class RunningPipelines:
                 self._enforcer.hold(pipeline, now_ms)
         self._wake.set()
 
-    def load(self, store: Store) -> None:
-        """Load what an earlier process kept there; write there from now on."""
+    def load(self, store: Store, owns: Owns = owns_all) -> None:
+        """Load what an earlier process kept there of these; write there from now on."""
         self._store, self._writer = store, StateWriter(store)
+        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
+            self._forget(self._pipelines.pop(name))
         flow, ledger = store.items(FLOW_RECORDS.prefix), store.items(LEDGER_RECORDS["root"].prefix)
-        kept = tuple(chain.from_iterable(map(_prefixes, self._pipelines.values())))
-        strays = [record.key for record in (*flow, *ledger) if not record.key.startswith(kept)]
-        problems = [f"{key}: there is no such pipeline any more; deleted" for key in strays]
+        self._owns = owns
+        kept = tuple(chain.from_iterable(map(prefixes_of, self._settings)))
+        strays = [
+            record.key
+            for record in (*flow, *ledger)
+            if not record.key.startswith(kept) and owns.pipeline(pipeline_of(record.key))
+        ]
         store.put_many((), delete=strays)
+        for key in strays:
+            problem = f"{key}: there is no such pipeline any more; deleted"
+            _log.warning(_NOT_TAKEN_UP, problem=problem)
         for pipeline in self._pipelines.values():
-            of_flow, of_ledger = map(_under, (flow, ledger), _prefixes(pipeline))
-            problems += pipeline.load(of_flow, of_ledger, self._clock_ms())
-            self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
-        for problem in problems:
-            _log.warning("state of a pipeline not taken up", problem=problem)
+            self._load(pipeline, flow, ledger)
+
+    def take_up(self, records: Iterable[Record], owns: Owns) -> None:
+        """Begin with the pipelines that have come, from their records."""
+        came, self._owns = OwnedSince(self._owns, owns), owns
+        records = list(records)
+        for name, settings in self._settings.items():
+            if came.pipeline(name) and name not in self._pipelines:
+                self._load(self._make(settings), records, records, is_handed_over=True)
+        self.generation += 1
+
+    def let_go(self, owns: Owns) -> None:
+        """Hold and follow only the pipelines of these.
+
+        What is due for the others is written with `keep`, until `forget_leaving`.
+        """
+        self._owns = owns
+        for name in [name for name in self._pipelines if not owns.pipeline(name)]:
+            pipeline = self._pipelines.pop(name)
+            self._collect(pipeline)
+            written = written_records(pipeline, self._wall())
+            self._unwritten.update({record.key: record for record in written})
+            self._forget(pipeline)
+            self._leaving += prefixes_of(name)
+        self.generation += 1
+
+    def forget_leaving(self) -> bool:
+        """Write nothing more of what was let go; return whether all of it was written."""
+        prefixes, self._leaving = tuple(self._leaving), []
+        left = [key for key in self._unwritten if key.startswith(prefixes)] if prefixes else []
+        for key in left:
+            del self._unwritten[key]
+        return not left
 
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
@@ -147,27 +166,28 @@ class RunningPipelines:
         if writer is not None:
             await writer.close()
 
-    async def keep(self) -> None:
-        """Write what has changed; what can't be written is tried again."""
-        for each in self._pipelines.values():
-            for records, deleted in (each.flow.changes(), each.completion.changes()):
-                self._unwritten.update(dict.fromkeys(deleted))
-                self._unwritten.update({record.key: record for record in records})
-        if self._writer is None or not self._unwritten:
-            return
-        writing, self._unwritten = self._unwritten, {}
-        try:
-            await self._writer.put_many(
-                [record for record in writing.values() if record is not None],
-                delete=[key for key, record in writing.items() if record is None],
-            )
-        except StateError as error:
-            self._unwritten = writing | self._unwritten
-            _log.error("state of pipelines not kept, trying again", error=str(error))
+    async def keep(self) -> bool:
+        """Write what has changed; what can't be written is tried again. Return whether it was."""
+        async with self._keeping:
+            for each in self._pipelines.values():
+                self._collect(each)
+            if self._writer is None or not self._unwritten:
+                return not self._unwritten
+            writing, self._unwritten = self._unwritten, {}
+            try:
+                await self._writer.put_many(
+                    [record for record in writing.values() if record is not None],
+                    delete=[key for key, record in writing.items() if record is None],
+                )
+            except StateError as error:
+                self._unwritten = writing | self._unwritten
+                _log.error("state of pipelines not kept, trying again", error=str(error))
+                return False
+            return True
 
     async def reapply(self) -> None:
         """Read the state of the flow again, at a fixed period."""
-        if self._clock_ms() < self._reapply_ms or self._store is None:
+        if self._clock_ms() < self._reapply_ms or self._store is None or not self._pipelines:
             return
         self._reapply_ms = self._clock_ms() + REAPPLY_MS
         running = list(self._pipelines.values())  # others may come and go meanwhile
@@ -177,7 +197,7 @@ class RunningPipelines:
             _log.error("state of pipelines not read", error=str(error))
             return
         for each in running:
-            each.load_flow(_under(records, each.flow.prefix), self._clock_ms())
+            each.load_flow(records_under(records, each.flow.prefix), self._clock_ms())
 
     def follows(self, client_id: str | None) -> bool:
         """Return whether what a client writes is of interest."""
@@ -288,6 +308,46 @@ class RunningPipelines:
             self._enforcer.hold(pipeline, now_ms)
             self._show(pipeline)
 
+    def _make(self, settings: PipelineSettings) -> RunningPipeline:
+        now_ms, now_s = self._clock_ms(), self._clock_s()
+        made = RunningPipeline(settings, self._registry, now_ms, now_s)
+        self._pipelines[settings.name] = made
+        return made
+
+    def _load(
+        self,
+        pipeline: RunningPipeline,
+        flow: Iterable[Record],
+        ledger: Iterable[Record],
+        *,
+        is_handed_over: bool = False,
+    ) -> None:
+        of_flow, of_ledger = map(records_under, (flow, ledger), prefixes_of(pipeline.name))
+        written = [each for each in of_ledger if is_written_record(each, pipeline.name)]
+        kept = [each for each in of_ledger if not is_written_record(each, pipeline.name)]
+        problems = pipeline.load(of_flow, kept, self._clock_ms(), is_handed_over=is_handed_over)
+        problems += resume_written(pipeline, written, self._wall())
+        self._unwritten.update(dict.fromkeys(each.key for each in written))
+        for problem in problems:
+            _log.warning(_NOT_TAKEN_UP, problem=problem)
+        self._enforcer.hold(pipeline, self._clock_ms())  # before a driver asks
+
+    def _wall(self) -> WallTime:
+        return WallTime.at(self._clock_ms(), self._clock_s())
+
+    def _collect(self, pipeline: RunningPipeline) -> None:
+        """Add what has changed in a pipeline to what is to be written."""
+        for records, deleted in (pipeline.flow.changes(), pipeline.completion.changes()):
+            self._unwritten.update(dict.fromkeys(deleted))
+            self._unwritten.update({record.key: record for record in records})
+
+    def _forget(self, pipeline: RunningPipeline) -> None:
+        """Hold nobody for a pipeline that another member has, and show nothing of it."""
+        self._enforcer.forget(pipeline, self._clock_ms())
+        self._count_ended(pipeline.name, pipeline.completion.take_ended())
+        self._forget_nodes(pipeline.name)
+        self._instruments.ledger_pending.forget(pipeline=pipeline.name)
+
     def _drop(self, pipeline: RunningPipeline, now_ms: float) -> None:
         self._enforcer.release(pipeline, now_ms)
         name, pending = pipeline.name, pipeline.completion.ledger.pending_batches
@@ -301,7 +361,7 @@ class RunningPipelines:
         _, gone = pipeline.completion.changes()
         gone += map(pipeline.completion.records.key, pipeline.completion.records.items())
         gone += [FLOW_RECORDS.key(name, node) for node in pipeline.graph.nodes]
-        gone += [key for key in self._unwritten if key.startswith(_prefixes(pipeline))]
+        gone += [key for key in self._unwritten if key.startswith(prefixes_of(name))]
         self._unwritten.update(dict.fromkeys(gone))
 
     def _forget_nodes(self, pipeline: str) -> None:
@@ -327,11 +387,3 @@ class RunningPipelines:
             held = [each.rate for each in (state, ceiling) if each and each.rate is not None]
             instruments.stage_state.of(name, node.name).set(float(bool(held)))
             instruments.stage_rate.of(name, node.name).set(min(held, default=node.normal_rate))
-
-
-def _prefixes(pipeline: RunningPipeline) -> tuple[str, str]:
-    return pipeline.flow.prefix, pipeline.completion.records.prefix
-
-
-def _under(records: Iterable[Record], prefix: str) -> list[Record]:
-    return [record for record in records if record.key.startswith(prefix)]

@@ -140,10 +140,20 @@ class RunningPipeline:
         self.log(self.flow.update(self.graph, now_ms))
         self.completion.update(self.graph, now_ms)
 
-    def load(self, flow: Iterable[Record], ledger: Iterable[Record], now_ms: float) -> list[str]:
-        """Load the records of an earlier process; return what was not taken up, and why."""
+    def load(
+        self,
+        flow: Iterable[Record],
+        ledger: Iterable[Record],
+        now_ms: float,
+        *,
+        is_handed_over: bool = False,
+    ) -> list[str]:
+        """Load the records of an earlier process, or of the member that had it before.
+
+        Return what was not taken up, and why.
+        """
         self.loaded_ms = now_ms
-        if kept := list(ledger):
+        if (kept := list(ledger)) or is_handed_over:
             self._recovery = Recovery(now_ms)
         return self.completion.load(kept, now_ms) + self.load_flow(flow, now_ms)
 

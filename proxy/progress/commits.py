@@ -1,7 +1,7 @@
 """Which completed offsets are due to be committed to consumer groups, and what became of it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.wire.topic_partition import TopicPartition
@@ -42,6 +42,11 @@ class Commits:
         due.pop(partition.key, None)
         if not due:
             self._due.pop(query, None)
+
+    def drop(self, groups: Collection[str]) -> None:
+        """Forget what is due to these groups: another member commits to them from now on."""
+        for query in [each for each in self._due if each.commit_group in groups]:
+            del self._due[query]
 
     def regroup(self, query: QueryProgress) -> None:
         """Begin anew for a query that has another group: nothing is known of what that has."""

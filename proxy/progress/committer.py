@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from structlog import get_logger
@@ -65,10 +65,30 @@ class Committer:
                 while True:
                     for group, due in self._due():
                         if group.may_try(due):
-                            tasks.create_task(group.commit())
+                            group.task = tasks.create_task(group.commit())
                     await asyncio.sleep(COMMIT_INTERVAL_S)
         finally:
             self._close()
+
+    async def let_go(self, names: Collection[str], timeout_s: float) -> bool:
+        """Commit what is due to these groups, and nothing more; return whether all of it went out.
+
+        Until something is due to one of them again: then it is read first where that one is.
+        """
+        groups = [self._groups[name] for name in names if name in self._groups]
+        due = [group for group, _ in self._due() if group.name in names]
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+                for group in due:
+                    tasks.create_task(group.commit_all())
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._commits.drop(names)  # so that `run` begins no other commit
+            for group in {*groups, *due}:
+                await group.end()
+                self._groups.pop(group.name, None)
 
     async def flush(self, timeout_s: float) -> bool:
         """Commit what is due now, then close the connections; return whether all of it went out."""
@@ -102,7 +122,9 @@ class _GroupCommitter:
         self, name: str, commits: Commits, client: KafkaClient, clock_ms: Callable[[], float]
     ) -> None:
         self.client = client
-        self._name = name
+        self.name = name
+        self.task: asyncio.Task[None] | None = None
+        """The latest commit of `Committer.run`."""
         self._commits = commits
         self._clock_ms = clock_ms
         self._offsets = GroupOffsets(name, client)
@@ -137,6 +159,13 @@ class _GroupCommitter:
                 self._backoff_s = self._again_s = 0.0
                 self._report_refused()
 
+    async def end(self) -> None:
+        """Commit no more: what is under way is given up."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+        self.client.close()
+
     async def commit_all(self) -> None:
         """Commit until nothing is due that Kafka would take. Without limit of time."""
         self._refused.clear()
@@ -146,7 +175,7 @@ class _GroupCommitter:
             await self.commit()
 
     def _due(self) -> Mapping[TopicPartition, int]:
-        return self._commits.due().get(self._name, {})
+        return self._commits.due().get(self.name, {})
 
     def _to_try(self, due: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return what of it is not refused just now."""
@@ -164,7 +193,7 @@ class _GroupCommitter:
         offsets, refused = await self._offsets.read(new)
         self._refuse(tried, refused)
         self._read |= new - refused.keys()
-        self._commits.group_has(self._name, offsets)
+        self._commits.group_has(self.name, offsets)
 
     async def _commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         tried = {part: offset for part, offset in offsets.items() if part in self._read}
@@ -176,7 +205,7 @@ class _GroupCommitter:
         for partition in taken:
             self._refused.pop(partition, None)
         if taken:
-            self._commits.committed(self._name, taken, self._clock_ms())
+            self._commits.committed(self.name, taken, self._clock_ms())
 
     def _refuse(self, tried: Mapping[TopicPartition, int], refused: Refused) -> None:
         for partition, reason in refused.items():
@@ -189,7 +218,7 @@ class _GroupCommitter:
         again = self._backoff_s > 0.0
         self._backoff_s = _longer(self._backoff_s)
         self._again_s = _now_s() + self._backoff_s
-        self._commits.failed(self._name, reason)
+        self._commits.failed(self.name, reason)
         if again:  # one try that fails is no problem: a coordinator moves, a connection breaks
             self._log_problem(reason)
 
@@ -203,15 +232,15 @@ class _GroupCommitter:
             partitions[refusal.reason].append(partition)
         message = "; ".join(f"{named(parts)}: {why}" for why, parts in sorted(partitions.items()))
         if message:
-            self._commits.failed(self._name, message)
+            self._commits.failed(self.name, message)
         self._log_problem(message or None)
 
     def _log_problem(self, problem: str | None) -> None:
         """Log each problem once, and when it is over."""
         if problem is None and self._logged_problem is not None:
-            _log.info("offsets committed again", group=self._name)
+            _log.info("offsets committed again", group=self.name)
         elif problem != self._logged_problem:
-            _log.warning("offsets not committed, they stay due", group=self._name, error=problem)
+            _log.warning("offsets not committed, they stay due", group=self.name, error=problem)
         self._logged_problem = problem
 
 

@@ -1,12 +1,14 @@
 """Which queries are followed, by client id: those configured and, up to a bound, others.
 
-Others come with a report or an adaptive rule, and go when away for long or the room is needed.
+Others come with a report or an adaptive rule, and go when away for long or the room is needed. All
+are this member's; those whose client another member has are let go, and their records stay.
 """
 
 from proxy.state import Journal
 
 from .commits import Commits
 from .events import EventKind, OnEvent
+from .owns import Owns, owns_all
 from .partition import PartitionProgress
 from .progress_records import FORMAT, key_of, record_of
 from .query import ProgressSettings, QueryProgress
@@ -21,13 +23,16 @@ class QueryClients:
     def __init__(self, settings: ProgressSettings, on_event: OnEvent) -> None:
         self.add_event = on_event
         self._queries: dict[str, QueryProgress] = {}
+        self._leaving: dict[str, QueryProgress] = {}
+        """Followed no more, and not yet committed and written to the end."""
         self._labels: dict[str, QueryProgress] = {}
         self.journal = Journal(record_of, key_of)
-        self.commits = Commits(self._queries.values)
+        self.commits = Commits(lambda: (*self._queries.values(), *self._leaving.values()))
         self.generation = 0
         """Changes whenever the set of followed client ids does."""
         self.now_ms = 0.0
         """The latest time that is known."""
+        self._owns = owns_all
         self.update(settings)
 
     @property
@@ -43,17 +48,33 @@ class QueryClients:
         """Return the query with this label; None when it is not known."""
         return self._labels.get(label)
 
+    @property
+    def owns(self) -> Owns:
+        """Whose queries are followed here."""
+        return self._owns
+
+    def client_of_record(self, label: str, client_id: str) -> str:
+        """Return whose query a record is of: a configured one may have another client id now."""
+        return self._clients.get(label, client_id)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other members may follow other queries."""
+        return self._owns is not owns_all
+
     def client_of(self, name: str) -> str:
         """Return the client id of a query that states only its name."""
         return self._clients.get(name, name)
 
     def update(self, settings: ProgressSettings) -> None:
         """Set the configured queries. One that is taken out stays if it was ever seen."""
+        self._settings = settings
         groups_before = {query: query.commit_group for query in self.queries}
         self._max_queries = settings.max_queries
         self.answers_lookups = settings.answers_lookups
         self._clients = {each.name: each.client_id for each in settings.queries}
-        configured = {each.client_id: each for each in settings.queries}
+        owned = [each for each in settings.queries if self._owns.client(each.client_id)]
+        configured = {each.client_id: each for each in owned}
         for query in self.queries:
             query.settings = configured.get(query.client_id)
             was_seen = query.partitions or query.last_heard_ms is not None
@@ -67,17 +88,53 @@ class QueryClients:
             self.relabel(query)
             if query.commit_group != groups_before.get(query):
                 self.commits.regroup(query)
-        for group in self.commits.states.keys() - {each.commit_group for each in settings.queries}:
+        for group in self.commits.states.keys() - {each.commit_group for each in owned}:
             del self.commits.states[group]
+
+    def own(self, owns: Owns) -> list[QueryProgress]:
+        """Follow the queries of these clients only; return those that leave.
+
+        Nothing is read or reported for those any more, but commits of theirs still count and their
+        records are written, until `forget_leaving`.
+        """
+        self._owns = owns
+        gone = [query for query in self.queries if not owns.client(query.client_id)]
+        for query in gone:
+            self._remove(query)
+            self._leaving[query.client_id] = query
+        for each in self._settings.queries:
+            if owns.client(each.client_id) and each.client_id not in self._queries:
+                query = self._make(each.client_id)
+                query.settings = each
+                self.relabel(query)
+        return gone
+
+    def forget_leaving(self) -> None:
+        """Write and commit nothing more of the queries that leave; their records stay."""
+        gone, self._leaving = self._leaving, {}
+        for query in gone.values():
+            for partition in query.partitions.values():
+                partition.is_dropped = True
+                self.commits.removed(query, partition)
+            if query.commit_group is not None:
+                self.commits.states.pop(query.commit_group, None)
+        if gone:
+            items = ((query, key) for query in gone.values() for key in query.partitions)
+            self.journal.forget(items)
 
     def has_room(self) -> bool:
         """Return whether another query could be followed, if need be in the place of one gone."""
         return len(self._queries) < self._max_queries or self._longest_gone() is not None
 
     def follow(self, client_id: str, *, make_room: bool = True) -> QueryProgress | None:
-        """Return a client id's query, made if new, for one long gone if `make_room`; None: full."""
+        """Return a client id's query, made if new, for one long gone if `make_room`.
+
+        None: there is no room, or the client is not this member's.
+        """
         if (query := self._queries.get(client_id)) is not None:
             return query
+        if not self._owns.client(client_id):
+            return None
         while len(self._queries) >= self._max_queries:
             gone = self._longest_gone() if make_room else None
             if gone is None:
@@ -87,9 +144,13 @@ class QueryClients:
 
     def move(self, query: QueryProgress, client_id: str) -> None:
         """Set another client id that a query reads with, which no other has."""
-        del self._queries[query.client_id]
+        former_id = query.client_id
+        del self._queries[former_id]
         query.client_id = client_id
         self._queries[client_id] = query
+        for key in query.partitions:
+            self.journal.mark_deleted(FORMAT.key(former_id, *key))
+            self.journal.mark_changed((query, key))
         self.generation += 1
         self.relabel(query)
 
@@ -101,6 +162,9 @@ class QueryClients:
         for partition in query.partitions.values():
             partition.is_dropped = True
             self.removed(query, partition)
+        self._remove(query)
+
+    def _remove(self, query: QueryProgress) -> None:
         del self._queries[query.client_id]
         if self._labels.get(query.name) is query:
             del self._labels[query.name]
@@ -118,13 +182,23 @@ class QueryClients:
 
     def changed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Record that a partition's record, and what is to be committed, may be out of date."""
+        if not self._is_kept(query):
+            return  # a connection of a client that went to another member may still read
         self.journal.mark_changed((query, partition.key))
-        self.commits.changed(query, partition)
+        if query.client_id not in self._leaving:
+            self.commits.changed(query, partition)
 
     def removed(self, query: QueryProgress, partition: PartitionProgress) -> None:
         """Record that a partition's record is not wanted any more."""
+        if not self._is_kept(query):
+            return
         self.journal.mark_removed((query, partition.key))
         self.commits.removed(query, partition)
+
+    def _is_kept(self, query: QueryProgress) -> bool:
+        """Return whether its records are this member's to write."""
+        client_id = query.client_id
+        return query in (self._queries.get(client_id), self._leaving.get(client_id))
 
     def relabel(self, query: QueryProgress) -> None:
         """Set the label that suits what is known of a query, unlike every other label."""
@@ -153,8 +227,7 @@ class QueryClients:
         if self._labels.get(old_label) is query:
             del self._labels[old_label]
             for key in query.partitions:
-                self.journal.mark_deleted(FORMAT.key(old_label, *key))
-                self.journal.mark_changed((query, key))
+                self.journal.mark_changed((query, key))  # its record names the label
         self._labels[label] = query
 
     def _make(self, client_id: str) -> QueryProgress:

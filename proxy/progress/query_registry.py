@@ -12,7 +12,7 @@ from .documents import Document, Times, query_document
 from .events import OnEvent
 from .log_edges import end_age_ms
 from .partition import PartitionProgress
-from .progress_records import FORMAT, ProgressRecord, read_record, restore
+from .progress_records import FORMAT, ProgressRecord, ReadRecords, read_records, restore
 from .query import STUCK_AFTER_MS, ProgressSettings, QueryProgress
 from .query_clients import QueryClients
 from .report_handler import KnowsClient, ReportHandler
@@ -120,30 +120,27 @@ class QueryRegistry(QueryClients):
         """Return with the next `changes` what the last one did as well: it was not written."""
         self.journal.give_back()
 
-    def load(self, records: Iterable[Record]) -> list[str]:
-        """Restore what an earlier process kept; return which records were not, and why.
+    def load(self, records: Iterable[Record] | ReadRecords) -> list[str]:
+        """Restore what an earlier process kept, or another member; return which were not, and why.
 
-        Call it once, first. Refused ones stay in the state. Of one label the query reported last is
-        taken: others were left by one that it took over from. A configured query is found by its
-        name, any other by its client id. A record whose label changes is moved.
+        Call it before anything is known of their queries. Refused ones stay in the state. Of one
+        query what was reported last is taken: others were left by one that it took over from. A
+        configured query is found by its name, any other by its client id. A record that has another
+        key by that is moved.
         """
-        refused: dict[str, str] = {}
-        by_label: dict[str, list[ProgressRecord]] = {}
-        for record in records:
-            try:
-                entry = read_record(record)
-            except ValueError as error:
-                refused[record.key] = str(error)
-            else:
-                by_label.setdefault(entry.label, []).append(entry)
+        read = records if isinstance(records, ReadRecords) else read_records(records)
+        refused = read.refused
+        by_query: dict[str, list[tuple[str, ProgressRecord]]] = {}
+        for key, entry in read.entries:
+            client_id = self.client_of_record(entry.label, entry.client_id)
+            by_query.setdefault(client_id, []).append((key, entry))
         newest_first = sorted(
-            by_label.values(), key=lambda each: -max(entry.at_s for entry in each)
+            by_query.values(), key=lambda each: -max(entry.at_s for _, entry in each)
         )
         for each in newest_first:
-            latest = max(each, key=lambda entry: entry.at_s)
+            _, latest = max(each, key=lambda item: item[1].at_s)
             query, problem = self._query_for(latest)
-            for entry in each:
-                key = FORMAT.key(entry.label, entry.topic, entry.partition)
+            for key, entry in sorted(each, key=lambda item: item[1].at_s):
                 if query is None:
                     refused[key] = problem
                 elif entry.query_id != latest.query_id:
@@ -154,16 +151,17 @@ class QueryRegistry(QueryClients):
                     refused[key] = "too many partitions"
                 else:
                     self.commits.changed(query, partition)
-                    if query.name != entry.label:
+                    if key != FORMAT.key(query.client_id, *partition.key):
                         self.journal.mark_deleted(key)
+                        self.journal.mark_changed((query, partition.key))
+                    elif query.name != entry.label:
                         self.journal.mark_changed((query, partition.key))
         return [f"progress record {key!r} is left out: {why}" for key, why in refused.items()]
 
     def _query_for(self, entry: ProgressRecord) -> tuple[QueryProgress | None, str]:
         """Return the query that a record is restored into; None, and why, when there is none."""
-        query = self.query_named(entry.label)
-        if query is None or query.settings is None:
-            query = self.follow(entry.client_id, make_room=False)
+        client_id = self.client_of_record(entry.label, entry.client_id)
+        query = self.follow(client_id, make_room=False)
         if query is None:
             return None, "there are too many queries"
         if query.query_id is not None:

@@ -56,6 +56,7 @@ class Refusal(StrEnum):
     REPEATED = "repeated"
     OUT_OF_ORDER = "out_of_order"
     IMPOSSIBLE = "impossible"
+    OWNED_ELSEWHERE = "owned_elsewhere"
 
 
 STATUS: Mapping[Refusal, int] = {
@@ -66,6 +67,7 @@ STATUS: Mapping[Refusal, int] = {
     Refusal.REPEATED: 409,
     Refusal.OUT_OF_ORDER: 409,
     Refusal.IMPOSSIBLE: 422,
+    Refusal.OWNED_ELSEWHERE: 503,  # listeners send it again
 }
 """The HTTP status for each reason."""
 

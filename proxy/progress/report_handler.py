@@ -74,13 +74,17 @@ class Senders:
         sender = self._senders.get(sender_id)
         return sender.lost if sender is not None else 0
 
-    def accept(self, sender_id: str, number: int) -> int:
-        """Record a number that is accepted; return how many were lost just before it."""
+    def accept(self, sender_id: str, number: int, *, counts_lost: bool = True) -> int:
+        """Record a number that is accepted; return how many were lost just before it.
+
+        0 without `counts_lost`: not all of a sender's reports come here.
+        """
         sender = self._senders.pop(sender_id, None) or Sender(number - 1)
         if len(self._senders) >= MAX_SENDERS:
             del self._senders[next(iter(self._senders))]
         self._senders[sender_id] = sender
         lost = number - 1 - sender.last - sender.refused.covered(sender.last + 1, number)
+        lost = lost if counts_lost else 0
         sender.refused.remove_below(number + 1)
         sender.last = number
         sender.lost += lost
@@ -169,7 +173,10 @@ class ReportHandler:
             is_past = _is_past(report, query, now_ms)
             new_run = not is_past and (yield from self._applying(report, query, now_ms, now_s))
             return AcceptedReport(report, query, new_run)
-        lost = self._senders.accept(report.sender, report.number)
+        # The numbers that are missing here may have gone to other members.
+        lost = self._senders.accept(
+            report.sender, report.number, counts_lost=not self._clients.is_shared
+        )
         self.results["accepted"] += 1
         self.results["lost"] += lost
         query.received += 1
@@ -203,6 +210,9 @@ class ReportHandler:
         self, report: Report, client_id: str, query: QueryProgress | None, now_ms: float
     ) -> None:
         """Check all but the ranges of the batch."""
+        if not self._clients.owns.client(client_id):
+            text = f"client {client_id!r} has gone to another member of this proxy"
+            raise ReportRefused(Refusal.OWNED_ELSEWHERE, text, "send the report again")
         if report.number is not None and self._senders.is_repeated(report.sender, report.number):
             text = f"number {report.number} of this sender, or a later one, was taken in before"
             raise ReportRefused(Refusal.REPEATED, text, _IN_ORDER)
@@ -264,7 +274,7 @@ class ReportHandler:
         batch = report.batch
         if batch is not None:
             sender_lost = self._senders.lost(report.sender)
-            gap = _gap(query, report, sender_lost)
+            gap = _gap(query, report, sender_lost, is_shared=self._clients.is_shared)
             query.sender, query.sender_lost = report.sender, sender_lost
             query.last_batch = LastBatch(batch.batch_id, batch.rows, batch.execution_ms, began_ms)
             for _ in query.completing(batch.batch_id, batch.ranges, gap, now_ms, now_s):
@@ -279,7 +289,9 @@ def _ranges(report: Report) -> Mapping[TopicPartition, BatchRange]:
     return report.batch.ranges if report.batch is not None else {}
 
 
-def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason | None:
+def _gap(
+    query: QueryProgress, report: Report, sender_lost: int, *, is_shared: bool
+) -> SkipReason | None:
     """Return why a batch may begin behind the end of the one before; None: reports were lost."""
     if query.progress_id not in (None, report.query_id):
         return SkipReason.NEW_CHECKPOINT
@@ -287,7 +299,10 @@ def _gap(query: QueryProgress, report: Report, sender_lost: int) -> SkipReason |
     began = query.run_batches == 0
     if began or query.sender != report.sender or query.sender_lost != sender_lost:
         return None
-    return SkipReason.UNEXPLAINED
+    # Numbers do not tell what was lost, where another member gets some of them.
+    batch, last = report.batch, query.last_batch_id
+    was_lost = batch is not None and last is not None and batch.batch_id != last + 1
+    return None if is_shared and was_lost else SkipReason.UNEXPLAINED
 
 
 def _is_past(report: Report, query: QueryProgress, now_ms: float) -> bool:

@@ -1,7 +1,7 @@
 """The relay's interceptor: follow what clients of queries read, and those of pipelines write."""
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from proxy.backpressure.backpressure import Backpressure
@@ -13,10 +13,11 @@ from proxy.progress.query import QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.topics import TopicNames
 from proxy.progress.tracker import FetchInFlight, FetchTracker
+from proxy.queries.driver_visits import DriverVisits
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.entities import ClientIdentity
 from proxy.quota.manager import QuotaManager
-from proxy.relay.interceptor import SeenRequest
+from proxy.relay.interceptor import ClientSentOn, SeenRequest
 from proxy.wire.apis import FETCH, LIST_OFFSETS, PRODUCE
 from proxy.wire.fetch import (
     NO_OFFSET,
@@ -50,6 +51,7 @@ class Following:
     quotas: QuotaManager
     pipelines: RunningPipelines
     turns: ReportTurns
+    visits: DriverVisits = field(default_factory=DriverVisits)
 
     def client(self, identity: ClientIdentity, node_id: int | None) -> "FollowedClient":
         """See Interceptor."""
@@ -60,8 +62,8 @@ class FollowedClient:
     """A client on one connection: what it reads for a query, what it writes, both or neither."""
 
     __slots__ = (
-        *("_all", "_client_id", "_generation", "_identity", "_looked_up_first", "_node_id"),
-        *("_query", "_writes"),
+        *("_all", "_client_id", "_fetches", "_generation", "_identity", "_looked_up_first"),
+        *("_node_id", "_query", "_visits", "_writes"),
         *("fetched_logs", "lookups", "pressure", "tracker"),
     )
 
@@ -74,6 +76,10 @@ class FollowedClient:
         """Of all that says who is followed, when it was last looked up."""
         self._query: QueryProgress | None = None
         self._writes = False
+        self._visits = False
+        """Whether its rule is adaptive, and another member owns it."""
+        self._fetches = False
+        """Whether a visitor has fetched: it is no driver's then."""
         self.tracker: FetchTracker | None = None
         self.lookups: OffsetLookups | None = None
         """Like `tracker`, None as long as the client reads for no query."""
@@ -96,7 +102,8 @@ class FollowedClient:
             return self._writes
         if self._query is None:
             self._looked_up_first |= api_key == LIST_OFFSETS
-            return False
+            self._fetches |= api_key == FETCH
+            return self._visits and api_key == LIST_OFFSETS and not self._fetches
         return True
 
     def request(self, head: RequestHead, frame: memoryview, now_ms: float) -> SeenRequest:
@@ -107,6 +114,10 @@ class FollowedClient:
             records = sum([each.offsets for each in appended])
             self._all.pipelines.sent(self._client_id, len(frame), records)
             return _SeenProduce(appended, self._client_id, self._all)
+        if self._query is None:
+            ask = read_list_offsets_request(version, body, head.correlation_id)
+            self.check_here(ask, now_ms)
+            return SeenRequest()
         assert self.tracker is not None
         assert lookups is not None
         if head.api_key == LIST_OFFSETS:
@@ -119,11 +130,22 @@ class FollowedClient:
                     return _AnsweredLookup(answer)
             plans = partial(self._all.pipelines.plans, self._client_id) if self._writes else None
             is_driver = not lookups.is_executor and (self.pressure or plans) is not None
-            return _SeenLookup(lookup, lookups, plans, self._all.turns if is_driver else None)
+            turns = self._all.turns if is_driver else None
+            return _SeenLookup(lookup, lookups, plans, turns, self)
         fetch = read_fetch_request(version, body)
         if not lookups.is_executor:
             lookups.fetched()
         return _SeenFetch(fetch, now_ms, self.tracker, self)
+
+    def check_here(self, ask: OffsetLookup, now_ms: float) -> None:
+        """Raise ClientSentOn for the look-up of a driver that another member owns."""
+        every = self._all
+        if every.registry.owns.client(self._client_id):
+            return
+        if not every.backpressure.is_adaptive(self._identity):
+            return
+        if every.visits.sends_on(self._client_id, ask, now_ms):
+            raise ClientSentOn
 
     def answers_lookups(self, now_ms: float) -> bool:
         """Return whether look-ups are answered here: of executors of a streaming query that lives.
@@ -162,6 +184,8 @@ class FollowedClient:
         if client_id is None:
             return
         self._writes = every.pipelines.follows(client_id)
+        owned = every.registry.owns.client(client_id)
+        self._visits = not owned and every.backpressure.is_adaptive(self._identity)
         self.pressure = every.backpressure.of_identity(self._identity, now_ms)
         if self.pressure is not None:
             every.registry.follow(client_id)
@@ -170,6 +194,7 @@ class FollowedClient:
             if self.lookups is not None:
                 self.lookups.follow(self.pressure)
             return
+        self._fetches |= self.lookups is not None and self.lookups.is_executor
         self._close_lookups()
         self._query, self.tracker, self.lookups = query, None, None
         self.fetched_logs = FetchedLogs()
@@ -241,6 +266,7 @@ class _SeenLookup(SeenRequest):
     """Prepares pipelines for a driver's answer; None when the client is in none."""
     turns: ReportTurns | None
     """What its answer is to see all of; None when it sees nothing of reports."""
+    client: FollowedClient
     _since_ms: float | None = None
     """Since when the answer waits for a report to be applied."""
 
@@ -255,6 +281,8 @@ class _SeenLookup(SeenRequest):
         return self.lookups.wait_ms(self.ask, now_ms)
 
     def response(self, version: int, frame: bytes, now_ms: float) -> bytes:
+        if not self.lookups.is_executor:
+            self.client.check_here(self.ask, now_ms)  # it was let go since
         if self.turns is not None:
             self.turns.finish()  # another report may have come since
         if self.plans is not None and not self.lookups.is_executor:

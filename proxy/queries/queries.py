@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from structlog import get_logger
 
 from metrics import Instruments
-from metrics.clock import clock_ms
+from metrics.clock import MS_PER_SECOND, clock_ms
 from proxy.backpressure import backpressure_record as pressure_records
 from proxy.backpressure.backpressure import Backpressure
 from proxy.backpressure.query_advice import advise
@@ -31,15 +31,18 @@ from proxy.progress import progress_records
 from proxy.progress.committer import Committer
 from proxy.progress.events import ALARMS, ProgressEvent
 from proxy.progress.log_ends import LogEnds
+from proxy.progress.owns import OwnedSince, Owns, owns_all
 from proxy.progress.progress_collector import ProgressCollector
-from proxy.progress.query import ProgressSettings
+from proxy.progress.progress_records import ReadRecords
+from proxy.progress.query import ProgressSettings, QueryProgress
 from proxy.progress.query_registry import QueryRegistry
 from proxy.progress.report import Report, ReportRefused, parse_report
 from proxy.progress.topics import TopicNames
 from proxy.queries.following import Following
+from proxy.queries.record_owner import owned, read_owned
 from proxy.queries.report_turns import ReportTurns
 from proxy.quota.manager import QuotaManager
-from proxy.state import StateError, StateWriter, Store
+from proxy.state import Record, StateError, StateWriter, Store
 from proxy.wire.topic_partition import TopicPartition
 
 TICK_S = 1.0
@@ -65,7 +68,11 @@ LOOK_UP_TIMEOUT_S = 2.0
 """How long a report waits for the log ends that it goes beyond; then what is known must do."""
 
 FLUSH_TIMEOUT_S = 3.0
-"""How long the last commits may take when the proxy stops."""
+"""How long the last commits may take when the proxy stops, or lets queries go; and, there, the last
+writes."""
+
+REWRITE_PAUSE_S = 0.2
+"""Between two tries to write what is let go."""
 
 Document = Mapping[str, object]
 """Fit for JSON."""
@@ -74,7 +81,10 @@ _log = get_logger(__name__)
 
 
 class Queries:
-    """All that the proxy does for Structured Streaming queries.
+    """All that this member does for Structured Streaming queries.
+
+    Where clients are shared among members, only for those that it owns: `load` says whose these
+    are, `take_up` and `let_go` what has changed. Of what another member owns nothing is known here.
 
     `knows_client` returns whether a client id has connected lately; `registry` gets a collector.
     """
@@ -113,19 +123,99 @@ class Queries:
         )
         self._writer: StateWriter | None = None
         self._writing = asyncio.Lock()
+        self._handing_over = asyncio.Lock()
         registry.register(ProgressCollector(self._registry, clock_ms, progress.max_queries))
 
-    def load(self, store: Store) -> None:
-        """Read what an earlier process wrote there; write there from now on."""
-        for problem in self._registry.load(store.items(progress_records.FORMAT.prefix)):
+    @property
+    def owns(self) -> Owns:
+        """What this member owns."""
+        return self._registry.owns
+
+    def load(self, store: Store, owns: Owns = owns_all) -> None:
+        """Read what an earlier process wrote there of these; write there from now on.
+
+        Call it once, before anything is known of any client.
+        """
+        self._own(owns)
+        records: list[Record] = []
+        for prefix in (progress_records.FORMAT.prefix, pressure_records.FORMAT.prefix):
+            records += store.items(prefix)
+        if owns is not owns_all:
+            records = owned(records, owns, self._registry.client_of_record)
+        progress = progress_records.read_records(_under(records, progress_records.FORMAT.prefix))
+        self._resume(progress, records)
+        self._writer = StateWriter(store)
+        self._pipelines.load(store, owns)
+
+    async def take_up(self, store: Store, *, owns: Owns) -> None:
+        """Resume what these own more than before, from what is written there of it.
+
+        Call it when those who had it have let it go: they write nothing of it any more. Raises
+        StateError: then nothing has changed.
+        """
+        async with self._handing_over:
+            came = OwnedSince(self.owns, owns)
+            client_of = self._registry.client_of_record
+            progress, records = await asyncio.to_thread(read_owned, store, came, client_of)
+            self._own(owns)
+            self._resume(progress, records)
+            self._pipelines.take_up(records, owns)
+
+    async def let_go(self, *, owns: Owns) -> bool:
+        """Commit and write what is due of what these do not own any more, and forget it.
+
+        From the start on nothing of it is followed, and reports on it are refused. Return whether
+        all went out in 2 * FLUSH_TIMEOUT_S: what did not is lost, as if this process had died.
+        """
+        async with self._handing_over:
+            gone = await self._turns.take(self._leaving(owns))
+            groups = {query.commit_group for query in gone if query.commit_group is not None}
+            try:
+                is_done = await self._committer.let_go(groups, FLUSH_TIMEOUT_S)
+                is_done &= await self._write_leaving()
+            finally:  # without a wait since the last write
+                self._registry.forget_leaving()
+                self._backpressure.forget_leaving()
+                is_kept = self._pipelines.forget_leaving()
+            is_done &= is_kept
+        if not is_done:
+            _log.error("not all was committed and kept of what another member has now")
+        return is_done
+
+    def _leaving(self, owns: Owns) -> Generator[bool, None, list[QueryProgress]]:
+        """Stop following all at once, between two reports; return the queries that leave."""
+        yield False
+        self._pipelines.let_go(owns)
+        self._backpressure.own(owns, clock_ms())
+        self.following.visits.forget()
+        return self._registry.own(owns)
+
+    async def _write_leaving(self) -> bool:
+        """Write what is due, in tries as long as there is time; return whether all was written."""
+        until_ms = clock_ms() + FLUSH_TIMEOUT_S * MS_PER_SECOND
+        while not (await self._write() and await self._pipelines.keep()):
+            if self._writer is None or clock_ms() > until_ms:
+                return False
+            await asyncio.sleep(REWRITE_PAUSE_S)
+        return True
+
+    def _own(self, owns: Owns) -> None:
+        """Follow the queries and bounds of these; nothing of others was seen, or it is let go."""
+        self._registry.own(owns)
+        self._registry.forget_leaving()
+        self._backpressure.own(owns, clock_ms())
+        self._backpressure.forget_leaving()
+        self.following.visits.forget()
+
+    def _resume(self, progress: ReadRecords, records: Sequence[Record]) -> None:
+        """Resume the queries and bounds that these records are of."""
+        for problem in self._registry.load(progress):
             _log.warning("progress not taken up", problem=problem)
-        written = store.items(pressure_records.FORMAT.prefix)
-        for problem in self._backpressure.load(written, clock_ms()):
+        pressures = _under(records, pressure_records.FORMAT.prefix)
+        for problem in self._backpressure.load(pressures, clock_ms()):
             _log.warning("backpressure not taken up", problem=problem)
         for client_id in self._backpressure.clients:
             self._registry.follow(client_id)  # its reports may come before it connects
-        self._writer = StateWriter(store)
-        self._pipelines.load(store)
 
     def resume(self, store: Store) -> None:
         """Write to a store again after `close`, beginning with what has changed meanwhile."""
@@ -243,8 +333,8 @@ class Queries:
             await self._write()
             await asyncio.sleep(WRITE_PAUSE_S)
 
-    async def _write(self) -> None:
-        """Write what has changed; what can't be written is tried again."""
+    async def _write(self) -> bool:
+        """Write what has changed; what can't be written is tried again. Return whether it was."""
         async with self._writing:
             while (writer := self._writer) is not None:
                 records, deleted = self._registry.changes()
@@ -252,14 +342,15 @@ class Queries:
                 records += pressures
                 deleted += forgotten
                 if not records and not deleted:
-                    return
+                    return True
                 try:
                     await writer.put_many(records, delete=deleted)
                 except StateError as error:
                     self._registry.changes_failed()
                     self._backpressure.changes_failed()
                     _log.error("progress not kept, trying again", error=str(error))
-                    return
+                    return False
+        return False
 
     async def _resolve_names(self) -> None:
         tries: dict[bytes, int] = {}
@@ -280,6 +371,10 @@ class Queries:
                         _log.warning(text, ids=len(unknown), seen=self._names.lost)
                 if self._names.wanted():
                     await asyncio.sleep(RESOLVE_PAUSE_S)
+
+
+def _under(records: Iterable[Record], prefix: str) -> list[Record]:
+    return [record for record in records if record.key.startswith(prefix)]
 
 
 def _parse(raw: bytes) -> Report:

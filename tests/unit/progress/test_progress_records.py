@@ -157,28 +157,60 @@ def test_a_query_that_is_not_configured_is_found_by_its_client_id(world, store):
     world.known.add("c")
     completed(world, name="n a/m?e", client_id="c", query_id=uuid("other"))
     save(world, store)
-    assert store.items("")[0].key == "progress/n%20a%2Fm%3Fe/t/0"
+    assert store.items("")[0].key == "progress/c/t/0"
     assert restart(world, store) == []
     assert (world.query("c").name, world.part(client_id="c").committed_to) == ("n a/m?e", 10)
 
 
-def test_a_new_label_moves_the_records(world, store):
+def test_a_key_is_quoted(world, store):
+    world.known.add("c a/m?e")
+    completed(world, name="n", client_id="c a/m?e", query_id=uuid("other"))
+    save(world, store)
+    assert [record.key for record in store.items("")] == ["progress/c%20a%2Fm%3Fe/t/0"]
+
+
+def test_another_client_id_moves_the_records(world, store):
+    world.known |= {"c", "c2"}
+    completed(world, name="n", client_id="c", query_id=uuid("other"))
+    save(world, store)
+    world.registry.move(world.query("c"), "c2")
+    save(world, store)
+    (record,) = store.items("")
+    assert (record.key, record.value["client_id"]) == ("progress/c2/t/0", "c2")
+
+
+def test_a_record_under_the_label_as_earlier_programs_wrote_it_is_moved(world, store):
+    world.known.add("c")
+    value = {**GOOD, "label": "n", "name": "n", "client_id": "c", "at_s": 1.0}
+    old = Record.of("progress/n/t/0", value)
+    new = Record.of("progress/c/t/0", {**value, "completed": 9, "delivered": 9, "at_s": 2.0})
+    for records in ([old], [old, new]):
+        store.put_many(records)
+        assert restart(world, store) == []
+        assert world.part(client_id="c").committed_to == records[-1].value["completed"]
+        save(world, store)
+        assert [record.key for record in store.items("")] == ["progress/c/t/0"]
+
+
+def test_a_new_label_is_in_the_records(world, store):
     world.known.add("c")
     completed(world, name="n", client_id="c", query_id=uuid("other"))
     save(world, store)
     world.registry.update(configured("orders", "n"))
     save(world, store)
-    assert [record.key for record in store.items("")] == ["progress/n%20%28c%29/t/0"]
+    (record,) = store.items("")
+    assert (record.key, record.value["label"]) == ("progress/c/t/0", "n (c)")
 
 
-def test_a_label_that_is_taken_when_it_is_loaded_moves_the_records(world, store):
+def test_a_label_that_is_taken_when_it_is_loaded_is_in_the_records(world, store):
     world.known.add("c")
     completed(world, name="n", client_id="c", query_id=uuid("other"))
     first = ProgressSettings(queries=(QuerySettings(name="n2", client_id="c"),))
     restart(world, store, first)
     assert world.query("c").name == "n2"
     save(world, store)
-    assert [record.key for record in store.items("")] == ["progress/n2/t/0"]
+    (record,) = store.items("")
+    assert (record.key, record.value["label"]) == ("progress/c/t/0", "n2")
 
 
 def test_a_query_that_is_forgotten_leaves_no_record(world, store):
@@ -237,7 +269,7 @@ KEY = FORMAT.key("orders", "t", 0)
     [
         pytest.param(KEY, {}, 2, "form 2", id="unknown version"),
         pytest.param(KEY, {"topic": "u"}, 1, "not its key", id="another topic"),
-        pytest.param(KEY, {"label": "other"}, 1, "not its key", id="another query"),
+        pytest.param(KEY, {"label": "o", "client_id": "o"}, 1, "not its key", id="another query"),
         pytest.param(KEY, {"partition": 1}, 1, "not its key", id="another partition"),
         pytest.param("progress/orders/t/00", {}, 1, "not its key", id="another spelling"),
         pytest.param("progress/x", {}, 1, "not its key", id="no key of ours"),

@@ -1,0 +1,291 @@
+"""A query and its pipeline go from member to member, and nothing is applied twice, or lost."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from parts.machine import Machine
+from parts.member_world import NOTHING, OF_PIPELINE, MemberWorld, Owned, Tier, joined
+from parts.reports import ReportingDriver
+
+from proxy.progress.report import Refusal, ReportRefused
+from proxy.quota.entities import ClientIdentity
+from proxy.state import SqliteStore, StateError
+from proxy.wire.apis import FETCH, LIST_OFFSETS
+
+LONG_AGO_MS = 60_000
+"""When batches began: before any handover."""
+
+
+async def started(members=2, open_store=None):
+    tier = Tier(members, open_store)
+    for name in ("one", "two", "lone"):
+        await tier.report(name, "started")
+    return tier
+
+
+async def take(tier, step):
+    """Take a step; what is told apart as `hand over` changes nothing where there is one member."""
+    kind, count = step
+    member = tier.member("one")
+    match kind:
+        case "one":
+            tier.write(count)
+            await tier.batch("one", "a", tier.read["one"] + count)
+        case "one, handed over in the batch":
+            tier.write(count)
+            await tier.hand_over()
+            tier.write(count)
+            await tier.batch("one", "a", tier.read["one"] + count, took_ms=LONG_AGO_MS)
+        case "one, handed over in the report":
+            tier.write(count)
+            report = asyncio.ensure_future(tier.batch("one", "a", tier.read["one"] + count))
+            for _ in range(count % 5):
+                await asyncio.sleep(0)
+            await tier.hand_over()
+            await report
+        case "two":
+            await tier.batch("two", "b", max(tier.read["two"], tier.written - count))
+        case "fetch":
+            member.fetch("two", "b", tier.written)
+        case "fetch, handed over meanwhile":
+            respond = member.fetch("two", "b", tier.written, answers=False)
+            await tier.hand_over()
+            respond()
+        case "lone":
+            await tier.batch("lone", "c", tier.read["lone"] + count)
+        case "commit":
+            member.committer.commit()
+        case "tick":
+            await member.tick()
+        case "hand over":
+            await tier.hand_over()
+
+
+KINDS = (
+    "one",
+    "one, handed over in the batch",
+    "one, handed over in the report",
+    "two",
+    "fetch",
+    "fetch, handed over meanwhile",
+    "lone",
+    "commit",
+    "tick",
+    "hand over",
+)
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 9)), max_size=15)
+
+
+@given(STEPS)
+def test_the_totals_are_those_of_one_member(steps):
+    async def run(members):
+        tier = await started(members)
+        for step in steps:
+            await take(tier, step)
+        await tier.batch("two", "b", tier.written)
+        return await tier.totals()
+
+    assert asyncio.run(run(2)) == asyncio.run(run(1))
+
+
+async def test_workers_that_share_one_file(tmp_path):
+    steps = [(kind, count) for count in (1, 2, 4, 7) for kind in KINDS]
+    machine = Machine(SqliteStore(tmp_path / "state.db"))
+    totals = []
+    for members, open_store in ((2, machine.worker), (1, None)):
+        tier = await started(members, open_store)
+        for step in steps:
+            await take(tier, step)
+        totals.append(await tier.totals())
+        for member in tier.members:
+            await member.queries._writer.close()
+            await member.running.close()
+    assert totals[0] == totals[1]
+    machine.close()
+    machine.store.close()
+
+
+async def test_what_is_let_go_is_not_here_any_more():
+    tier = await started()
+    await take(tier, ("one", 5))
+    old, new = tier.members
+    await old.tick()
+    assert old.wants("one") == {FETCH, LIST_OFFSETS}
+    assert {query.client_id for query in old.registry.queries} == {"one", "two"}
+    await tier.hand_over()
+    assert list(old.queries.progress()) == []
+    assert (old.queries.pipelines(), old.queries.pressure()) == ([], {})
+    assert (old.registry.queries, old.pressure.clients) == ([], [])
+    assert old.registry.changes() == ([], [])
+    assert old.pressure.changes() == ([], [])
+    assert {query.client_id for query in new.registry.queries} == {"one", "two", "lone"}
+    assert len(new.queries.pipelines()) == 1
+    series = {
+        (sample.name, *sample.labels.values())
+        for family in old.prometheus.collect()
+        for sample in family.samples
+        if {"one", "two", "p"} & set(sample.labels.values())
+    }
+    assert {name for name, *_ in series} <= {
+        "kafka_quota_proxy_ledger_completion_seconds_bucket",
+        "kafka_quota_proxy_ledger_completion_seconds_count",
+        "kafka_quota_proxy_ledger_completion_seconds_created",
+        "kafka_quota_proxy_ledger_completion_seconds_sum",
+    }
+
+
+async def test_a_member_that_owns_nothing_shows_nothing():
+    tier = Tier()
+    await tier.hand_over()
+    member = tier.members[0]
+    assert list(member.queries.progress()) == []
+    assert member.queries.pipelines() == []
+    member.queries.update(tier.progress, tier.pipelines)
+    assert list(member.queries.progress()) == []
+    assert member.queries.pipelines() == []
+
+
+async def test_an_adapted_bound_goes_with_its_query():
+    tier = await started()
+    for _ in range(3):
+        tier.members[0].wants("one")
+        await tier.batch("one", "a", tier.read["one"] + 10, took_ms=1000)
+    old, new = tier.members
+    (before,) = old.pressure.of_client("one")
+    rate = before.rate
+    assert rate is not None
+    await tier.hand_over()
+    assert old.pressure.of_client("one") == []
+    assert old.quotas._adapted == {}
+    (after,) = new.pressure.of_client("one")
+    assert after.rate == rate
+    await tier.hand_over()
+    (back,) = old.pressure.of_client("one")
+    assert (back.rate, new.quotas._adapted.keys()) == (rate, set())
+
+
+async def test_a_visitor_is_followed_by_nobody_and_its_driver_is_sent_on():
+    tier = await started()
+    old = tier.members[0]
+    assert old.look_up("one") == 1000
+    await tier.hand_over()
+    assert old.look_up("one") is None
+    assert old.client("one").wants(LIST_OFFSETS, old.clock())
+    identity = ClientIdentity("default", None, "two")
+    assert not old.queries.following.client(identity, 1).wants(FETCH, old.clock())
+    assert old.registry.queries == []
+    assert tier.members[1].look_up("one") == 1000
+    await tier.hand_over()
+    assert old.look_up("one") == 1000
+
+
+async def test_an_executor_that_visits_is_let_be():
+    tier = await started()
+    old = tier.members[0]
+    old.fetch("two", "b", 5)
+    await tier.hand_over()
+    assert old.wants("two") == set()
+    assert old.look_up("two", "b") == 1000
+
+
+async def test_what_visitors_do_after_that_is_written_by_nobody():
+    tier = await started()
+    old = tier.members[0]
+    await take(tier, ("one", 5))
+    respond = old.fetch("two", "b", 5, answers=False)
+    await tier.hand_over()
+    kept = tier.store.items("")
+    respond()
+    old.running.appended("one", "b", 0, 5, 9, old.clock())
+    await old.tick()
+    assert tier.store.items("") == kept
+
+
+async def test_a_report_that_comes_too_late_is_to_be_sent_again():
+    tier = await started()
+    old = tier.members[0]
+    await tier.hand_over()
+    document = ReportingDriver("one").document("started")
+    with pytest.raises(ReportRefused) as caught:
+        await old.queries.accept(json.dumps(document).encode())
+    assert (caught.value.reason, caught.value.status) == (Refusal.OWNED_ELSEWHERE, 503)
+
+
+class FullStore:
+    """Takes nothing."""
+
+    def put_many(self, records, *, delete=()):  # noqa: ARG002
+        raise StateError("the disk is full", "make room")
+
+
+async def test_what_cannot_be_written_is_not_written_later(monkeypatch):
+    monkeypatch.setattr("proxy.queries.queries.FLUSH_TIMEOUT_S", 0.0)
+    tier = await started()
+    await take(tier, ("one", 5))
+    old = tier.members[0]
+    store = tier.store
+    old.queries._writer._store = old.running._writer._store = FullStore()
+    assert not await old.queries.let_go(owns=NOTHING)
+    old.queries._writer._store = old.running._writer._store = store
+    await old.tick()
+    assert store.items("") == []
+
+
+async def test_a_store_that_cannot_be_read_leaves_all_as_it_was():
+    tier = await started()
+    await take(tier, ("one", 5))
+    old, new = tier.members
+    await old.queries.let_go(owns=NOTHING)
+
+    class Broken:
+        def items(self, prefix):  # noqa: ARG002
+            raise StateError("broken", "mend it")
+
+    owns = joined(new.queries.owns, OF_PIPELINE)
+    with pytest.raises(StateError):
+        await new.queries.take_up(Broken(), owns=owns)
+    assert new.queries.owns == Owned(frozenset({"lone"}))
+    assert [query.client_id for query in new.registry.queries] == ["lone"]
+    await new.queries.take_up(tier.store, owns=owns)
+    assert new.registry.query_of("one").partitions["a", 0].committed_to == 5
+
+
+async def test_records_of_others_and_of_nobody_stay_at_the_start():
+    tier = await started()
+    await take(tier, ("one", 5))
+    await tier.members[0].tick()
+    kept = tier.store.items("")
+    assert {record.key.partition("/")[0] for record in kept} >= {"progress", "ledger"}
+    other = MemberWorld(tier, Owned(frozenset({"lone"})))
+    await other.tick()
+    assert tier.store.items("") == kept
+
+
+async def test_what_comes_late_of_what_was_let_go_makes_no_record_due():
+    tier = await started()
+    old = tier.members[0]
+    old.wants("one")
+    await take(tier, ("one", 5))
+    query, (pressed,) = old.registry.query_of("one"), old.pressure.of_client("one")
+    await tier.hand_over()
+    query.changed(query.partitions["a", 0])
+    query.let_go(query.partitions["a", 0], "its topic is gone", 0.0)
+    pressed._on_change(pressed)
+    assert old.registry.changes() == ([], [])
+    assert old.pressure.changes() == ([], [])
+
+
+async def test_numbers_that_other_members_got_are_not_lost():
+    tier = await started()
+    await tier.batch("one", "a", 5)
+    tier.drivers["one"].number += 5
+    document = await tier.batch("one", "a", 9)
+    assert document["lost_reports"] == 0
+    tier.read["one"] = 20
+    tier.batches["one"] += 1  # a batch whose report was lost
+    await tier.batch("one", "a", 25)
+    partition = tier.members[0].registry.query_of("one").partitions["a", 0]
+    assert (partition.committed_to, partition.skipped.records) == (25, 0)

@@ -1,0 +1,59 @@
+"""Whose each record of the state is, told from its key."""
+
+import pytest
+from parts.member_world import Owned
+from parts.reports import uuid
+
+from proxy.progress.progress_records import FORMAT
+from proxy.queries.record_owner import OwnerKind, RecordOwner, owned, owner_of
+from proxy.state import Record
+
+NAME = "a b/c%d\u00e9"
+QUOTED = "a%20b%2Fc%25d%C3%A9"
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (f"progress/{QUOTED}/t/0", OwnerKind.CLIENT),
+        (f"pressure/{QUOTED}/entity", OwnerKind.CLIENT),
+        (f"flow/{QUOTED}/node", OwnerKind.PIPELINE),
+        (f"ledger/{QUOTED}/root/1", OwnerKind.PIPELINE),
+        (f"quotas/client-id={QUOTED}", None),
+        ("pauses/all", None),
+        ("audit/000000000000001", None),
+        ("watch/written", None),
+    ],
+)
+def test_the_owner_that_a_key_names(key, kind):
+    assert owner_of(key) == (RecordOwner(kind, NAME) if kind is not None else None)
+
+
+def record(label, client_id, key_part):
+    value = {
+        "label": label, "client_id": client_id, "query_id": uuid("q"), "run_id": uuid("r"),
+        "name": None, "topic": "t", "topic_id": None, "partition": 0, "leader": None,
+        "completed": 5, "delivered": 5, "backwards": False, "at_s": 1.5,
+    }  # fmt: skip
+    return Record.of(FORMAT.key(key_part, "t", 0), value)
+
+
+def test_those_of_a_member():
+    mine = [
+        record("n", "c", "c"),
+        record("n", "c", "n"),  # as an earlier program wrote it
+        record("configured", "former", "former"),
+        Record("progress/c/t/1", "damaged", 1),
+        Record.of("pressure/c/e", None),
+        Record.of("ledger/p/root/1", None),
+    ]
+    others = [
+        record("n", "d", "d"),
+        record("n", "d", "c2"),
+        Record.of("pressure/d/e", None),
+        Record.of("flow/q/n", None),
+        Record.of("quotas/client-id=c", None),
+    ]
+    client_of = {"configured": "c"}.get
+    owns = Owned(frozenset({"c"}), frozenset({"p"}))
+    assert owned([*mine, *others], owns, client_of) == mine
