@@ -27,6 +27,11 @@ from proxy.quota.rules import RuleTable
 from proxy.quota.values import BadValueError
 from proxy.relay.take_over import Predecessor, TakeOverError
 from proxy.state import StateError
+from proxy.workers import check_keys
+from proxy.workers.nursery import Nursery
+from proxy.workers.supervisor import WORKER_ERRORS, Supervisor
+from proxy.workers.tier_group import TIER_ERRORS
+from proxy.workers.worker_process import run_worker
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -49,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error}\n    fix: {fix}", EXIT_FAILED)
     except AdminRefusal as error:
         return _complain(str(error), EXIT_BAD_INPUT if error.is_bad_input else EXIT_FAILED)
-    except (DevkitError, StateError, TakeOverError) as error:
+    except (DevkitError, StateError, TakeOverError, *WORKER_ERRORS, *TIER_ERRORS) as error:
         return _complain(str(error), EXIT_FAILED)
     except OSError as error:
         return _complain(f"{error}\n    fix: see that it is there and may be used", EXIT_FAILED)
@@ -133,23 +138,35 @@ def _say(line: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
+    configure_logging(options.log_format)
+    # Before anything is open that workers would inherit.
+    nursery = Nursery(run_worker) if config.worker_count > 1 or config.tier is not None else None
     predecessor = None
     if options.take_over is not None:
         try:
             predecessor = Predecessor(options.take_over)
         except TakeOverError as error:
+            if nursery is not None:
+                nursery.close()
             return _complain(f"--take-over: {error}", EXIT_BAD_INPUT)
-    configure_logging(options.log_format)
-    uvloop.run(_serve(config, options, predecessor))
+    uvloop.run(_serve(config, options, predecessor, nursery))
     return EXIT_DONE
 
 
 async def _serve(
-    config: Config, options: argparse.Namespace, predecessor: Predecessor | None
+    config: Config,
+    options: argparse.Namespace,
+    predecessor: Predecessor | None,
+    nursery: Nursery | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    app = App(config, options.config, splice=not options.no_splice)
+    path, splice = options.config, not options.no_splice
+    app: App | Supervisor
+    if nursery is None:
+        app = App(config, path, splice=splice)
+    else:
+        app = Supervisor(config, path, nursery, splice=splice)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, app.reloader.request)
@@ -177,7 +194,8 @@ def configure_logging(log_format: str) -> None:
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # One write for each line: the lines of several workers do not mix.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
 
@@ -195,9 +213,12 @@ def _check(options: argparse.Namespace) -> int:
     settings = config.quota_settings
     table = RuleTable(settings.rules, enforce=settings.enforce)
     lines = [*find_hints(config, table)]
+    keys = check_keys.keys_of(config, table)
+    lines += check_keys.find_hints(config, table, keys)
     if (options.user, options.client_id, options.listener) != (None, None, None):
         identity = ClientIdentity(options.listener or names[0], options.user, options.client_id)
         lines += explain(config, table, identity)
+        lines += check_keys.explain(config, keys, identity)
     for line in lines:
         _say(line)
     return EXIT_DONE

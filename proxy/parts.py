@@ -33,7 +33,11 @@ def access_of(config: Config, secrets: Secrets) -> Access:
     ]
     if admin.token_file is not None:
         tokens.append(AdminToken(ALL_RIGHTS, secrets.tokens[ALL_RIGHTS]))
-    hosts = (admin.bind.host, *admin.hosts, *(each.advertised_host for each in config.listeners))
+    hosts = (
+        admin.bind.host,
+        *admin.hosts,
+        *(config.named(each.advertised_host) for each in config.listeners),
+    )
     return Access(tokens, admin.read_needs_token, admin.open_paths, {*map(str.lower, hosts)})
 
 
@@ -55,15 +59,15 @@ def limits_of(config: Config) -> Limits:
     return replace(limits, max_connections=share_files(config).clients)
 
 
-def listener_of(listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
+def listener_of(config: Config, listener: ListenerSection, secrets: Secrets) -> ListenerSettings:
     """Return where a listener is and what it tells its clients."""
     ports, tls = listener.broker_ports, listener.tls
     return ListenerSettings(
         name=listener.name,
         host=listener.bind.host,
         port=listener.bind.port,
-        advertised_host=listener.advertised_host,
+        advertised_host=config.named(listener.advertised_host),
         broker_ports=(ports.first, ports.last) if ports else None,
         tls=secrets.listeners.get(listener.name),
-        sni=tls.sni if tls else None,
+        sni=config.named(tls.sni) if tls and tls.sni else None,
     )

@@ -29,6 +29,7 @@ from proxy.admin.replies import (
     parse_number,
     whole_number,
 )
+from proxy.admin.request_times import HISTOGRAMS
 from proxy.admin.slices import Slices
 from proxy.admin.status import Status
 from proxy.admin.throttling_routes import ThrottlingRoutes, throttling_document
@@ -43,7 +44,7 @@ CONNECTIONS_PATH = "/v1/connections/"
 QUOTAS_PATH = "/v1/quotas/"
 
 ANY = "{tail:(?s:.+)}"
-"""What follows may hold every character; see `_tail`."""
+"""What follows may hold every character; see `tail_of`."""
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
 """How many clients one answer holds: unless the request says, and at most."""
@@ -92,15 +93,22 @@ class ApiRoutes:
         ]
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        text, limit = _filter_and_limit(request)
-        now_ms, by_client = self.clock_ms(), _by_client(request)
-        document = await self.status.document(text, limit, now_ms, time.time(), by_client=by_client)
+        text, limit = filter_and_limit(request)
+        now_ms, by = self.clock_ms(), is_by_client(request)
+        document = await self.status.document(
+            text,
+            limit,
+            now_ms,
+            time.time(),
+            by_client=by,
+            histograms=HISTOGRAMS in request.query,
+        )
         return await answer_in_slices(document, self.slices)
 
     async def _get_clients(self, request: web.Request) -> web.Response:
-        text, limit = _filter_and_limit(request)
-        by_client = _by_client(request)
-        found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
+        text, limit = filter_and_limit(request)
+        by = is_by_client(request)
+        found = await self.clients.closest_to_bound(text, limit, by_client=by)
         described = await self.clients.describe_found(found, self.clock_ms())
         unbounded = await self.clients.unbounded(text, limit)
         throttling = throttling_document(self.rules, time.time())
@@ -114,7 +122,7 @@ class ApiRoutes:
         return await answer_in_slices(document, self.slices)
 
     async def _get_client(self, request: web.Request) -> web.Response:
-        entity = _tail(request, CLIENTS_PATH)
+        entity = tail_of(request, CLIENTS_PATH)
         rows = await self.clients.of_entity(entity)
         if not rows:
             fix = "see GET /v1/clients; one that sent nothing for an hour is forgotten"
@@ -127,13 +135,13 @@ class ApiRoutes:
         return answer({"entity": entity, "quotas": quotas})
 
     async def _get_connections(self, request: web.Request) -> web.Response:
-        text, limit = _filter_and_limit(request)
+        text, limit = filter_and_limit(request)
         after = whole_number(request, "after", 0, MAX_NUMBER) if "after" in request.query else None
         document = await self.connections.document(text, limit, after, self.clock_ms(), time.time())
         return await answer_in_slices(document, self.slices)
 
     async def _delete_connection(self, request: web.Request) -> web.Response:
-        name = _tail(request, CONNECTIONS_PATH)
+        name = tail_of(request, CONNECTIONS_PATH)
         number = parse_number(name)
         row = self.connections.close(number) if number is not None else None
         if row is None:
@@ -142,7 +150,7 @@ class ApiRoutes:
         about = {"user": row.user, "client_id": row.client_id, "listener": row.listener}
         peer, who = f"{row.ip}:{row.port}", current_author()
         await self.audit.record(who, f"connection {peer}", about, None, time.time())
-        about_log = {**about, "who": who.name, "remote": request.remote}
+        about_log = {**about, "who": who.name, "remote": current_author().address}
         _log.info("connection closed by an operator", peer=peer, **about_log)
         return answer({"closed": row.number})
 
@@ -169,7 +177,7 @@ class ApiRoutes:
             raise ApiError(400, str(error), _SELECTOR_FIX) from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": request.remote}
+        about_log = {"who": current_author().name, "remote": current_author().address}
         _log.info("quota overridden", selector=name, by=override.by, **about_log)
         return answer(rule_entry(entry, now_s))
 
@@ -183,7 +191,7 @@ class ApiRoutes:
                     raise ApiError(404, f"no override is in force for {name}", fix)
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        about_log = {"who": current_author().name, "remote": request.remote}
+        about_log = {"who": current_author().name, "remote": current_author().address}
         _log.info("quota override deleted", selector=name, **about_log)
         return answer({"deleted": name})
 
@@ -223,17 +231,17 @@ class ApiRoutes:
         return answer({"pipelines": documents})
 
     async def _get_audit(self, request: web.Request) -> web.Response:
-        total, changes = change_documents(self.audit, *_filter_and_limit(request))
+        total, changes = change_documents(self.audit, *filter_and_limit(request))
         return await answer_in_slices({"total": total, "changes": changes}, self.slices)
 
 
-def _filter_and_limit(request: web.Request) -> tuple[str, int]:
+def filter_and_limit(request: web.Request) -> tuple[str, int]:
     """Read `?filter=TEXT&limit=N`."""
     limit = whole_number(request, "limit", DEFAULT_LIMIT, MAX_LIMIT)
     return request.query.get("filter", "").lower(), limit
 
 
-def _by_client(request: web.Request) -> bool:
+def is_by_client(request: web.Request) -> bool:
     """Read `?by=client`."""
     by = request.query.get("by", "quota")
     if by not in ("client", "quota"):
@@ -243,12 +251,12 @@ def _by_client(request: web.Request) -> bool:
 
 def _keys(request: web.Request) -> Mapping[str, str]:
     try:
-        return parse_selector(_tail(request, QUOTAS_PATH))
+        return parse_selector(tail_of(request, QUOTAS_PATH))
     except ValueError as error:
         raise ApiError(400, str(error), _SELECTOR_FIX) from None
 
 
-def _tail(request: web.Request, path: str) -> str:
+def tail_of(request: web.Request, path: str) -> str:
     """Return what follows `path`, decoded once.
 
     Taken from the request line: aiohttp's own path has `.` and `..` resolved, and some characters

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,26 @@ LOCAL, FILE = "local", "file"
 
 _NUMBER_DIGITS = 15  # so that keys sort as numbers
 
+LeftChange = dict[str, Any]
+"""What was changed, for whoever records it: `what`, `before` and `after`."""
+
+_left: ContextVar[list[LeftChange] | None] = ContextVar("audit_left", default=None)
+
 _log = get_logger(__name__)
+
+
+@contextmanager
+def audit_left() -> Iterator[list[LeftChange]]:
+    """Record none of the changes that the body makes; give them in the list, for another process.
+
+    Of many that share a state only one may number its changes.
+    """
+    changes: list[LeftChange] = []
+    before = _left.set(changes)
+    try:
+        yield changes
+    finally:
+        _left.reset(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +96,19 @@ class AuditLog:
         self._gone: list[str] = []
         """Keys that are to be deleted with the next write."""
         self._next = 1
+        self._store = store
+        self._read(store.items(_RECORDS.prefix))
+
+    async def reread(self) -> None:
+        """Read what another process has recorded by now. Raises StateError."""
+        records = await asyncio.to_thread(self._store.items, _RECORDS.prefix)
+        self._changes.clear()
+        self._gone, self._next = [], 1
+        self._read(records)
+
+    def _read(self, records: Iterable[Record]) -> None:
         unread = 0
-        for record in store.items(_RECORDS.prefix):
+        for record in records:
             try:
                 self._next = int(record.key.removeprefix(_RECORDS.prefix)) + 1
                 self._add(_RECORDS.read(record))
@@ -119,6 +150,9 @@ class AuditLog:
         `before` and `after` are as JSON has them. It is kept also if the caller is cancelled. Where
         the state cannot be written that is said in the log, and tried again with the next change.
         """
+        if (left := _left.get()) is not None:
+            left.append({"what": what, "before": before, "after": after})
+            return
         change = AuditedChange(
             number=self._next,
             at_s=now_s,
@@ -157,7 +191,7 @@ class AuditLog:
 
     def resume(self, store: Store) -> None:
         """Write to this store from now on, after `close`."""
-        self._writer = StateWriter(store)
+        self._store, self._writer = store, StateWriter(store)
 
     async def close(self) -> None:
         """Wait for what is being written."""

@@ -70,7 +70,9 @@ class LogLevelRoutes:
         say = _log.error if name == "error" else _log.warning
         # Not as `level`, which every line has of its own.
         about = {"before": before, "after": name}
-        say("log level changed", **about, who=current_author().name, remote=request.remote)
+        say(
+            "log level changed", **about, who=current_author().name, remote=current_author().address
+        )
         return answer({"level": name})
 
 

@@ -52,6 +52,13 @@ def answer(
     return web.json_response(document, status=status, headers={**HEADERS, **(headers or {})})
 
 
+def readiness_answer(not_ready: str | None, warning: str | None) -> web.Response:
+    """Return what `/readyz` answers: a reason why clients should go elsewhere, or a warning."""
+    if not_ready is None:
+        return answer({"status": "ready"} | ({"warning": warning} if warning else {}))
+    return answer({"status": "not ready", "reason": not_ready}, 503)
+
+
 def answer_in_pieces(body: bytes | bytearray, headers: Mapping[str, str]) -> web.Response:
     """Return a body as an answer that is written a piece at a time: all at once takes long."""
     length = {"Content-Length": str(len(body))}

@@ -1,8 +1,10 @@
 """Where requests spent their time of late: in the broker, in the proxy, held; for each API."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from metrics import HistogramChild
 
@@ -14,6 +16,10 @@ MAX_SHOWN = 20  # APIs, those with most requests first
 MEDIAN, HIGH = 0.5, 0.99
 
 PARTS = ("broker", "proxy", "hold")
+
+HISTOGRAMS = "histograms"
+"""Key of what the quantiles are estimated from: `bounds` in seconds, and how many are in each
+bucket, by part. For who adds several processes up: quantiles cannot be added."""
 
 Parts = tuple[HistogramChild, HistogramChild, HistogramChild]
 """In the order of PARTS."""
@@ -62,7 +68,45 @@ class RequestTimes:
             if measured:
                 times = zip(PARTS, map(_part_time, parts, recent), strict=True)
                 shown = {name: time._asdict() for name, time in times}
-                yield measured, {"api": api, "measured": measured, **shown}
+                counted = {
+                    name: {"bounds": list(child.bounds), "counts": counts}
+                    for name, child, counts in zip(PARTS, parts, recent, strict=True)
+                }
+                about = {"api": api, "measured": measured, HISTOGRAMS: counted}
+                yield measured, {**about, **shown}
+
+
+def merged_times(documents: Iterable[Mapping[str, Any]]) -> list[Mapping[str, object]]:
+    """Return the documents of several processes as those of one, without histograms.
+
+    Where one has no histograms, or buckets of its own, the longest times of all are given.
+    """
+    by_api: dict[str, list[Mapping[str, Any]]] = {}
+    for each in documents:
+        by_api.setdefault(each["api"], []).append(each)
+    merged: list[Mapping[str, object]] = [
+        {
+            "api": api,
+            "measured": sum(each["measured"] for each in found),
+            **{part: _merged_part(part, found)._asdict() for part in PARTS},
+        }
+        for api, found in by_api.items()
+    ]
+    return nlargest(MAX_SHOWN, merged, key=itemgetter("measured"))
+
+
+def without_histograms(document: Mapping[str, Any]) -> Mapping[str, object]:
+    """Return a document as people are shown it."""
+    return {key: value for key, value in document.items() if key != HISTOGRAMS}
+
+
+def _merged_part(part: str, documents: Sequence[Mapping[str, Any]]) -> PartTime:
+    counted = [each.get(HISTOGRAMS, {}).get(part) for each in documents]
+    bounds = counted[0] and counted[0]["bounds"]
+    if bounds and all(each and each["bounds"] == bounds for each in counted):
+        counts = [sum(column) for column in zip(*(each["counts"] for each in counted), strict=True)]
+        return PartTime(*(quantile(share, bounds, counts) for share in (MEDIAN, HIGH)))
+    return PartTime(*(max(each[part][key] for each in documents) for key in PartTime._fields))
 
 
 def _part_time(child: HistogramChild, counts: Sequence[int]) -> PartTime:

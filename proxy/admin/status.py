@@ -11,6 +11,7 @@ from proxy.admin.client_documents import ClientDocuments, iso
 from proxy.admin.history import History
 from proxy.admin.pipeline_documents import summaries
 from proxy.admin.query_documents import Document, QueryDocuments
+from proxy.admin.request_times import without_histograms
 from proxy.admin.throttling_routes import throttling_document
 
 NotReady = Callable[[], str | None]
@@ -97,12 +98,19 @@ class Status:
     request_times: Callable[[], Sequence[Document]] = tuple
 
     async def document(
-        self, text: str, limit: int, now_ms: float, now_s: float, *, by_client: bool
+        self,
+        text: str,
+        limit: int,
+        now_ms: float,
+        now_s: float,
+        *,
+        by_client: bool,
+        histograms: bool = False,
     ) -> Document:
         """Return the status at a time: on the monotonic clock, and since the epoch.
 
         `text`, `limit` and `by_client` choose the clients, as in
-        `ClientDocuments.closest_to_bound`.
+        `ClientDocuments.closest_to_bound`; `histograms` keeps those of the request times.
         """
         relay, reason = self.relay(), self.not_ready()
         found = await self.clients.closest_to_bound(text, limit, by_client=by_client)
@@ -140,7 +148,9 @@ class Status:
             "queries": await self.queries.summaries(now_s),
             "pipelines_total": len(pipelines),
             "pipelines": summaries(pipelines),
-            "request_times": list(self.request_times()),
+            "request_times": [
+                each if histograms else without_histograms(each) for each in self.request_times()
+            ],
             "changes_total": changes_total,
             "changes": list(changes),
         }

@@ -48,7 +48,7 @@ class ThrottlingRoutes:
             raise ApiError(400, str(error), "end some of them with on: true") from None
         except StateError as error:
             raise ApiError(503, error.what, error.fix) from error
-        _log_change(request, change)
+        _log_change(change)
         return answer({"throttling": throttling_document(self.rules, now_s)})
 
     async def _make(self, change: ThrottlingChange, now_s: float) -> None:
@@ -65,12 +65,12 @@ class ThrottlingRoutes:
         return {pause.name: iso(pause.until_s) for pause in self.rules.pauses()}
 
 
-def _log_change(request: web.Request, change: ThrottlingChange) -> None:
+def _log_change(change: ThrottlingChange) -> None:
     about = {
         "selector": pause_name(change.keys),
         "by": change.by,
         "who": current_author().name,
-        "remote": request.remote,
+        "remote": current_author().address,
     }
     if change.until_s is None:
         _log.info("throttling resumed", **about)

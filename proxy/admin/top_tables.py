@@ -180,8 +180,21 @@ def _head(status: Document) -> Text:
         (f" ({alarmed} in trouble)" if alarmed else "", ALARM),
         f"  pipelines {status['pipelines_total']}" if status["pipelines_total"] else "",
         (f" ({held} held)" if held else "", WARNING),
+        *_members(status),
         f"  {status['at']}",
     )
+
+
+def _members(status: Document) -> Iterator[str | tuple[str, str]]:
+    """Yield how many processes relay, on how many machines, and the names of those silent."""
+    members, tier = status.get("members", ()), status.get("tier")
+    if tier:
+        machines = {each["machine"] for each in members}
+        yield f"  tier {printable(tier['name'])}  machines {len(machines)}"
+    if len(members) > 1:
+        silent = [printable(each["name"]) for each in members if not each["answers"]]
+        yield f"  members {len(members)}"
+        yield (f" ({', '.join(silent)} silent)" if silent else "", ALARM)
 
 
 def _paused(throttling: Document) -> str:

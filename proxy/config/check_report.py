@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from metrics.clock import MS_PER_SECOND
+from proxy.config import tier_names, worker_ports
 from proxy.config.descriptors import share_files
 from proxy.config.fields import format_duration
 from proxy.config.files import find_exposed
@@ -30,6 +31,8 @@ def find_hints(config: Config, table: RuleTable) -> Iterator[str]:
     if config.state.kind == "memory" and any(rule.adaptive for rule in config.quotas.rules):
         loss = "after a restart of the proxy the first batch of each adaptive query is not bounded"
         yield f"state.kind is memory: {loss}; fix: write sqlite or kafka"
+    yield from worker_ports.find_hints(config)
+    yield from tier_names.find_hints(config)
     yield from find_advice(config, table)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, TypeVar
 
-from proxy.config import endpoints, pipeline_checks
+from proxy.config import endpoints, pipeline_checks, worker_ports
 from proxy.config.document import ConfigProblem, Document, Loc, key_path
 from proxy.config.models import AdminSection, LimitsSection, StateSection
 from proxy.quota.entities import QuotaKind
@@ -70,6 +70,8 @@ def find_problems(document: Document) -> Iterator[ConfigProblem]:
     yield from _too_many(document, "pipelines", nodes, "have {} sources and stages")
     yield from _unknown_listeners(document, rules, listeners)
     yield from _useless_state_keys(document)
+    yield from worker_ports.find_problems(document, listeners)
+    yield from _tier_problems(document, listeners)
 
 
 def _items(value: object, loc: Loc) -> list[_Item]:
@@ -220,6 +222,36 @@ def _unknown_listeners(
             nearest = difflib.get_close_matches(wanted, names, n=1) or names
             message = f"no listener has the name {shown(wanted)}"
             yield document.problem((*loc, "listener"), message, f"write {' or '.join(nearest)}")
+
+
+def _tier_problems(document: Document, listeners: list[_Item]) -> Iterator[ConfigProblem]:
+    """Yield that a tier keeps its state where others cannot read it, and names without a tier."""
+    if document.data.get("tier") is not None:
+        state = document.data.get("state")
+        kind = state.get("kind") if isinstance(state, dict) else None
+        default = StateSection.model_fields["kind"].default
+        if kind in (None, *STATE_KINDS) and kind != "kafka":
+            message = (
+                f"needs state.kind: kafka, which all its machines can read, not {kind or default}"
+            )
+            yield document.problem(("tier",), message, "write state: {kind: kafka, topic: NAME}")
+        given = document.data.get("admin")
+        admin: Mapping[str, object] = given if isinstance(given, dict) else {}
+        bind = _parsed(endpoints.parse_bind, admin.get("bind"))
+        if bind is not None and not bind.is_loopback and admin.get("token_file") is None:
+            message = "needs admin.token_file: with its token the machines ask each other"
+            yield document.problem(("tier",), message, "write one token for all into that file")
+        return
+    for loc, listener in listeners:
+        tls = listener.get("tls")
+        values = (
+            ((*loc, "advertised_host"), listener.get("advertised_host")),
+            ((*loc, "tls", "sni"), tls.get("sni") if isinstance(tls, dict) else None),
+        )
+        for at, value in values:
+            if isinstance(value, str) and endpoints.MACHINE in value:
+                message = f"{shown(value)} names a machine of a tier, and there is no tier"
+                yield document.problem(at, message, "add tier: {name: NAME}, or write the name")
 
 
 def _useless_state_keys(document: Document) -> Iterator[ConfigProblem]:

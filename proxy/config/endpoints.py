@@ -10,9 +10,12 @@ from proxy.quota.values import BadValueError, shown
 MAX_PORT: Final = 65535
 NODE_ID: Final = "{node_id}"
 """Stands for a broker's number in a server name pattern."""
+MACHINE: Final = "{machine}"
+"""Stands for the name of a machine of a tier."""
 
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?", re.ASCII)
+_MACHINE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _HOST_AND_PORT = re.compile(
     r"(?:\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]+)", re.ASCII
 )
@@ -161,11 +164,29 @@ def parse_broker_ports(value: object) -> PortRange:
     return PortRange(first, last)
 
 
+def parse_host_pattern(value: object) -> str:
+    """Read a host as `parse_advertised_host`, in which `{machine}` may stand. Raises as that."""
+    if isinstance(value, str) and MACHINE in value:
+        if not _HOST_NAME.fullmatch(value.replace(MACHINE, "m")):
+            fix = f'write a name in quotes, such as "{MACHINE}.kafka.example"'
+            raise BadValueError(f"{shown(value)} does not make a host name", fix)
+        return value
+    return parse_advertised_host(value)
+
+
+def parse_machine(value: object) -> str:
+    """Read the name of a machine: a label of a host name. Raises BadValueError for all else."""
+    if not isinstance(value, str) or not _MACHINE_NAME.fullmatch(value):
+        fix = "write up to 63 letters, digits and hyphens, such as proxy-1"
+        raise BadValueError(f"{shown(value)} is no name of a machine", fix)
+    return value
+
+
 def parse_sni(value: object) -> str:
     """Read a server name pattern with one `{node_id}`. Raises BadValueError for anything else."""
     fix = f'write a name with {NODE_ID} once, in quotes: "broker-{NODE_ID}.kafka.example"'
     if not isinstance(value, str) or value.count(NODE_ID) != 1:
         raise BadValueError(f"{shown(value)} does not contain {NODE_ID} once", fix)
-    if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0")):
+    if not _HOST_NAME.fullmatch(value.replace(NODE_ID, "0").replace(MACHINE, "m")):
         raise BadValueError(f"{shown(value)} does not make a host name", fix)
     return value

@@ -4,6 +4,7 @@ The names of the keys are contracts with users. A model checks its values; what 
 rules or listeners together is in `checks`.
 """
 
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from metrics.clock import MS_PER_SECOND
 from proxy.config import endpoints, fields, files
 from proxy.config.pipeline_models import PipelineSection, Topic
 from proxy.config.query_models import AdaptiveSection, QuerySection
+from proxy.config.workers import count_workers, parse_workers
 from proxy.pipeline.graph import PipelineSettings
 from proxy.progress.query import ProgressSettings
 from proxy.quota.entities import QuotaKind
@@ -23,6 +25,11 @@ from proxy.quota.values import BadValueError
 
 HIDE_PASSWORD = "add cluster.tls, or use SCRAM-SHA-512 as cluster.sasl.mechanism"
 """What mends a password that goes in the clear."""
+
+
+def _host_name() -> str:
+    """Return the first label of this machine's host name, which on Kubernetes is the pod's."""
+    return endpoints.parse_machine(socket.gethostname().partition(".")[0])
 
 
 _Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -299,6 +306,20 @@ class AdminSection(fields.Section):
         return read_needs_token
 
 
+class TierSection(fields.Section):
+    """Several machines that serve one cluster as one; each holds its own part of the clients.
+
+    `machine` is the name of this one, by default its host name; it stands for `{machine}` in
+    `advertised_host`, `tls.sni` and here. Other machines reach this one's admin port at
+    `admin_host`, by default the first listener's `advertised_host`, with the token of
+    `admin.token_file`.
+    """
+
+    name: Topic = Field(examples=["name: quota-proxy"])
+    machine: fields.MachineName = Field(default_factory=_host_name)
+    admin_host: fields.AdvertisedHost | None = None
+
+
 class ProgressSection(fields.Section):
     """How queries are followed.
 
@@ -325,7 +346,9 @@ class Config(fields.Section):
     throttle: ThrottleSection = ThrottleSection()
     limits: LimitsSection = LimitsSection()
     state: StateSection = Field(default_factory=StateSection)
+    tier: TierSection | None = None
     admin: AdminSection = AdminSection()
+    workers: Annotated[int | Literal["auto"], BeforeValidator(parse_workers)] = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     _places: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -337,6 +360,11 @@ class Config(fields.Section):
             fix = "write at least one, see examples/minimal.yaml"
             raise BadValueError("names no listener", fix)
         return listeners
+
+    @property
+    def worker_count(self) -> int:
+        """How many processes share the work on this machine."""
+        return count_workers(self.workers)
 
     @property
     def secret_files(self) -> Iterator[Path]:
@@ -351,6 +379,10 @@ class Config(fields.Section):
             yield self.admin.token_file
         for token in self.admin.tokens:
             yield token.token_file
+
+    def named(self, host: str) -> str:
+        """Return a host, or a pattern of hosts, with this machine's name where it is to stand."""
+        return host if self.tier is None else host.replace(endpoints.MACHINE, self.tier.machine)
 
     @property
     def quota_settings(self) -> QuotaSettings:

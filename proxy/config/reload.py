@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -38,7 +38,10 @@ LOAD_LIMIT_S = 300.0
 KEPT_LOADS = 20
 """How many loads are remembered."""
 
-NEEDS_RESTART = ("cluster", "listeners", "state", "admin", "limits.max_client_entities")
+NEEDS_RESTART = (
+    *("cluster", "listeners", "workers", "tier", "state", "admin"),
+    "limits.max_client_entities",
+)
 """What is read at the start only, but for what the files say that it names. Of the last one,
 sensors follow at once and metrics do not."""
 
@@ -58,6 +61,33 @@ class LoadAttempt:
     message: str
 
 
+class LoadLog:
+    """The latest loads, which `counter` counts by their result; `tell` is told of each."""
+
+    def __init__(
+        self, counter: Counter, tell: Callable[[LoadAttempt], None] = lambda _: None
+    ) -> None:
+        self._counter = counter
+        self._tell = tell
+        self.latest: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
+        """The newest first."""
+        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
+            counter.labels(result)
+        self.add(LoadAttempt(time.time(), "ok", "loaded at the start"))
+
+    def record(self, result: str, message: str) -> LoadAttempt:
+        """Count a load that was just made, and remember it."""
+        self._counter.labels(result).inc()
+        attempt = LoadAttempt(time.time(), result, message)
+        self.add(attempt)
+        return attempt
+
+    def add(self, attempt: LoadAttempt) -> None:
+        """Remember a load that is counted elsewhere."""
+        self.latest.appendleft(attempt)
+        self._tell(attempt)
+
+
 class Reloader:
     """Replaces the configuration in force by `apply` when another one is written.
 
@@ -69,23 +99,23 @@ class Reloader:
         path: Path,
         config: Config,
         apply: Callable[[Config, Secrets], Awaitable[None]],
-        counter: Counter,
+        log: LoadLog,
     ) -> None:
         self._path = path
         self._files = (path, *named_files(config))
         self._apply = apply
-        self._counter = counter
+        self._log = log
         self._at_start = config
         self._requested = asyncio.Event()
         self._thread = LimitedThread()
         self._seen = _look(self._files)
         self._hangs = False
         self._loaded_s = -REQUEST_INTERVAL_S
-        self.loads: deque[LoadAttempt] = deque(maxlen=KEPT_LOADS)
+
+    @property
+    def loads(self) -> Sequence[LoadAttempt]:
         """The latest loads, the newest first."""
-        for result in ("ok", "failed"):  # one that is there from the start shows its first increase
-            counter.labels(result)
-        self.loads.append(LoadAttempt(time.time(), "ok", "loaded at the start"))
+        return self._log.latest
 
     def request(self) -> None:
         """Load again soon, changed or not."""
@@ -144,7 +174,7 @@ class Reloader:
             parts = ((key, attrgetter(key)) for key in NEEDS_RESTART)
             waiting = [key for key, part in parts if part(config) != part(self._at_start)]
             message = f"after a restart: {', '.join(waiting)}" if waiting else "in force"
-            self._remember("ok", message)
+            self._log.record("ok", message)
             _log.info("configuration reloaded", message=message)
 
     def _read(self) -> tuple[Config, Secrets]:
@@ -159,12 +189,8 @@ class Reloader:
             self._failed(text, problems=text)
 
     def _failed(self, message: str, **about: object) -> None:
-        self._remember("failed", message)
+        self._log.record("failed", message)
         _log.error("configuration not reloaded, the old one stays", **about)
-
-    def _remember(self, result: str, message: str) -> None:
-        self._counter.labels(result).inc()
-        self.loads.appendleft(LoadAttempt(time.time(), result, message))
 
 
 def _look(paths: Iterable[Path]) -> Look:

@@ -4,7 +4,7 @@ import asyncio
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,7 @@ class Book:
         self.taken: list[tuple[str, dict[Partition, int]]] = []
         self.problem: dict[str, str | None] = {}
         self.asked = 0
+        self.dropped: list[str] = []
         self.began_ms = time.monotonic() * 1000
 
     def due(self) -> dict[str, dict[Partition, int]]:
@@ -75,6 +76,13 @@ class Book:
 
     def failed(self, group: str, message: str) -> None:
         self.problem[group] = message
+
+    def drop(self, groups: Collection[str]) -> None:
+        self.dropped += groups
+        self.completed = {
+            group: {} if group in groups else completed
+            for group, completed in self.completed.items()
+        }
 
     @property
     def groups_due(self) -> set[str]:
@@ -139,6 +147,45 @@ async def test_kafka_s_own_tool_shows_the_right_lag(
     assert way.connections == 0
     assert offsets_of(kafka.bootstrap, "lag") == book.completed["lag"]
     assert book.told == {"lag": [{}]}, "read once, before the first commit"
+
+
+async def test_a_group_that_is_let_go(
+    kafka: EmbeddedBroker, topic: Callable[..., str], book: Book, quick: None
+) -> None:
+    """What is due to it goes out, and what another member commits to it later is not undone."""
+    name, gone, other = topic(), "gone", "stays"
+    book.completed = {gone: {(name, 0): 5}, other: {(name, 0): 6}}
+    committer = committing(book, Access(kafka.bootstrap))
+    async with at_work(committer.run()):
+        await eventually(lambda: not book.groups_due, "committed")
+        book.completed[gone][name, 0] = 7
+        assert await committer.let_go([gone], FLUSH_S)
+        assert offsets_of(kafka.bootstrap, gone) == {(name, 0): 7}
+        assert book.dropped == [gone]
+        told = len(book.told[gone])
+        await asyncio.to_thread(set_offsets, kafka.bootstrap, gone, {(name, 0): 20})
+        book.in_group.pop(gone)
+        book.completed[gone] = {(name, 0): 8}  # it has come back, from a record that is older
+        await eventually(lambda: len(book.told[gone]) > told, "read again")
+        await eventually(lambda: not book.groups_due, "nothing is due")
+    assert offsets_of(kafka.bootstrap, gone) == {(name, 0): 20}
+
+
+async def test_a_group_that_cannot_be_reached_is_let_go_all_the_same(
+    kafka: EmbeddedBroker, topic: Callable[..., str], book: Book, quick: None
+) -> None:
+    book.completed = {"unheard": {(topic(), 0): 5}}
+    async with detour(kafka.bootstrap, swallow=b"unheard") as way:
+        committer = committing(book, Access(way.address))
+        async with at_work(committer.run()):
+            await eventually(lambda: way.swallowed, "a commit is under way")
+            task = committer._groups["unheard"].task
+            assert task is not None
+            assert not await committer.let_go(["unheard"], IMPATIENT_S)
+            assert task.cancelled()
+            way.swallow = None
+            await asyncio.sleep(IMPATIENT_S)
+    assert offsets_of(kafka.bootstrap, "unheard") == {}
 
 
 async def test_without_anything_due_nothing_is_opened(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from py4j.java_gateway import JavaGateway
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from proxy.devkit.ivy import pyspark_jars_dir
 from proxy.devkit.jars import kafka_jars
@@ -18,6 +19,10 @@ from proxy.wire.sasl import bearer_name, scram_name
 
 EXAMPLES = 300
 JVM_END_TIMEOUT_S = 30
+
+REFUSALS = (Py4JError, PySparkException)
+"""How Kafka's exceptions arrive. Once there is a session, Spark turns those of all JVMs into its
+own, and may fail over what is not of its own JVM."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def kafkas_scram_name(security: Any, message: bytes) -> str | None:
     try:
         first = scram.ScramMessages.ClientFirstMessage(message)
         name = str(scram.ScramFormatter.username(first.saslName()))
-    except Py4JJavaError as error:
+    except REFUSALS as error:
         raise ValueError from error
     if first.authorizationId() not in ("", name):
         raise ValueError
@@ -55,7 +60,7 @@ def kafkas_bearer_name(security: Any, message: bytes) -> str:
     try:
         first = bearer.OAuthBearerClientInitialResponse(message)
         token = bearer.unsecured.OAuthBearerUnsecuredJws(first.tokenValue(), "sub", "scope")
-    except Py4JJavaError as error:
+    except REFUSALS as error:
         raise ValueError from error
     name = str(token.principalName())
     if first.authorizationId() not in ("", name):

@@ -1,62 +1,24 @@
 """A new version takes over the ports of a running one while clients come and go."""
 
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.callers import CALLERS, Callers
 from support.clients import Access, Librdkafka
+from support.machine import machine_config
 from support.operating import quota_proxy
 from support.proxy_process import HOST, LISTENER, ProxyProcess, config
-from support.raw import api_versions
 
 from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.loopback import free_ports
 
-CALLERS = 3
-CALL_TIMEOUT_S = 30
 TAKE_OVERS = 3
 RECORDS = 2_000
-
-
-class Callers:
-    """Threads that connect, ask and leave, over and over, and count how that went."""
-
-    def __init__(self, port: int) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self._port = port
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(CALLERS)]
-
-    def __enter__(self) -> "Callers":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(CALL_TIMEOUT_S)
-
-    def _run(self) -> None:
-        request = api_versions(0)
-        request.with_header(correlation_id=1, client_id="caller")
-        frame = bytes(request.encode(framed=True, header=True))
-        while not self._stop.is_set():
-            self.outcomes[self._call(frame)] += 1
-
-    def _call(self, frame: bytes) -> str:
-        try:
-            with socket.create_connection((HOST, self._port), CALL_TIMEOUT_S) as sock:
-                sock.sendall(frame)
-                return "answered" if sock.recv(4) else "closed"
-        except OSError as error:
-            return type(error).__name__
+MOST_WORKERS = 3
 
 
 @pytest.mark.slow
@@ -135,3 +97,43 @@ def test_what_is_no_process(proxy: Callable[..., ProxyProcess], pid: str) -> Non
     second = run_beside(proxy(), f"--take-over={pid}")
     assert second.returncode == 2
     assert "Traceback" not in second.stderr
+
+
+@pytest.mark.slow
+def test_machines_and_single_processes_replace_each_other(
+    kafka: EmbeddedBroker,
+    topic: Callable[..., str],
+    fill: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """No connection is refused or reset, whatever number of workers comes after which."""
+    name = topic(partitions=2)
+    fill(name, RECORDS, 100, partitions=2)
+    settings = machine_config(kafka.bootstrap, MOST_WORKERS)
+    settings["state"] = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
+    settings["admin"] = {"bind": f"{HOST}:{free_ports(1)[0]}"}
+    running = None
+    port = int(settings["listeners"][0]["bind"].rpartition(":")[2])
+    try:
+        running = ProxyProcess({**settings, "workers": 2}, tmp_path / "first").start()
+        with Callers(port) as callers:
+            for number, workers in enumerate((MOST_WORKERS, 1, 2)):
+                before, running = (
+                    running,
+                    ProxyProcess(
+                        {**settings, "workers": workers},
+                        tmp_path / f"next-{number}",
+                        ["--take-over", str(running.pid)],
+                    ),
+                )
+                running.start()
+                assert before.wait() == 0
+                before.check_log()
+                read = Librdkafka().consume(Access(f"{HOST}:{port}"), name, RECORDS)
+                assert read.count == RECORDS
+        assert callers.outcomes["answered"] > TAKE_OVERS * CALLERS
+        assert set(callers.outcomes) <= {"answered", "closed"}, callers.outcomes
+        running.stop()
+    finally:
+        if running is not None:
+            running.kill()

@@ -326,10 +326,9 @@ def test_a_successor_is_killed_when_it_has_the_state(serving: Serving) -> None:
 
 HANGING = """
 import sys, time
-from proxy import app, cli
-
-app.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
-app.AuditLog = lambda _: time.sleep(600)
+from proxy import cli, member, succession
+succession.SERVE_TIMEOUT_S = int(sys.argv.pop(1))
+member.AuditLog = lambda _: time.sleep(600)
 sys.exit(cli.main())
 """
 HANGS_AFTER_S = 3

@@ -13,8 +13,9 @@ from parts.at_once import in_one_go
 from parts.query_world import configured
 from parts.reports import ReportingDriver, batch_document, parsed
 
-from metrics import Instruments, Registry, SensorCollector
+from metrics import Instruments, MemberInstruments, Registry, SensorCollector
 from metrics.instruments import InstrumentRow
+from metrics.merge_rules import GAUGE_RULES, SUM
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query_registry import QueryRegistry
 from proxy.quota.entities import ClientIdentity, QuotaKind
@@ -50,6 +51,7 @@ def metric_rows() -> Iterator[InstrumentRow]:
     """Yield every metric that the proxy registers."""
     instruments = Instruments(CollectorRegistry(), max_label_sets=1)
     yield from instruments.rows
+    yield from MemberInstruments(CollectorRegistry()).rows
     for collector in (_sensors(instruments), _progress()):
         for family in collector.collect():
             labels = tuple(next(iter(family.samples)).labels)
@@ -59,10 +61,11 @@ def metric_rows() -> Iterator[InstrumentRow]:
 
 def metric_table() -> str:
     """Return the table of all metrics, by name."""
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    lines = ["| metric | type | labels | meaning | of several workers |", "|---|---|---|---|---|"]
     for row in sorted(metric_rows()):
         labels = ", ".join(f"`{label}`" for label in row.labels)
-        lines.append(f"| `{row.name}` | {row.type} | {labels} | {row.meaning} |")
+        rule = GAUGE_RULES[row.name] if row.type == "gauge" else SUM
+        lines.append(f"| `{row.name}` | {row.type} | {labels} | {row.meaning} | {rule} |")
     return "\n".join(lines) + "\n"
 
 

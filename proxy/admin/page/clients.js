@@ -86,7 +86,8 @@ function makeRow(first) {
     say(user, isFirst ? who : "");
     fill(shares, isFirst ? client.shares : [], "", makeShare);
     const entity = who ? ` · ${visible(client.entity)}` : "";
-    say(kind, `${KINDS[client.quota] ?? client.quota}${entity}`);
+    const where = client.member === undefined ? "" : ` · at ${(client.members ?? [client.member]).map(visible).join(", ")}`;
+    say(kind, `${KINDS[client.quota] ?? client.quota}${entity}${where}`);
     chart.draw(client);
     say(now, rate(client.rate, client.unit));
     say(bound, `of ${rate(client.bound, client.unit)}`);

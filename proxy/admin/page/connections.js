@@ -44,9 +44,10 @@ export async function showConnections() {
   }
 }
 
-function makeRow({ id, address, port }) {
+function makeRow({ id, address, port, member }) {
+  const home = member === undefined ? "" : ` · at ${visible(member)}`;
   const name = element("div", "name");
-  const where = element("div", "kind", `${address.includes(":") ? `[${address}]` : address}:${port} · id ${id}`);
+  const where = element("div", "kind", `${address.includes(":") ? `[${address}]` : address}:${port} · id ${id}${home}`);
   const cells = COLUMNS.map((label, index) => {
     const cell = element("td", index > 1 && index < COLUMNS.length - 1 ? "number" : "");
     cell.dataset.label = label;

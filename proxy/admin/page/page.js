@@ -4,6 +4,7 @@ import { showChanges } from "./changes.js";
 import { showClients } from "./clients.js";
 import { showConnections } from "./connections.js";
 import { at, count, element, figure, fill, say, seconds, time, visible } from "./format.js";
+import { showMembers } from "./members.js";
 import { showPipelines } from "./pipelines.js";
 import { showQueries } from "./queries.js";
 import { showTimes } from "./times.js";
@@ -73,6 +74,7 @@ function show(status) {
   showConnections();
   showQueries(status);
   showPipelines(status);
+  showMembers(status);
   showTimes(status);
   showChanges(status);
   showPanels(status);

@@ -30,6 +30,11 @@ class AdminToken:
     text: str = field(repr=False)
     rights: Collection[Right] = tuple(Right)
 
+    @property
+    def has_all_rights(self) -> bool:
+        """Whether it allows whatever can be done."""
+        return set(self.rights) >= set(Right)
+
 
 @dataclass(frozen=True, slots=True)
 class Access:

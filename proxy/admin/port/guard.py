@@ -20,6 +20,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 REPORT_PATH = "/v1/spark/batches"
 
 _author: ContextVar[Author] = ContextVar("author")
+_may_do_all: ContextVar[bool] = ContextVar("may_do_all", default=False)
 
 _BEARER, _BASIC = "bearer", "basic"
 
@@ -60,7 +61,7 @@ class Guard:
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request that may pass; as a JSON error, one that may not or that fails."""
         try:
-            _author.set(Author(self._admit(request), request.remote))
+            _author.set(self._admit(request))
             return await handler(request)
         except ApiError as error:
             return error.response()
@@ -73,25 +74,36 @@ class Guard:
             fix = "look at the proxy's log; the request may be sent again"
             return ApiError(500, "the proxy failed to answer this request", fix).response()
 
-    def _admit(self, request: web.Request) -> str:
-        """Return the name of the one who asks. Raises ApiError for a request that must not pass."""
+    def _admit(self, request: web.Request) -> Author:
+        """Return who asks. Raises ApiError for a request that must not pass."""
         access, right = self.access, _right_for(request)
         token = access.find(shown) if (shown := _shown_token(request, right)) else None
+        _may_do_all.set(not access.tokens if token is None else token.has_all_rights)
         is_open = access.is_open(right, request.path)
         if not is_open:
             _require(token, right, request)
         if token is not None:
-            return token.name
+            return Author(token.name, request.remote)
         if not access.tokens or request.path not in access.open_paths:
             _refuse_foreign_host(request, access)
         if right is not Right.READ:
             _refuse_foreign_origin(request)
-        return LOCAL
+        return Author(LOCAL, request.remote)
 
 
 def current_author() -> Author:
     """Return who sent the request that is being answered; only for one that passed the guard."""
     return _author.get()
+
+
+def require_all_rights(task: str) -> None:
+    """Refuse the request that is being answered unless its token has all rights.
+
+    Where there are no tokens everybody who can connect has them. Raises ApiError with 403.
+    """
+    if not _may_do_all.get():
+        fix = "send the header 'Authorization: Bearer TOKEN' with the text of admin.token_file"
+        raise ApiError(403, f"only a token with all rights may {task}", fix)
 
 
 def _right_for(request: web.Request) -> Right:

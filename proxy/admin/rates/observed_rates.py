@@ -66,6 +66,26 @@ class SketchKey(NamedTuple):
     """Since the Unix epoch."""
 
 
+@dataclass(frozen=True, slots=True)
+class RateShare:
+    """What one of several processes keeps: what it has seen itself, in records of its own.
+
+    A client that is now at one and now at another has records of both; those who ask are told the
+    sum. The first process also takes up what was kept by such as are no more.
+    """
+
+    number: int = 0
+    count: int = 1
+
+    def takes(self, number: int) -> bool:
+        """Return whether a record of the process with this number is this one's now."""
+        return number == self.number or (self.number == 0 and number >= self.count)
+
+
+ALONE = RateShare()
+"""Of a process that keeps all."""
+
+
 class RatesForm(BaseModel):
     """What is kept of a series' hour."""
 
@@ -81,6 +101,8 @@ class RatesForm(BaseModel):
     counts: list[tuple[int, int]]
     peak: float
     total_bytes: int
+    process: int = 0
+    """The number of the process that has seen it, where there are several."""
 
 
 FORMAT = RecordFormat("rates", 1, RatesForm)
@@ -100,6 +122,7 @@ class ObservedRates:
     counters: Counters
     max_clients: int
     max_sketches: int = MAX_SKETCHES
+    share: RateShare = ALONE
     by_series: dict[RateSeries, dict[int, RateSketch]] = field(default_factory=dict)
     """By hours, which are in order."""
     examples: dict[ObservedClient, ClientIdentity] = field(default_factory=dict)
@@ -115,7 +138,7 @@ class ObservedRates:
     _hour: int = 0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self._record, _record_key)
+        self.journal = Journal(self._record, lambda key: FORMAT.key(*self._key_parts(key)))
 
     def sample(self, now_ms: float, now_s: float) -> Iterator[None]:
         """Take a sample in small steps; one every INTERVAL_MS.
@@ -166,8 +189,16 @@ class ObservedRates:
             except ValueError as error:
                 refused.append(f"rates record {record.key!r} is left out: {error}")
                 continue
+            if not self.share.takes(form.process):
+                continue
             sketch = RateSketch(Counter(dict(form.counts)), form.peak, form.total_bytes)
-            self.by_series.setdefault(series, {})[form.hour] = sketch
+            hours = self.by_series.setdefault(series, {})
+            if form.hour in hours:
+                sketch = RateSketch.merged((hours[form.hour], sketch))
+            hours[form.hour] = sketch
+            if form.process != self.share.number:
+                self.journal.mark_changed(SketchKey(series, form.hour))
+                self.journal.mark_deleted(record.key)
             self.examples[client] = ClientIdentity(form.listener, form.user, form.client_id)
         for series, hours in self.by_series.items():
             self.by_series[series] = dict(sorted(hours.items()))
@@ -233,7 +264,7 @@ class ObservedRates:
             return None
         client = series.client
         return FORMAT.record(
-            _key_parts(key),
+            self._key_parts(key),
             {
                 "user": client.user,
                 "name": client.name,
@@ -245,15 +276,20 @@ class ObservedRates:
                 "counts": [[bucket, count] for bucket, count in sketch.counts.items()],
                 "peak": sketch.peak,
                 "total_bytes": sketch.total_bytes,
+                "process": self.share.number,
             },
         )
 
+    def _key_parts(self, key: SketchKey) -> tuple[Hashable, ...]:
+        """Return what tells the record of a series' hour from others; no user is not an empty one.
 
-def _key_parts(key: SketchKey) -> tuple[Hashable, ...]:
-    """Return what tells the record of a series' hour from others; no user is not an empty one."""
-    (client, kind), hour = key
-    user = "-" if client.user is None else f"={client.user}"
-    return hour, str(kind), "prefix" if client.is_prefix else "id", user, f"={client.name}"
+        The first process has the keys of one that is alone.
+        """
+        (client, kind), hour = key
+        user = "-" if client.user is None else f"={client.user}"
+        named = "prefix" if client.is_prefix else "id", user, f"={client.name}"
+        own = (str(self.share.number),) if self.share.number else ()
+        return hour, str(kind), *named, *own
 
 
 def _identity(labels: tuple[str, ...]) -> ClientIdentity:
@@ -265,7 +301,3 @@ def _series(labels: tuple[str, ...]) -> RateSeries:
     """Return what a counter counts for, one of an API in DIRECTIONS."""
     _, user, client_id, api = labels
     return RateSeries(observed_client(user, client_id), DIRECTIONS[api])
-
-
-def _record_key(key: SketchKey) -> str:
-    return FORMAT.key(*_key_parts(key))

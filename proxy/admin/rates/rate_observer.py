@@ -7,7 +7,14 @@ from collections.abc import Callable
 from structlog import get_logger
 
 from metrics.clock import MS_PER_SECOND
-from proxy.admin.rates.observed_rates import FORMAT, INTERVAL_MS, Counters, ObservedRates
+from proxy.admin.rates.observed_rates import (
+    ALONE,
+    FORMAT,
+    INTERVAL_MS,
+    Counters,
+    ObservedRates,
+    RateShare,
+)
 from proxy.admin.slices import Slices
 from proxy.state import StateError, StateWriter, Store
 
@@ -26,9 +33,16 @@ class RateObserver:
     """Keeps `rates` up to date. `run` it; `close` it before the store is closed."""
 
     def __init__(
-        self, counters: Counters, max_clients: int, clock_ms: Callable[[], float], slices: Slices
+        self,
+        counters: Counters,
+        max_clients: int,
+        clock_ms: Callable[[], float],
+        slices: Slices,
+        share: RateShare = ALONE,
     ) -> None:
-        self.rates = ObservedRates(counters, max_clients)
+        self.rates = ObservedRates(counters, max_clients, share=share)
+        self.writes = True
+        """Whether this process keeps them, where several have one state."""
         self._clock_ms = clock_ms
         self._slices = slices
         self._store: Store | None = None
@@ -75,13 +89,17 @@ class RateObserver:
         if writer is not None:
             await writer.close()
 
+    async def flush(self) -> None:
+        """Write what is not written yet."""
+        await self._write(0.0)
+
     def _load(self, store: Store | None) -> list[str]:
         records = [] if store is None else store.items(FORMAT.prefix)
         return self.rates.load(records, time.time())
 
     async def _write(self, pause_s: float) -> None:
         async with self._writing:
-            while (writer := self._writer) is not None and self.rates.journal:
+            while self.writes and (writer := self._writer) is not None and self.rates.journal:
                 records, deleted = self.rates.journal.take(WRITTEN_AT_ONCE)
                 try:
                     await writer.put_many(records, delete=deleted)

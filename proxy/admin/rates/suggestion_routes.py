@@ -1,24 +1,34 @@
 """The path `/v1/suggestions`: rules that would fit what was observed."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
+from proxy.admin.rates.observed_documents import Observed
 from proxy.admin.rates.observed_rates import KEPT_HOURS, SECONDS_PER_HOUR, ObservedRates
 from proxy.admin.rates.suggestions import as_documents, as_yaml, suggest
-from proxy.admin.replies import ApiError, answer_in_slices
+from proxy.admin.replies import ApiError, answer_in_slices, json_body
+from proxy.admin.sliced_json import reading
 from proxy.admin.slices import Slices
 from proxy.quota.manager import QuotaManager
 from proxy.quota.values import BadValueError, parse_duration
 
 SUGGESTIONS_PATH = "/v1/suggestions"
+OBSERVED_PATH = "/member/observed"
+"""Gives what this member has seen; with a body, what follows from that and the body together."""
 DEFAULT_SINCE = "24h"
+MAX_OBSERVED_BYTES = 64 * 1024 * 1024
+"""What other members have seen; some 300 bytes for each client and direction."""
+
+_SERIES_DEPTH = 2  # of the series in a body
 
 
 @dataclass(frozen=True, slots=True)
 class SuggestionRoutes:
-    """The handler."""
+    """The handlers."""
 
     rates: ObservedRates
     quotas: QuotaManager
@@ -28,20 +38,64 @@ class SuggestionRoutes:
         """Return the handler by method and path."""
         return [web.get(SUGGESTIONS_PATH, self._get_suggestions)]
 
+    def member_routes(self) -> list[web.RouteDef]:
+        """Return the handlers that only a gateway may ask."""
+        return [
+            web.get(OBSERVED_PATH, self._get_observed),
+            web.post(OBSERVED_PATH, self._post_observed),
+        ]
+
     async def _get_suggestions(self, request: web.Request) -> web.Response:
-        since, now_s = request.query.get("since", DEFAULT_SINCE), time.time()
+        return await self._suggested(request, Observed())
+
+    async def _get_observed(self, request: web.Request) -> web.Response:
+        observed, _, since_s = Observed(), *_since(request)
+        await self._add_own(observed, since_s, time.time())
+        document = {"left_out": observed.left_out, "observed": observed.documents()}
+        return await answer_in_slices(document, self.slices)
+
+    async def _post_observed(self, request: web.Request) -> web.Response:
+        """Answer as `/v1/suggestions`, of what the body says that others have seen as well."""
+        text = (await json_body(request, MAX_OBSERVED_BYTES)).decode()
+        observed = Observed()
+
+        def taking_in() -> Iterator[None]:
+            body: Any = yield from reading(text, _SERIES_DEPTH)
+            observed.left_out = int(body["left_out"])
+            yield from observed.adding_documents(body["observed"])
+
         try:
-            since_s = parse_duration(since)
-        except BadValueError as error:
-            raise ApiError(400, f"since: {error.message}", error.fix) from None
-        if since_s > KEPT_HOURS * SECONDS_PER_HOUR:
-            fix = f"write at most {KEPT_HOURS}h"
-            raise ApiError(400, f"since: rates are kept for {KEPT_HOURS} h", fix)
-        suggestions = await suggest(self.rates, self.quotas.table, since_s, now_s, self.slices)
-        lines = as_yaml(suggestions, since, now_s, len(self.rates.left_out))
+            await self.slices.collect(taking_in())
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            fix = f"send what GET {OBSERVED_PATH} gives"
+            raise ApiError(400, f"the body is not what was observed: {error}", fix) from None
+        return await self._suggested(request, observed)
+
+    async def _suggested(self, request: web.Request, observed: Observed) -> web.Response:
+        (since, since_s), now_s = _since(request), time.time()
+        await self._add_own(observed, since_s, now_s)
+        suggestions = await suggest(observed, self.quotas.table, self.slices)
+        lines = as_yaml(suggestions, since, now_s, observed.left_out)
         document = {
             "since_s": since_s,
             "yaml": "\n".join(await self.slices.collect(lines)) + "\n",
             "clients": as_documents(suggestions),
         }
         return await answer_in_slices(document, self.slices)
+
+    async def _add_own(self, observed: Observed, since_s: float, now_s: float) -> None:
+        first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
+        await self.slices.collect(observed.adding(self.rates, first_hour))
+
+
+def _since(request: web.Request) -> tuple[str, float]:
+    """Read `?since=TIME`; return it as it was written, and in seconds."""
+    since = request.query.get("since", DEFAULT_SINCE)
+    try:
+        since_s = parse_duration(since)
+    except BadValueError as error:
+        raise ApiError(400, f"since: {error.message}", error.fix) from None
+    if since_s > KEPT_HOURS * SECONDS_PER_HOUR:
+        fix = f"write at most {KEPT_HOURS}h"
+        raise ApiError(400, f"since: rates are kept for {KEPT_HOURS} h", fix)
+    return since, since_s

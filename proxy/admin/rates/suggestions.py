@@ -7,12 +7,8 @@ from operator import itemgetter
 
 from metrics.clock import MS_PER_SECOND
 from proxy.admin.client_documents import iso
-from proxy.admin.rates.observed_rates import (
-    INTERVAL_MS,
-    SECONDS_PER_HOUR,
-    ObservedClient,
-    ObservedRates,
-)
+from proxy.admin.rates.observed_documents import Observed
+from proxy.admin.rates.observed_rates import INTERVAL_MS, SECONDS_PER_HOUR, ObservedClient
 from proxy.admin.rates.rate_sketch import RateSketch
 from proxy.admin.slices import Slices
 from proxy.quota.entities import DEFAULT, QuotaKind
@@ -80,26 +76,21 @@ class Suggestion:
         return {kind: round_up(rate) for kind, rate in wanted.items()}
 
 
-async def suggest(
-    rates: ObservedRates, table: RuleTable, since_s: float, now_s: float, slices: Slices
-) -> list[Suggestion]:
-    """Return a suggestion for each client that was seen in this time: unbounded ones first.
+async def suggest(observed: Observed, table: RuleTable, slices: Slices) -> list[Suggestion]:
+    """Return a suggestion for each client that was seen: unbounded ones first.
 
     Of both kinds those with most bytes come first. `table` has the rules in force.
     """
-    first_hour = int((now_s - since_s) // SECONDS_PER_HOUR)
     seen: dict[ObservedClient, dict[QuotaKind, RateSketch]] = {}
     unbounded: list[tuple[int, Suggestion]] = []
     bounded: list[tuple[int, Suggestion]] = []
 
     def making() -> Iterator[None]:
-        for found in rates.since(first_hour):
-            if found is not None:
-                (client, kind), sketch = found
-                seen.setdefault(client, {})[kind] = sketch
+        for (client, kind), sketch in observed.sketches.items():
+            seen.setdefault(client, {})[kind] = sketch
             yield
         for client, sketches in seen.items():
-            example = rates.examples.get(client)
+            example = observed.examples.get(client)
             if example is not None:
                 matches = {kind: table.match(kind, example) for kind in sketches}
                 made = Suggestion(client, sketches, matches, example.client_id or "")

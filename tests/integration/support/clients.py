@@ -100,6 +100,10 @@ class Order:
     records: Iterable[Record]
     acks: int
     compression: str | None
+    is_disturbed: bool
+    """Whether its connections will be in trouble, of which librdkafka tells. It and kafka-python
+    then write idempotently: they hang up themselves on a broker whose address changes, and send
+    again what it has got."""
 
 
 class Reading(NamedTuple):
@@ -124,9 +128,10 @@ class Client(ABC):
         *,
         acks: int = 1,
         compression: str | None = None,
+        is_disturbed: bool = False,
     ) -> None:
         """Write all records and wait until they are acknowledged."""
-        self._write(Order(access, topic, records, acks, compression))
+        self._write(Order(access, topic, records, acks, compression, is_disturbed))
 
     def consume(self, access: Access, topic: str, wanted: int, *, at: Halt | None = None) -> Read:
         """Read as a group of one, from the start, until there are so many records.
@@ -205,8 +210,8 @@ class KafkaPython(Client):
     def _write(self, order: Order) -> None:
         producer = kafka.KafkaProducer(
             **_python_options(order.access),
-            acks=order.acks,
-            enable_idempotence=False,
+            acks="all" if order.is_disturbed else order.acks,
+            enable_idempotence=order.is_disturbed,
             compression_type=order.compression,
             max_request_size=MAX_RECORD_BYTES,
             linger_ms=5,
@@ -302,10 +307,12 @@ class Librdkafka(Client):
 
     def _write(self, order: Order) -> None:
         errors: list[str] = []
+        told: list[str] = [] if order.is_disturbed else errors
         producer = confluent_kafka.Producer(
             {
-                **self._options(order.access, errors),
-                "acks": order.acks,
+                **self._options(order.access, told),
+                "acks": "all" if order.is_disturbed else order.acks,
+                "enable.idempotence": order.is_disturbed,
                 "compression.type": order.compression or "none",
                 "message.max.bytes": MAX_RECORD_BYTES,
                 "linger.ms": 5,

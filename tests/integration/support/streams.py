@@ -24,6 +24,9 @@ LOSS = re.compile(r"may (have been|be) (lost|missed)|incorrect offsets|offset wa
 """What Spark says where it finds that records, or ends of logs, are gone."""
 
 END_S = 120
+ASK_AGAIN_S = 0.1
+AWAY = "ask again when all answer"
+"""How a machine answers whose worker is away."""
 POLL_S = 0.1
 """Between two looks at a query: each asks Spark, and more often than not the proxy as well."""
 
@@ -202,8 +205,12 @@ class Stream:
 
 
 def known(running: ProxyProcess, name: str) -> Document:
-    """Give what `/v1/progress` says of a query."""
+    """Give what `/v1/progress` says of a query, as soon as the worker is there that knows it."""
+    deadline = time.monotonic() + END_S
     status, text = running.get(_progress(name))
+    while AWAY in text and time.monotonic() < deadline:
+        time.sleep(ASK_AGAIN_S)
+        status, text = running.get(_progress(name))
     assert status == 200, text
     (document,) = json.loads(text)["queries"]
     return dict(document)

@@ -1,0 +1,1 @@
+"""One admin port that answers for all members."""

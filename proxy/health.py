@@ -1,0 +1,100 @@
+"""Says how one process that relays is doing: for `/readyz`, the status page and the metrics."""
+
+from collections.abc import Callable, Sequence
+
+from proxy.admin.readiness import Readiness, judge
+from proxy.admin.status import (
+    BrokerStatus,
+    CertificateStatus,
+    ConfigLoad,
+    ListenerStatus,
+    RelayStatus,
+)
+from proxy.config.reload import LoadLog
+from proxy.config.secrets import Certificate
+from proxy.relay.relay import Relay
+from proxy.relay.services import Services
+from proxy.state import WatchedStore
+
+
+class Health:
+    """Reads it from the parts; `certificates` gives those that are shown now."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        services: Services,
+        store: WatchedStore,
+        loads: LoadLog,
+        certificates: Callable[[], Sequence[Certificate]],
+    ) -> None:
+        self._relay = relay
+        self._services = services
+        self._store = store
+        self._loads = loads
+        self._certificates = certificates
+
+    def relay_status(self) -> RelayStatus:
+        """Return what there is to show of the relay."""
+        brokers = self._relay.brokers
+        return RelayStatus(
+            listeners=[
+                ListenerStatus(
+                    name=name,
+                    host=listener.settings.host,
+                    port=listener.bootstrap_port,
+                    tls=listener.settings.tls is not None,
+                    connections=self._relay.connected_through[name],
+                )
+                for name, listener in self._relay.listeners.items()
+            ],
+            brokers=[
+                BrokerStatus(node_id, *address)
+                for node_id, address in sorted(brokers.addresses.items())
+            ],
+            cluster_answers=brokers.answers,
+            delay_queues={each.queue.api: len(each.queue) for each in self._services.reapers.all},
+            config_loads=[
+                ConfigLoad(load.at_s, load.result, load.message) for load in self._loads.latest
+            ],
+            throttle_mode=self._services.mode.value,
+            certificates=[
+                CertificateStatus(each.section, each.file, each.not_after_s)
+                for each in self._certificates()
+            ],
+        )
+
+    def readiness(self) -> Readiness:
+        """Return whether clients can be served."""
+        brokers = self._relay.brokers
+        since_s = brokers.silent_since_s
+        return judge(
+            reachable=brokers.reachable,
+            was_reachable=brokers.was_reachable,
+            refusal=brokers.refusal,
+            silent_s=None if since_s is None else self._services.loop.time() - since_s,
+            writable=self._store.writable,
+        )
+
+    def show(self) -> None:
+        """Show by metrics what else only `/readyz`, the log and the state would."""
+        instruments, brokers = self._services.instruments, self._relay.brokers
+        quotas = self._services.quotas
+        instruments.ready.set_function(lambda: self.readiness().reason is None)
+        instruments.cluster_reachable.set_function(lambda: brokers.answers)
+        instruments.login_refused.set_function(lambda: brokers.refusal is not None)
+        instruments.state_writable.set_function(lambda: self._store.writable)
+        instruments.rules_not_enforced.set_function(lambda: quotas.settings.observed_rules)
+        loads = self._loads.latest
+        instruments.config_last_reload_successful.set_function(lambda: loads[0].result == "ok")
+        for name, listener in self._relay.listeners.items():
+            gauge = instruments.brokers_without_port.labels(name)
+            gauge.set_function(listener.count_left_out)
+        self.show_certificates()
+
+    def show_certificates(self) -> None:
+        """Show when the certificates expire that were just loaded."""
+        expiry = self._services.instruments.certificate_not_after_timestamp_seconds
+        expiry.clear()
+        for each in self._certificates():
+            expiry.labels(each.role, each.listener).set(each.not_after_s)

@@ -1,0 +1,147 @@
+"""The steps by which a process takes the place of another, or of none, and gives it back."""
+
+import asyncio
+import faulthandler
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Protocol
+
+from structlog import get_logger
+
+from proxy.admin.server import AdminError
+from proxy.cluster.upstream import Address
+from proxy.config import Config
+from proxy.config.stores import StateHolder
+from proxy.quota.kept_changes import read_overrides, read_pauses
+from proxy.relay.ports import bind_ports
+from proxy.relay.take_over import (
+    SERVE_TIMEOUT_S,
+    Predecessor,
+    Replaceable,
+    Replaced,
+    TakeOverError,
+)
+from proxy.state import StateError, Store
+
+RESUME_TIMEOUT_S, RESUME_RETRY_S = 5.0, 0.1
+"""How long, and how often, a proxy tries to take back what a successor had that died."""
+
+_log = get_logger(__name__)
+
+
+class Succession:
+    """Takes the place of a `predecessor`, if there is one, unless `stop` is set before.
+
+    `take_over` has what connects come to this process, where it waits.
+    """
+
+    def __init__(
+        self,
+        predecessor: Predecessor | None,
+        take_over: Callable[[], None],
+        stop: asyncio.Event,
+    ) -> None:
+        self._predecessor = predecessor
+        self._take_over = take_over
+        self._stop = stop
+
+    @property
+    def beside(self) -> Counter[Address] | None:
+        """How many sockets the predecessor has, by where they listen; None without one."""
+        return None if self._predecessor is None else self._predecessor.sockets
+
+    @property
+    def holder(self) -> StateHolder | None:
+        """What has the state now; None when nobody is replaced."""
+        if self._predecessor is None:
+            return None
+        return StateHolder(self._predecessor.pid, self._replace)
+
+    def _replace(self, state: Store) -> None:
+        """Get all new connections and the predecessor's state, if we could go on with that.
+
+        Raises StateError, ListenerError, TakeOverError; then it serves on.
+        """
+        assert self._predecessor is not None
+        read_overrides(state)
+        read_pauses(state)
+        self._check_wanted()
+        # Also where a call never returns; it says where that is.
+        faulthandler.dump_traceback_later(SERVE_TIMEOUT_S, exit=True)
+        self._take_over()
+        if not self._predecessor.release(SERVE_TIMEOUT_S):
+            text = "the proxy to be replaced has ended by itself"
+            _log.warning(text, process=self._predecessor.pid)
+
+    def complete(self) -> None:
+        """Have the predecessor stop: all is open here. Raises TakeOverError; then it serves on."""
+        if self._predecessor is not None:
+            self._check_wanted()
+            self._predecessor.stop()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _check_wanted(self) -> None:
+        """Raise TakeOverError when this proxy is to stop: then the predecessor must serve on."""
+        if self._stop.is_set():
+            raise TakeOverError("this proxy was told to stop before it took over", "start it again")
+
+
+class Served(Replaced, Protocol):
+    """What serves until it is stopped, or replaced."""
+
+    async def stop(self) -> None:
+        """Drain, then close everything."""
+
+
+async def serve_until(
+    stop: asyncio.Event,
+    ready: Callable[[], None],
+    served: Served,
+    tasks: Sequence[asyncio.Task[None]],
+) -> None:
+    """Serve until `stop` is set, then stop; successors may come. Raises what a task died of."""
+    replaceable = Replaceable(served)
+    try:
+        replaceable.open()
+        ready()
+        stopping = asyncio.create_task(stop.wait())
+        done, _ = await asyncio.wait((stopping, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done - {stopping}:
+            task.result()
+    finally:
+        await replaceable.close()
+        await served.stop()
+
+
+def bind_admin(config: Config, beside: Collection[Address]) -> list[socket.socket]:
+    """Return sockets that have the admin port, one for each address of its host.
+
+    Raises AdminError.
+    """
+    bind = config.admin.bind
+    try:
+        return bind_ports(bind.host, bind.port, beside)
+    except OSError as error:
+        raise AdminError(f"admin.bind: {bind}: {error.strerror or error}") from None
+
+
+async def reopen(steps: Iterable[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
+    """Open again what was released for a successor that has died, or given up.
+
+    Each step has the words for the log where it fails.
+    """
+    loop = asyncio.get_running_loop()
+    for text, open_again in steps:
+        until_s = loop.time() + RESUME_TIMEOUT_S
+        while True:
+            try:
+                await open_again()
+                break
+            except (StateError, AdminError) as error:
+                # A process that has died may have both for a moment still.
+                if loop.time() >= until_s:
+                    _log.error(text, error=str(error))
+                    break
+            await asyncio.sleep(RESUME_RETRY_S)

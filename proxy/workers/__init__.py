@@ -1,0 +1,1 @@
+"""The processes of one machine: a supervisor, and the workers that relay."""

@@ -1,0 +1,54 @@
+"""Have the workers of a machine follow another map: those who lose clients first."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from structlog import get_logger
+
+from proxy.members.slot_map import SlotMap
+from proxy.workers.control_channel import ChannelLostError
+from proxy.workers.post import Post, WorkerError, call_all
+from proxy.workers.shared_keys import KeyRules
+
+HAND_OVER_LIMIT_S = 30.0
+"""For workers to let clients go, and then to take them up; each step."""
+
+Rows = list[list[Any]]
+"""Debts, as `debt_row` makes them."""
+
+_log = get_logger(__name__)
+
+
+async def let_go(posts: Sequence[Post], slot_map: SlotMap, keys: KeyRules) -> Rows:
+    """Have all workers let go what they do not own any more; return what its clients owe.
+
+    What those owed that a worker had which is gone now is known by what it has told.
+    """
+    what = {"slot_map": slot_map.document(), "keys": keys.pack()}
+    calls = (post.call("let_go", HAND_OVER_LIMIT_S, **what) for post in posts)
+    owed: Rows = []
+    for post, result in zip(
+        posts, await asyncio.gather(*calls, return_exceptions=True), strict=True
+    ):
+        if isinstance(result, list):
+            owed += result
+        elif isinstance(result, ChannelLostError):
+            owed += post.debts.left()
+        elif isinstance(result, WorkerError):
+            _log.error("a worker lets nothing go", worker=post.number, error=str(result))
+        elif isinstance(result, BaseException):
+            raise result
+    return owed
+
+
+async def take_up(posts: Sequence[Post], owed: Rows, shown: SlotMap | None = None) -> None:
+    """Have all workers take up what they own by the map that they were given last.
+
+    `shown` is the map by which clients are sent on, where that is another one.
+    """
+    document = None if shown is None else shown.document()
+    try:
+        await call_all(posts, "take_up", HAND_OVER_LIMIT_S, owed=owed, shown=document)
+    except WorkerError as error:
+        _log.error("a worker does not take up what it owns", error=str(error))

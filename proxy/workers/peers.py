@@ -1,0 +1,133 @@
+"""Asks the other machines of a tier: whether they live, and to take what their clients had here."""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Self
+
+import aiohttp
+from structlog import get_logger
+
+from proxy.admin.gateway.tier_routes import ALIVE_PATH, VISITS_PATH, Rows
+from proxy.state import Record
+
+RECORDS_PATH = "/v1/tier/records"
+
+ALIVE_INTERVAL_S = 0.5
+"""Between two questions to each machine."""
+
+ANSWER_TIMEOUT_S = 1.0
+"""For each question. A machine that is busy for longer is asked again."""
+
+SILENT_AFTER_S = 2.0
+"""A machine that has not answered for so long is silent: others serve its clients meanwhile."""
+
+MAX_ANSWER_BYTES = 16 * 2**20
+
+_log = get_logger(__name__)
+
+
+class PeerError(Exception):
+    """A machine has not answered, or not as it should."""
+
+
+class Peers:
+    """The other machines of a tier, asked over HTTP at their admin ports. Use it as a context.
+
+    `token` is the one that all of them know; `tls` is None where their ports have none.
+    """
+
+    def __init__(
+        self,
+        token: str | None,
+        tls: ssl.SSLContext | None,
+        on_silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._tls = tls
+        self._on_silent = on_silent
+        self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, str] = {}
+        self._answered_s: dict[str, float] = {}
+        self.silent: frozenset[str] = frozenset()
+        """Those that have not answered for SILENT_AFTER_S."""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
+            timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
+            read_bufsize=MAX_ANSWER_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def use(self, urls: Mapping[str, str]) -> None:
+        """Ask these machines from now on: the URLs of their admin ports by name."""
+        now_s = asyncio.get_running_loop().time()
+        self._urls = dict(urls)
+        self._answered_s = {name: self._answered_s.get(name, now_s) for name in urls}
+        self._judge(now_s)
+
+    async def watch(self) -> None:
+        """Ask each machine in turn whether it lives, until cancelled."""
+        while True:
+            await asyncio.gather(*(self._look(name) for name in self._urls))
+            self._judge(asyncio.get_running_loop().time())
+            await asyncio.sleep(ALIVE_INTERVAL_S)
+
+    async def tell(self, machine: str, rows: Rows) -> Rows:
+        """Report to a machine what visitors had here; return what its sensors owe.
+
+        Raises PeerError.
+        """
+        answer = await self._ask("POST", machine, VISITS_PATH, {"visits": rows})
+        owed = answer.get("owed") if isinstance(answer, dict) else None
+        if not isinstance(owed, list):
+            raise PeerError(f"{machine}: {VISITS_PATH} was not understood")
+        return owed
+
+    async def give(
+        self, machine: str, records: Sequence[Record], owed: Sequence[Sequence[Any]]
+    ) -> None:
+        """Have a machine keep records, and what clients owe, as its own. Raises PeerError."""
+        rows = [(each.key, each.text, each.version) for each in records]
+        await self._ask("POST", machine, RECORDS_PATH, {"records": rows, "owed": owed})
+
+    async def _look(self, name: str) -> None:
+        try:
+            await self._ask("GET", name, ALIVE_PATH)
+        except PeerError as error:
+            _log.debug("machine does not answer", machine=name, error=str(error))
+        else:
+            if name in self._answered_s:
+                self._answered_s[name] = asyncio.get_running_loop().time()
+
+    def _judge(self, now_s: float) -> None:
+        silent = frozenset(
+            name for name, at_s in self._answered_s.items() if now_s - at_s >= SILENT_AFTER_S
+        )
+        if silent == self.silent:
+            return
+        for name in silent - self.silent:
+            _log.warning("machine does not answer, others serve its clients", machine=name)
+        for name in self.silent & self._answered_s.keys() - silent:
+            _log.info("machine answers again", machine=name)
+        self.silent = silent
+        self._on_silent()
+
+    async def _ask(self, method: str, machine: str, path: str, body: Any = None) -> Any:
+        url = self._urls.get(machine)
+        if url is None or self._session is None:
+            raise PeerError(f"{machine} is not in the tier")
+        try:
+            async with self._session.request(method, url + path, json=body) as response:
+                if response.status != HTTPStatus.OK:
+                    raise PeerError(f"{machine}: {path} answers {response.status}")
+                return await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise PeerError(f"{machine}: {str(error) or 'no answer in time'}") from None

@@ -1,0 +1,197 @@
+"""Measure what the clients of each slot take of a worker, and add up what all workers say.
+
+Sans-I/O: times are arguments, in seconds of one monotonic clock.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Any
+
+from proxy.members.slot_balance import SlotLoad
+from proxy.quota.entities import ClientIdentity
+
+AVERAGE_S = 20.0
+"""Time constant of the averages: what was so long ago counts 1/e of what is now."""
+
+EXCHANGE_BYTES = 40_000
+"""A request with its response takes as much CPU time as so many bytes that pass."""
+
+LEAST_BYTES_PER_S = 1.0
+"""Averages below are forgotten."""
+
+NAMED_SHARE, NAMED_CLIENTS = 0.3, 3
+"""Of a slot that takes so much of its worker, so many clients are named."""
+
+WALKED_AT_ONCE = 100
+"""Clients in one step of a walk; some 50 microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTraffic:
+    """What each client moves now, per second. Who is not there moves nothing."""
+
+    bytes_per_s: Mapping[ClientIdentity, float]
+    exchanges_per_s: Mapping[ClientIdentity, float]
+
+    def weight(self, client: ClientIdentity) -> float:
+        """Return what the CPU time is shared out by."""
+        exchanges = self.exchanges_per_s.get(client, 0.0)
+        return self.bytes_per_s.get(client, 0.0) + exchanges * EXCHANGE_BYTES
+
+
+class LoadMeter:
+    """The loads of one worker's slots, as averages over some AVERAGE_S."""
+
+    def __init__(self) -> None:
+        self.loads: dict[int, SlotLoad] = {}
+        """By slot; of others there is nothing to tell."""
+        self.clients: dict[int, list[str]] = {}
+        """Names of the biggest clients of slots that take much, the biggest one first."""
+        self._slots: dict[ClientIdentity, int] = {}
+        self._slot_of: object = None
+        self._began_s = self._at_s = math.nan
+        self._cpu_s = 0.0
+
+    @property
+    def measured_s(self) -> float:
+        """For how long this has measured; 0 anew when clients get other slots."""
+        return self._at_s - self._began_s if self._at_s > self._began_s else 0.0
+
+    def measuring(
+        self,
+        traffic: ClientTraffic,
+        slot_of: Callable[[ClientIdentity], int],
+        now_s: float,
+        cpu_s: float,
+    ) -> Iterator[None]:
+        """Add what clients move to the averages, in small steps; the first call only begins.
+
+        `cpu_s` is the CPU time of the process so far. `slot_of` is another one where clients may
+        have got other slots.
+        """
+        passed_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
+        self._at_s, self._cpu_s = now_s, cpu_s
+        if slot_of != self._slot_of:
+            self._slots.clear()
+            self._slot_of, self._began_s = slot_of, now_s
+        sizes: dict[int, float] = defaultdict(float)
+        weights: dict[int, float] = defaultdict(float)
+        slots: dict[ClientIdentity, int] = {}
+        for number, (client, size) in enumerate(traffic.bytes_per_s.items()):
+            if not number % WALKED_AT_ONCE:
+                yield
+            slot = self._slots.get(client)
+            slots[client] = slot = slot_of(client) if slot is None else slot
+            sizes[slot] += size
+            weights[slot] += traffic.weight(client)
+        self._slots = slots  # of those alone that are there
+        if not passed_s > 0:
+            return
+        total = sum(weights.values())
+        cpu = {
+            slot: used_s / passed_s * weight / total for slot, weight in weights.items() if total
+        }
+        self.loads = _averaged(self.loads, sizes, cpu, passed_s)
+        yield from self._name_clients(traffic)
+
+    def rows(self) -> list[list[Any]]:
+        """Return what the supervisor is told; see `MachineLoads.told`."""
+        return [
+            [slot, round(load.bytes_per_s), round(load.cpu_share, 4), self.clients.get(slot, [])]
+            for slot, load in self.loads.items()
+        ]
+
+    def _name_clients(self, traffic: ClientTraffic) -> Iterator[None]:
+        large = {slot for slot, load in self.loads.items() if load.share >= NAMED_SHARE}
+        found: dict[int, list[ClientIdentity]] = {slot: [] for slot in large}
+        for number, (client, slot) in enumerate(self._slots.items() if large else ()):
+            if not number % WALKED_AT_ONCE:
+                yield
+            if slot in large:
+                found[slot].append(client)
+        self.clients = {
+            slot: [*map(_title, nlargest(NAMED_CLIENTS, clients, key=traffic.weight))]
+            for slot, clients in found.items()
+        }
+
+
+def _averaged(
+    before: Mapping[int, SlotLoad],
+    sizes: Mapping[int, float],
+    cpu: Mapping[int, float],
+    passed_s: float,
+) -> dict[int, SlotLoad]:
+    kept = math.exp(-passed_s / AVERAGE_S)
+    loads = {}
+    for slot in {*before, *sizes}:
+        was = before.get(slot, NO_LOAD)
+        load = SlotLoad(
+            was.bytes_per_s * kept + sizes.get(slot, 0.0) * (1 - kept),
+            was.cpu_share * kept + cpu.get(slot, 0.0) * (1 - kept),
+        )
+        if load.bytes_per_s >= LEAST_BYTES_PER_S:
+            loads[slot] = load
+    return loads
+
+
+NO_LOAD = SlotLoad(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class MachineLoads:
+    """What the workers of a machine have told last, by their names."""
+
+    _by_member: dict[str, dict[int, SlotLoad]] = field(default_factory=dict)
+    _clients: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    _measured_s: dict[str, float] = field(default_factory=dict)
+
+    def told(self, member: str, rows: Sequence[Sequence[Any]], measured_s: float) -> None:
+        """Keep the `LoadMeter.rows` of a worker."""
+        self._by_member[member] = {row[0]: SlotLoad(row[1], row[2]) for row in rows}
+        self._clients[member] = {row[0]: row[3] for row in rows}
+        self._measured_s[member] = measured_s
+
+    def forget(self, member: str) -> None:
+        """Drop what a worker has told that has ended."""
+        for each in (self._by_member, self._clients, self._measured_s):
+            each.pop(member, None)
+
+    def measured_s(self, members: Collection[str]) -> float:
+        """Return for how long all of these have measured."""
+        return min((self._measured_s.get(name, 0.0) for name in members), default=0.0)
+
+    def of_slots(self) -> dict[int, SlotLoad]:
+        """Return the load of each slot, wherever its clients are.
+
+        While they go to another worker, both averages together are right: one falls as the other
+        rises.
+        """
+        added: dict[int, SlotLoad] = {}
+        for loads in self._by_member.values():
+            for slot, load in loads.items():
+                added[slot] = _sum(added.get(slot, NO_LOAD), load)
+        return added
+
+    def of_member(self, member: str) -> SlotLoad:
+        """Return what a worker carries."""
+        total = NO_LOAD
+        for load in self._by_member.get(member, {}).values():
+            total = _sum(total, load)
+        return total
+
+    def clients(self, slot: int) -> list[str]:
+        """Return the names of a slot's biggest clients, if they are known."""
+        named = (each.get(slot, []) for each in self._clients.values())
+        return list(dict.fromkeys(name for names in named for name in names))
+
+
+def _sum(one: SlotLoad, other: SlotLoad) -> SlotLoad:
+    return SlotLoad(one.bytes_per_s + other.bytes_per_s, one.cpu_share + other.cpu_share)
+
+
+def _title(client: ClientIdentity) -> str:
+    user = "" if client.user is None else f"user={client.user},"
+    return f"{user}client-id={client.client_id or ''}"

@@ -1,0 +1,37 @@
+"""A machine of a tier as a process of its own; it prints how many slots it has, or `lost`."""
+
+import asyncio
+import sys
+import time
+
+from proxy.cluster.kafka_client import Bootstrap
+from proxy.members.slot_map import MemberAddresses
+from proxy.membership.group_member import GroupMember
+from proxy.membership.subscription import Announcement
+
+
+def say(what: object) -> None:
+    print(what, flush=True)  # noqa: T201
+
+
+async def main(bootstrap: str, group: str, session_s: float) -> None:
+    host, port = bootstrap.split(":")
+    members = [MemberAddresses("frozen/0", {}), MemberAddresses("frozen/1", {})]
+
+    async def release(_slots: frozenset[int]) -> None:
+        say("released")
+
+    machine = GroupMember(
+        Bootstrap([(host, int(port))]),
+        group,
+        lambda: Announcement("frozen", members, "http://x", "one", "rules", time.time()),
+        on_assigned=lambda _map, _generation, _member_id: say(len(machine.owned)),
+        on_revoked=release,
+        on_lost=lambda: say("lost"),
+        session_timeout_s=session_s,
+    )
+    await machine.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))

@@ -1,0 +1,88 @@
+"""A proxy with several workers, and what tests do to its processes."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import yaml
+from support.proxy_process import HOST, ProxyProcess, config, until
+from support.raw import RawClient, message
+
+from proxy.devkit.loopback import free_ports
+from proxy.wire.apis import METADATA
+
+PORTS_FOR_EACH = 2
+"""The embedded broker has the id 1."""
+
+
+def free_range(count: int) -> str:
+    """Give ports in a row that nobody listens on now, as `broker_ports` has them."""
+    for first in free_ports(50):
+        taken = []
+        for port in range(first, first + count):
+            with socket.socket() as probe:
+                try:
+                    probe.bind((HOST, port))
+                except OSError:
+                    taken.append(port)
+        if not taken:
+            return f"{first}-{first + count - 1}"
+    raise AssertionError("no free ports in a row")
+
+
+def machine_config(bootstrap: str, workers: int, **parts: Any) -> dict[str, Any]:
+    """Make a configuration with so many workers on ports of their own."""
+    listener = {
+        "bind": f"{HOST}:{free_ports(1)[0]}",
+        "broker_ports": free_range(workers * PORTS_FOR_EACH),
+    }
+    return {**config(bootstrap, listeners=[listener], **parts), "workers": workers}
+
+
+def broker_ports(machine: ProxyProcess, workers: int, node_id: int = 1) -> list[str]:
+    """Give the address of a broker's port at each worker, as its configuration has it."""
+    settings = yaml.safe_load(machine.config_file.read_text())
+    first, last = map(int, settings["listeners"][0]["broker_ports"].split("-"))
+    each = (last - first + 1) // workers
+    return [f"{HOST}:{first + number * each + node_id}" for number in range(workers)]
+
+
+def worker_pids(machine: ProxyProcess) -> dict[int, int]:
+    """Give the latest process of each worker, by its number."""
+    return {line["worker"]: line["process"] for line in machine.log("worker serves")}
+
+
+def kill_worker(machine: ProxyProcess, number: int) -> int:
+    """Kill a worker as a crash does; return its process."""
+    pid = worker_pids(machine)[number]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def until_replaced(machine: ProxyProcess, number: int, pid: int) -> None:
+    """Wait until another process serves in the place of a worker."""
+    until(lambda: worker_pids(machine)[number] != pid, f"worker {number} is back")
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def told_port(machine: ProxyProcess, client_id: str, node_id: int = 1) -> int:
+    """Return the port of a broker as a client is told it."""
+    with RawClient(machine.bootstrap, client_id) as client:
+        brokers = client.ask(message(METADATA, 1, topics=[])).brokers
+    return next(int(each.port) for each in brokers if each.node_id == node_id)
+
+
+def owner_of(machine: ProxyProcess, client_id: str, workers: int) -> int:
+    """Return the number of the worker that owns a client, by the address that it is told."""
+    ports = [int(each.rpartition(":")[2]) for each in broker_ports(machine, workers)]
+    return ports.index(told_port(machine, client_id))

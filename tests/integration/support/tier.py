@@ -1,0 +1,103 @@
+"""Machines of one tier, each a proxy with workers, and what tests do to them."""
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from parts.reports import ReportingDriver, batch_document
+from support.machine import machine_config, told_port, worker_pids
+from support.operating import call
+from support.proxy_process import ProxyProcess, until
+from support.raw import RawClient, fetch, message
+
+from proxy.members.slots import SLOTS
+from proxy.wire.apis import METADATA
+
+SETTLED_S = 60.0
+TRIED = 200
+
+
+def tier_config(
+    bootstrap: str, tier: str, machine: str, workers: int = 1, **parts: Any
+) -> dict[str, Any]:
+    """Make the configuration of one machine; the state is in a topic of the tier's name."""
+    state = {"kind": "kafka", "topic": f"{tier}-state"}
+    settings = machine_config(bootstrap, workers, state=state, **parts)
+    return {**settings, "tier": {"name": tier, "machine": machine}}
+
+
+class TierMachine(ProxyProcess):
+    """One machine."""
+
+    def __init__(self, config: dict[str, Any], folder: Path, arguments: Any = ()) -> None:
+        super().__init__(config, folder, arguments)
+        self.name = str(config["tier"]["machine"])
+        first, _, last = config["listeners"][0]["broker_ports"].partition("-")
+        self.broker_ports = range(int(first), int(last) + 1)
+
+    def slots(self) -> int:
+        """Return how many slots it owns; 0 while it does not answer."""
+        with suppress(OSError):
+            return int(self.metrics().value("slots_owned"))
+        return 0
+
+    def crash(self) -> None:
+        """Kill its supervisor, and with it all of its workers, at once."""
+        pids = list(worker_pids(self).values())
+        self.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def put(self, path: str, document: Any) -> Any:
+        """Send a document to its admin port; return the answer's."""
+        body = json.dumps(document).encode()
+        request = urllib.request.Request(
+            f"{self.admin_url}{path}",
+            data=body,
+            method="PUT",
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.loads(response.read())
+
+
+def until_shared(*machines: TierMachine, least: int = 1) -> None:
+    """Wait until these have all slots among them, each some."""
+
+    def are_shared() -> bool:
+        counts = [machine.slots() for machine in machines]
+        return sum(counts) == SLOTS and min(counts) >= least
+
+    until(are_shared, "all slots are shared", SETTLED_S)
+
+
+def owner_of(machines: Sequence[TierMachine], client_id: str) -> TierMachine:
+    """Return the machine to which a client is sent."""
+    with RawClient(machines[0].bootstrap, client_id) as client:
+        brokers = client.ask(message(METADATA, 9, topics=[], allow_auto_topic_creation=False))
+    port = next(each.port for each in brokers.brokers if each.node_id == 1)
+    return next(machine for machine in machines if port in machine.broker_ports)
+
+
+def client_of(machines: Sequence[TierMachine], machine: TierMachine, prefix: str) -> str:
+    """Return a client id, that begins so, of a client that a machine owns."""
+    names = (f"{prefix}-{number}" for number in range(TRIED))
+    return next(name for name in names if owner_of(machines, name) is machine)
+
+
+def report_to(machine: TierMachine, client_id: str, topic: str) -> None:
+    """Report a batch of a query at its owner."""
+    port = told_port(machine, client_id)
+    assert port in machine.broker_ports, f"{machine.name} does not own it"
+    with RawClient(f"127.0.0.1:{port}", client_id) as client:
+        client.ask(fetch(12, topic))  # so that it is known
+    driver = ReportingDriver(client_id, client_id, *(str(uuid4()) for _ in range(3)))
+    report = driver.document("progress", batch=batch_document(0, 0, 0, topic))
+    assert call(machine, "POST", "/v1/spark/batches", report).status == 200

@@ -1,0 +1,230 @@
+"""Machines of a tier: they share all clients, come and go, and serve each other's meanwhile."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+from support.clients import CLIENTS, Access, Client, Librdkafka, Read
+from support.operating import call, quota_proxy
+from support.proxy_process import until
+from support.raw import RawClient, fetch, produce
+from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
+
+from proxy.devkit.broker import EmbeddedBroker
+
+RECORDS = 200
+NAMES = ("a", "b", "c")
+SHARE = 70
+"""Slots that each of three machines has at least."""
+WAIT_S = 60
+BOUND_BYTES_S = 200_000
+RULES = [{"client-id": "everywhere", "consumer_byte_rate": BOUND_BYTES_S}]
+RECORD_BYTES = 20_000
+MEASURED_S = 6.0
+BURSTS_S = 3.0
+"""Of the bound: what each of three members lets pass at once."""
+
+
+@pytest.fixture(scope="module")
+def tier(
+    kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[TierMachine]]:
+    """Three machines; in the end they must drain in order and without faults in their logs."""
+    folder = tmp_path_factory.mktemp("tier")
+    machines = [
+        TierMachine(tier_config(kafka.bootstrap, "tier", name, rules=RULES), folder / name)
+        for name in NAMES
+    ]
+    try:
+        for machine in machines:
+            machine.start()
+        until_shared(*machines, least=SHARE)
+        yield machines
+        for machine in machines:
+            machine.stop()
+    finally:
+        for machine in machines:
+            machine.kill()
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_all_clients_read_and_write(
+    tier: list[TierMachine], topic: Callable[..., str], client: Client
+) -> None:
+    name = topic(partitions=2)
+    values = [(n % 2, b"%08d" % n) for n in range(RECORDS)]
+    client.produce(Access(tier[0].bootstrap, client.name), name, values)
+    read = client.consume(Access(tier[1].bootstrap, client.name), name, RECORDS)
+    assert read.count == RECORDS
+
+
+def test_an_override_is_in_force_everywhere(tier: list[TierMachine]) -> None:
+    assert put_somewhere(tier, "/v1/quotas/client-id=slow", {"consumer_byte_rate": 1234})
+    for machine in tier:
+        until(lambda machine=machine: "1234" in machine.get("/v1/quotas")[1], machine.name)
+
+
+def put_somewhere(tier: list[TierMachine], path: str, document: object) -> bool:
+    """Put it at the machine that takes it."""
+    return any(call(machine, "PUT", path, document).status == 200 for machine in tier)
+
+
+def test_who_goes_to_all_machines_gets_no_more(
+    tier: list[TierMachine], kafka: EmbeddedBroker, topic: Callable[..., str]
+) -> None:
+    name = topic()
+    with RawClient(kafka.bootstrap) as writer:
+        for _ in range(2):  # a batch is sent whole, whatever was asked for
+            writer.ask(produce(9, name, b"." * RECORD_BYTES))
+    began_s = time.monotonic()
+    until_s = began_s + MEASURED_S
+
+    def read(machine: TierMachine) -> int:
+        """Go on where visitors are let go."""
+        total = 0
+        address = f"127.0.0.1:{machine.broker_ports[1]}"
+        while time.monotonic() < until_s:
+            try:
+                with RawClient(address, "everywhere") as client:
+                    while time.monotonic() < until_s:
+                        answer = client.ask(fetch(12, name, max_bytes=RECORD_BYTES))
+                        total += len(answer.responses[0].partitions[0].records or b"")
+            except (OSError, EOFError):
+                continue
+        return total
+
+    with ThreadPoolExecutor() as pool:
+        total = sum(pool.map(read, tier))
+    took_s = time.monotonic() - began_s
+    assert total > BOUND_BYTES_S * took_s / 3
+    assert total < BOUND_BYTES_S * (took_s + BURSTS_S), (total / BOUND_BYTES_S, took_s)
+
+
+def test_readers_outlive_the_death_of_their_owner(
+    tier: list[TierMachine], topic: Callable[..., str]
+) -> None:
+    """Of three clients on one machine none loses a record, nor gets one twice."""
+    name = topic(partitions=2)
+    half = RECORDS // 2
+    victim, others = tier[2], tier[:2]
+    bootstrap = ",".join(machine.bootstrap for machine in tier)
+
+    def write(numbers: range) -> None:
+        values = [(n % 2, b"%08d" % n) for n in numbers]
+        Librdkafka().produce(Access(others[0].bootstrap, "writer"), name, values)
+
+    write(range(half))
+    here, crashed = threading.Barrier(len(CLIENTS) + 1), threading.Event()
+
+    def read(client: Client) -> Read:
+        def halfway() -> None:
+            here.wait(WAIT_S)
+            crashed.wait(WAIT_S)
+
+        access = Access(bootstrap, client_of(tier, victim, client.name))
+        return client.consume(access, name, RECORDS, at=(half, halfway))
+
+    with ThreadPoolExecutor() as pool:
+        reads = [pool.submit(read, client) for client in CLIENTS]
+        here.wait(WAIT_S)
+        victim.crash()
+        crashed.set()
+        write(range(half, RECORDS))
+        for client, task in zip(CLIENTS, reads, strict=True):
+            values = [value for part in task.result().values.values() for value in part]
+            assert sorted(map(int, values)) == list(range(RECORDS)), client.name
+    until_shared(*others)
+    victim.start()
+    until_shared(*tier, least=SHARE)
+
+
+def test_progress_is_known_to_the_next_owner(
+    tier: list[TierMachine], topic: Callable[..., str]
+) -> None:
+    """A machine that leaves in order hands its queries over, and comes back."""
+    name = topic()
+    leaving = tier[1]
+    client_id = client_of(tier, leaving, "query")
+    report_to(leaving, client_id, name)
+    leaving.stop()
+    others = [tier[0], tier[2]]
+    until_shared(*others)
+    heir = owner_of(others, client_id)
+    until(
+        lambda: client_id in heir.get(f"/v1/progress?member={heir.name}")[1],
+        "the next owner knows it",
+    )
+    leaving.start()
+    until_shared(*tier, least=SHARE)
+
+
+def test_progress_follows_a_query_whose_key_is_another_one(
+    tier: list[TierMachine], topic: Callable[..., str]
+) -> None:
+    """A rule that bounds several queries together gives them one key, and so one owner."""
+    name = topic()
+    heir = owner_of(tier, "moving-to")
+    before = next(machine for machine in tier if machine is not heir)
+    client_id = client_of(tier, before, "moving")
+    report_to(before, client_id, name)
+    rule = {"consumer_byte_rate": 10_000_000, "scope": "shared"}
+    assert put_somewhere(tier, "/v1/quotas/client-id-prefix=moving", rule)
+    until(lambda: owner_of(tier, client_id) is owner_of(tier, "moving-to"), "both have one owner")
+    now = owner_of(tier, client_id)
+    until(
+        lambda: client_id in now.get(f"/v1/progress?member={now.name}")[1],
+        "its owner knows the query",
+    )
+    for machine in tier:
+        if machine is not now:
+            until(
+                lambda machine=machine: (
+                    client_id not in machine.get(f"/v1/progress?member={machine.name}")[1]
+                ),
+                "nobody else does",
+            )
+
+
+def test_of_two_with_one_name_the_later_one_stays(
+    tier: list[TierMachine], kafka: EmbeddedBroker, tmp_path: Path
+) -> None:
+    older = tier[2]
+    tier[2] = TierMachine(tier_config(kafka.bootstrap, "tier", "c", rules=RULES), tmp_path)
+    tier[2].start()
+    assert older.wait() == 1
+    assert "another process has joined" in older.log_file.read_text()
+    until_shared(*tier, least=SHARE)
+
+
+@pytest.mark.slow
+def test_a_successor_takes_the_place_of_a_machine(
+    tier: list[TierMachine], topic: Callable[..., str], tmp_path: Path
+) -> None:
+    older = tier[0]
+    settings = yaml.safe_load(older.config_file.read_text())
+    tier[0] = TierMachine(settings, tmp_path, ["--take-over", str(older.pid)])
+    tier[0].start()
+    assert older.wait() == 0
+    older.check_log()
+    until_shared(*tier, least=SHARE)
+    name = topic()
+    values = [(0, b"%08d" % n) for n in range(RECORDS)]
+    Librdkafka().produce(Access(tier[0].bootstrap, "after"), name, values)
+    assert Librdkafka().consume(Access(tier[0].bootstrap, "after"), name, RECORDS).count == RECORDS
+
+
+def test_the_topic_of_a_single_proxy_is_refused(
+    kafka: EmbeddedBroker, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    settings = tier_config(kafka.bootstrap, "other", "a")
+    settings["state"]["topic"] = topic()
+    file = tmp_path / "proxy.yaml"
+    file.write_text(json.dumps(settings))
+    code, _, errors = quota_proxy("run", "-c", file)
+    assert code == 1
+    assert "name another topic as state.topic" in errors

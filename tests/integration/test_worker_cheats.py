@@ -1,0 +1,188 @@
+"""Clients that go to all workers at once, whatever these say: none gets more than its bound."""
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import trustme
+from support.machine import broker_ports, machine_config
+from support.proxy_process import HOST, ProxyProcess, until
+from support.raw import RawClient, fetch, message
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+
+WORKERS = 3
+CHEATS_S = 8.0
+BOUND_BYTES = 100_000
+ANSWER_BYTES = 20_000
+SPAN_S = 1.1
+"""What the sensors of these proxies look back on: as much may pass at once."""
+TOLD_S = 0.5
+"""Until an owner has been told of a visit, and the visitor's member what it owes; generously."""
+FETCH_VERSION = 12
+RETRY_S = 0.02
+
+Open = Callable[[str], RawClient]
+
+
+@dataclass
+class Got:
+    """What one client had."""
+
+    bytes: int = 0
+    connections: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.bytes += count
+
+
+def read(connect: Open, address: str, topic: str, until_s: float, got: Got, at_most: int) -> None:
+    """Fetch from one port without a pause, over connection after connection."""
+    while time.monotonic() < until_s:
+        try:
+            with connect(address) as client:
+                with got.lock:
+                    got.connections += 1
+                for _ in range(at_most):
+                    client.sock.settimeout(max(until_s - time.monotonic(), RETRY_S))
+                    client.send(fetch(FETCH_VERSION, topic, max_bytes=2 * ANSWER_BYTES))
+                    got.add(len(client.receive_frame()))
+                    client.forget()
+        except (OSError, EOFError):
+            time.sleep(RETRY_S)
+
+
+def cheat(
+    connect: Open, addresses: list[str], topic: str, *, threads: int = 1, at_most: int = 1_000_000
+) -> Got:
+    """Read from all these ports at the same time."""
+    got = Got()
+    until_s = time.monotonic() + CHEATS_S
+    with ThreadPoolExecutor(len(addresses) * threads) as pool:
+        for address in addresses * threads:
+            pool.submit(read, connect, address, topic, until_s, got, at_most)
+    return got
+
+
+def check(got: Got) -> None:
+    """Require that all of it together is within the bound."""
+    allowed = BOUND_BYTES * (CHEATS_S + SPAN_S + TOLD_S) + WORKERS * ANSWER_BYTES
+    assert 0 < got.bytes <= allowed
+    assert got.bytes > BOUND_BYTES * CHEATS_S / 2, "it is held far below its bound"
+
+
+def plain(client_id: str) -> Open:
+    return lambda address: RawClient(address, client_id)
+
+
+@pytest.fixture(scope="module")
+def machine(
+    kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    rules = [{"client-id": f"cheat-{n}", "consumer_byte_rate": BOUND_BYTES} for n in range(9)]
+    folder = tmp_path_factory.mktemp("cheats")
+    process = ProxyProcess(machine_config(kafka.bootstrap, WORKERS, rules=rules), folder)
+    process.start()
+    try:
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        yield process
+        process.stop()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def full(topic: Callable[..., str], fill: Callable[..., None]) -> str:
+    name = topic()
+    fill(name, 1, ANSWER_BYTES)
+    return name
+
+
+def test_who_reads_from_all_workers_at_once(machine: ProxyProcess, full: str) -> None:
+    addresses = [*broker_ports(machine, WORKERS), machine.bootstrap, machine.bootstrap]
+    before = machine.metrics().value("steered_connections_total")
+    got = cheat(plain("cheat-0"), addresses, full)
+    check(got)
+    let_go = machine.metrics().value("steered_connections_total") - before
+    assert 0 < let_go <= len(addresses) * (CHEATS_S + 1), "each second at most"
+    assert got.connections <= len(addresses) * (CHEATS_S + 2)
+
+
+def test_who_connects_anew_for_each_answer(machine: ProxyProcess, full: str) -> None:
+    addresses = [*broker_ports(machine, WORKERS), machine.bootstrap]
+    check(cheat(plain("cheat-1"), addresses, full, at_most=1))
+
+
+def test_who_reads_over_many_bootstrap_connections(machine: ProxyProcess, full: str) -> None:
+    check(cheat(plain("cheat-2"), [machine.bootstrap], full, threads=9))
+
+
+def test_who_closes_before_it_has_its_answers(machine: ProxyProcess, full: str) -> None:
+    """What was asked for is charged all the same, to the owner, too."""
+    addresses = [*broker_ports(machine, WORKERS), machine.bootstrap]
+    check(cheat(plain("cheat-3"), addresses, full, threads=2, at_most=2))
+
+
+def test_a_user_who_logs_in_at_all_workers(
+    kafka: EmbeddedBroker,
+    full: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    rules = [{"user": "alice", "consumer_byte_rate": BOUND_BYTES}]
+    settings = machine_config(kafka.sasl_bootstrap, WORKERS, rules=rules)
+    running = ProxyProcess(settings, tmp_path_factory.mktemp("users")).start()
+
+    def connect(address: str) -> RawClient:
+        client = RawClient(address, f"c{time.monotonic_ns()}")  # which counts for nothing
+        client.ask(message(SASL_HANDSHAKE, 1, mechanism="PLAIN"))
+        answer = client.ask(message(SASL_AUTHENTICATE, 1, auth_bytes=b"\0alice\0alice-secret"))
+        assert answer.error_code == 0
+        return client
+
+    try:
+        check(cheat(connect, [*broker_ports(running, WORKERS), running.bootstrap], full))
+        running.stop()
+    finally:
+        running.kill()
+
+
+def test_a_certificate_at_all_workers(
+    kafka: EmbeddedBroker,
+    full: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    names = {}
+    for name, issued in (
+        ("server", authority.issue_cert(HOST)),
+        ("client", authority.issue_cert("etl@example", common_name="etl")),
+    ):
+        cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+        issued.cert_chain_pems[0].write_to_path(str(cert))
+        issued.private_key_pem.write_to_path(str(key))
+        names[name] = {"cert_file": str(cert), "key_file": str(key)}
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    rules = [{"user": "<default>", "consumer_byte_rate": BOUND_BYTES}]
+    settings = machine_config(kafka.bootstrap, WORKERS, rules=rules)
+    settings["listeners"][0]["tls"] = {
+        **names["server"],
+        "ca_file": str(folder / "ca.pem"),
+    }
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(names["client"]["cert_file"], names["client"]["key_file"])
+    running = ProxyProcess(settings, folder / "proxy").start()
+    try:
+        addresses = [*broker_ports(running, WORKERS), running.bootstrap]
+        got = cheat(lambda address: RawClient(address, "any", tls=context), addresses, full)
+        check(got)
+        running.stop()
+    finally:
+        running.kill()

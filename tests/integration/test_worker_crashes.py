@@ -1,0 +1,211 @@
+"""What a worker that dies must not take with it: debts, ports, changes that operators make."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.machine import (
+    broker_ports,
+    is_gone,
+    kill_worker,
+    machine_config,
+    owner_of,
+    told_port,
+    until_replaced,
+    worker_pids,
+)
+from support.operating import call
+from support.proxy_process import HOST, ProxyProcess, until
+from support.raw import RawClient, api_versions, fetch
+
+from proxy.devkit.broker import EmbeddedBroker
+
+WORKERS = 3
+FETCH_VERSION = 12
+RECORD_BYTES = 100_000
+BOUND_BYTES = 10_000
+DEBT_S = RECORD_BYTES / BOUND_BYTES
+TOLD_S = 1.5
+"""By then a supervisor has been told of a debt."""
+SLACK_S = 2.0
+"""A debt is told each second; and what sensors look back on passes at once."""
+CRASHES = 6
+CONNECTS = 40
+ENDED = "a worker has ended, starting it again"
+
+
+@pytest.fixture(scope="module")
+def machine(
+    kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    folder = tmp_path_factory.mktemp("crashes")
+    rules = [{"client-id": f"owes-{n}", "consumer_byte_rate": BOUND_BYTES} for n in range(9)]
+    state = {"kind": "sqlite", "path": str(folder / "state.db")}
+    settings = machine_config(kafka.bootstrap, WORKERS, rules=rules, state=state)
+    process = ProxyProcess(settings, folder / "proxy")
+    process.start()
+    try:
+        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+        yield process
+        process.stop()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def large(topic: Callable[..., str], fill: Callable[..., None]) -> str:
+    """A topic of records that take DEBT_S each."""
+    name = topic()
+    fill(name, 1, RECORD_BYTES)
+    return name
+
+
+def read_once(machine: ProxyProcess, client_id: str, topic: str) -> None:
+    """Have a client ask for a record at its owner, and leave with what it owes."""
+    port = told_port(machine, client_id)
+    with RawClient(f"{HOST}:{port}", client_id) as client:
+        client.send(fetch(FETCH_VERSION, topic))
+        until(lambda: rate(machine, client_id) > RECORD_BYTES / 2, "it is charged")
+
+
+def rate(machine: ProxyProcess, client_id: str) -> float:
+    """Return what is measured of a client, in bytes per second."""
+    labels = {"quota_entity": f"client-id={client_id}", "quota": "consumer_byte_rate"}
+    return machine.metrics().value("rate_bytes", **labels)
+
+
+def waits_s(machine: ProxyProcess, client_id: str, topic: str) -> float:
+    """Return for how long the next answer takes."""
+    began_s = time.monotonic()
+    with RawClient(f"{HOST}:{told_port(machine, client_id)}", client_id) as client:
+        client.ask(fetch(FETCH_VERSION, topic, max_bytes=1))
+    return time.monotonic() - began_s
+
+
+def test_who_owes_goes_on_owing_when_the_owner_dies(machine: ProxyProcess, large: str) -> None:
+    began_s = time.monotonic()
+    read_once(machine, "owes-0", large)
+    time.sleep(TOLD_S)
+    owner = owner_of(machine, "owes-0", WORKERS)
+    until_replaced(machine, owner, kill_worker(machine, owner))
+    waits_s(machine, "owes-0", large)
+    assert time.monotonic() - began_s >= DEBT_S - SLACK_S
+
+
+def test_a_change_waits_for_the_worker_that_writes(machine: ProxyProcess) -> None:
+    for bound in range(3):
+        pid = kill_worker(machine, 0)
+        until(lambda pid=pid: is_gone(pid), "it has ended")
+        change = {"consumer_byte_rate": 1_000_000 + bound}
+        assert call(machine, "PUT", "/v1/quotas/client-id=put", change).status == 200
+        until_replaced(machine, 0, pid)
+    for number in range(WORKERS):
+
+        def has_it(number: int = number) -> bool:
+            told = machine.get(f"/v1/quotas?member={number}")[1]
+            return "1000002" in told
+
+        until(has_it, f"worker {number} has it")
+
+
+def test_what_is_paused_while_a_worker_is_away_holds_there_too(machine: ProxyProcess) -> None:
+    pid = kill_worker(machine, 1)
+    change = {"consumer_byte_rate": 2_000_000}
+    assert call(machine, "PUT", "/v1/quotas/client-id=late", change).status == 200
+    until_replaced(machine, 1, pid)
+    until(lambda: "2000000" in machine.get("/v1/quotas?member=1")[1], "it has it")
+
+
+def test_any_connection_can_be_closed_by_its_number(machine: ProxyProcess) -> None:
+    clients = [RawClient(each, "closed") for each in broker_ports(machine, WORKERS)]
+    try:
+        for client in clients:
+            client.ask(api_versions(3))
+        listed = json.loads(machine.get("/v1/connections")[1])["connections"]
+        numbers = [row["id"] for row in listed if row["client_id"] == "closed"]
+        assert len(set(numbers)) == WORKERS
+        for number in numbers:
+            assert call(machine, "DELETE", f"/v1/connections/{number}").status == 200
+        assert all(client.is_closed_by_peer() for client in clients)
+        assert call(machine, "DELETE", f"/v1/connections/{numbers[0]}").status == 404
+    finally:
+        for client in clients:
+            client.__exit__()
+
+
+def test_the_log_level_is_that_of_all(machine: ProxyProcess) -> None:
+    assert call(machine, "PUT", "/v1/log_level", {"level": "debug"}).status == 200
+    for address in broker_ports(machine, WORKERS):
+        with RawClient(address) as client:
+            client.ask(api_versions(3))
+    until(
+        lambda: {x["worker"] for x in machine.log("connection closed")} == set(range(WORKERS)),
+        "all say more",
+    )
+    assert call(machine, "PUT", "/v1/log_level", {"level": "info"}).status == 200
+
+
+def test_who_is_down_is_named(machine: ProxyProcess) -> None:
+    """A worker that stands still answers nothing: the machine is not ready, and says who."""
+    pid = worker_pids(machine)[2]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status, text = machine.get("/readyz")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert status == 503
+    assert "'2'" in text
+    until(lambda: machine.get("/readyz")[0] == 200, "it is ready again")
+
+
+def test_free_ports_stay_those_of_a_worker_that_dies(kafka: EmbeddedBroker, tmp_path: Path) -> None:
+    settings = machine_config(kafka.bootstrap, 2)
+    settings["listeners"][0]["broker_ports"] = 0
+    running = ProxyProcess(settings, tmp_path).start()
+    try:
+        clients = [f"c{n}" for n in range(8)]
+        for name in clients:
+            told_port(running, name)
+        until(lambda: len({told_port(running, name) for name in clients}) == 2, "both have one")
+        before = {name: told_port(running, name) for name in clients}
+        for number in (0, 1):
+            pid = kill_worker(running, number)
+            until(lambda n=number: len(running.log(ENDED)) > n, "its ports are held")
+            for _ in range(CONNECTS):
+                for port in set(before.values()):
+                    with RawClient(f"{HOST}:{port}", "late") as client:
+                        client.ask(api_versions(3))
+            until_replaced(running, number, pid)
+            assert {name: told_port(running, name) for name in clients} == before
+        assert running.log("a broker's port is lost") == []
+        running.stop()
+    finally:
+        running.kill()
+
+
+@pytest.mark.slow
+def test_who_owes_goes_on_owing_at_another_worker(
+    kafka: EmbeddedBroker, large: str, tmp_path: Path
+) -> None:
+    """The owner crashes again and again, so that another one gets its clients."""
+    rules = [{"client-id": "owes", "consumer_byte_rate": BOUND_BYTES}]
+    settings = machine_config(kafka.bootstrap, 2, rules=rules)
+    running = ProxyProcess(settings, tmp_path).start()
+    try:
+        owner = owner_of(running, "owes", 2)
+        for _ in range(CRASHES - 1):
+            until_replaced(running, owner, kill_worker(running, owner))
+        began_s = time.monotonic()
+        read_once(running, "owes", large)
+        time.sleep(TOLD_S)
+        kill_worker(running, owner)
+        until(lambda: owner_of(running, "owes", 2) != owner, "another one owns it")
+        waits_s(running, "owes", large)
+        assert time.monotonic() - began_s >= DEBT_S - SLACK_S
+        running.stop()
+    finally:
+        running.kill()

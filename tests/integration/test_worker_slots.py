@@ -1,0 +1,181 @@
+"""Which worker has which slots, by their loads, and what a machine shows of that."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import confluent_kafka
+import pytest
+from support.machine import kill_worker, machine_config, until_replaced
+from support.operating import call
+from support.prometheus import program
+from support.proxy_process import ProxyProcess, until
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.members.quota_keys import QuotaKeys
+from proxy.members.slots import SLOTS, slot_of
+from proxy.quota.entities import ClientIdentity
+from proxy.workers.slot_shares import share_slots
+
+WORKERS = 2
+RECORD_BYTES, RECORDS = 10_000, 2_000
+MANY_REQUESTS = {"fetch.message.max.bytes": RECORD_BYTES, "fetch.wait.max.ms": 0}
+"""At the end of the topic a client asks again and again."""
+
+READERS = 4
+MUCH_BYTES_PER_S = 50e6
+BALANCED_WITHIN_S = 150
+"""All must have measured for a minute first."""
+
+
+@pytest.fixture(scope="module")
+def machine(
+    kafka: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    """Two workers."""
+    folder = tmp_path_factory.mktemp("slots")
+    state = {"kind": "sqlite", "path": str(folder / "state.db")}
+    process = ProxyProcess(machine_config(kafka.bootstrap, WORKERS, state=state), folder / "proxy")
+    process.start()
+    try:
+        yield process
+        process.stop()
+    finally:
+        process.kill()
+
+
+def digests(machine: ProxyProcess) -> set[str]:
+    return machine.metrics().labels("rules_digest", "digest")
+
+
+def slots_of_members(machine: ProxyProcess) -> list[dict[str, Any]]:
+    members = json.loads(machine.get("/v1/status")[1])["members"]
+    return [member["slots"] for member in members]
+
+
+def carried(machine: ProxyProcess, worker: int) -> float:
+    return float(slots_of_members(machine)[worker]["bytes_per_s"])
+
+
+def test_each_worker_owns_as_many_slots(machine: ProxyProcess) -> None:
+    seen = machine.metrics()
+    for name in ("0", "1"):
+        assert seen.value("slots_owned", member=name) == SLOTS / WORKERS
+    assert seen.value("slot_moves_total") == 0
+    assert seen.value("slots_overloaded") == 0
+    for slots in slots_of_members(machine):
+        assert slots["owned"] == SLOTS / WORKERS
+        assert slots["overloaded"] == []
+
+
+def test_all_workers_show_one_digest_which_changes_with_the_rules(machine: ProxyProcess) -> None:
+    (before,) = until(lambda: digests(machine), "a digest is shown")
+    assert machine.metrics().labels("rules_digest", "tier") == {""}
+    call(machine, "PUT", "/v1/quotas/client-id=someone", {"consumer_byte_rate": "1MiB"})
+    until(lambda: len(digests(machine)) == 1 and digests(machine) != {before}, "it is another one")
+
+
+def test_promtool_finds_nothing_to_say(machine: ProxyProcess) -> None:
+    _, text = machine.get("/metrics")
+    found = subprocess.run(
+        [program("promtool"), "check", "metrics"],
+        input=text.encode(),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+
+
+def clients_of(worker: str, count: int) -> list[str]:
+    """Give client ids in as many slots of a worker."""
+    owners, keys = share_slots([str(n) for n in range(WORKERS)]), QuotaKeys(())
+    found: dict[int, str] = {}
+    for number in range(10_000):
+        name = f"reader-{number}"
+        slot = slot_of(keys.key_of(ClientIdentity("main", None, name)))
+        if owners[slot] == worker and len(found) < count:
+            found.setdefault(slot, name)
+    return list(found.values())
+
+
+@contextmanager
+def reading(bootstrap: str, topic: str, client_ids: list[str]) -> Iterator[dict[str, int]]:
+    """Have clients read a topic again and again, in small pieces; gives how many records each."""
+    over, counts = threading.Event(), dict.fromkeys(client_ids, 0)
+
+    def read(client_id: str) -> None:
+        settings = {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_id,
+            "group.id": client_id,
+            "log_level": 0,
+            **MANY_REQUESTS,
+        }
+        consumer = confluent_kafka.Consumer(settings)
+        start = confluent_kafka.TopicPartition(topic, 0, 0)
+        consumer.assign([start])
+        while not over.is_set():
+            for message in consumer.consume(100, timeout=0.2):
+                if message.error() is None:
+                    counts[client_id] += 1
+                    if message.offset() == RECORDS - 1:
+                        with suppress(confluent_kafka.KafkaException):
+                            consumer.seek(start)
+        consumer.close()
+
+    threads = [threading.Thread(target=read, args=(each,)) for each in client_ids]
+    for thread in threads:
+        thread.start()
+    try:
+        yield counts
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_load_goes_to_the_worker_that_has_less_to_do(
+    machine: ProxyProcess, topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    name = topic()
+    fill(name, RECORDS, RECORD_BYTES)
+    readers = clients_of("0", READERS)
+    with reading(machine.bootstrap, name, readers) as counts:
+        until(lambda: carried(machine, 0) > MUCH_BYTES_PER_S, "the first one works", 60)
+        text = "a slot moves to a worker with less to do"
+        until(lambda: machine.log(text), "a slot moves", BALANCED_WITHIN_S)
+        moves = {line["slot"] for line in machine.log(text)}
+        until(lambda: machine.metrics().value("slot_moves_total") == len(moves), "it is counted")
+        owned = machine.metrics().value("slots_owned", member="1")
+        assert owned == SLOTS / WORKERS + len(moves)
+        until(lambda: carried(machine, 1) > MUCH_BYTES_PER_S, "the other one works", 60)
+        until_replaced(machine, 0, kill_worker(machine, 0))
+        assert machine.metrics().value("slots_owned", member="1") == owned
+        before = dict(counts)
+        time.sleep(5.0)
+        assert all(counts[each] > before[each] for each in readers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_slot_that_fills_a_worker_alone_is_named_with_its_client(
+    machine: ProxyProcess, topic: Callable[..., str], fill: Callable[..., None]
+) -> None:
+    name = topic()
+    fill(name, RECORDS, RECORD_BYTES)
+    (reader,) = clients_of("1", 1)
+    with reading(machine.bootstrap, name, [reader]):
+        until(lambda: machine.metrics().value("slots_overloaded") == 1, "it is seen", 120)
+        text = "a slot fills a worker alone, so that more workers do not help its clients"
+        (line,) = until(lambda: machine.log(text), "it is logged", 60)
+        shown = slots_of_members(machine)[int(line["worker"])]["overloaded"]
+    assert f"client-id={reader}" in line["clients"]
+    assert (line["level"], [each["slot"] for each in shown]) == ("warning", [line["slot"]])
+    assert f"client-id={reader}" in shown[0]["clients"]

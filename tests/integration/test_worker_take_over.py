@@ -1,0 +1,224 @@
+"""Machines that replace one another: a successor that fails, hangs or dies costs nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.callers import Callers
+from support.forked import environment
+from support.machine import kill_worker, machine_config, until_replaced
+from support.operating import call, quota_proxy, running
+from support.proxy_process import HOST, WAIT_S, ProxyProcess, until
+
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.loopback import free_ports
+from proxy.relay.take_over import Predecessor
+
+OVERRIDE = "/v1/quotas/client-id=etl"
+WORKERS = 2
+KINDS = ("sqlite", "memory", "kafka")
+
+
+@dataclass
+class Serving:
+    """A machine that serves, and its settings."""
+
+    process: ProxyProcess
+    settings: dict[str, Any]
+    folder: Path
+    rate: int = 1000
+
+    def set_quota(self) -> None:
+        self.rate += 1
+        body = {"consumer_byte_rate": self.rate}
+        answer = call(self.process, "PUT", OVERRIDE, body)
+        assert answer.status == 200, answer
+
+    def check(self, by: ProxyProcess | None = None, workers: int = WORKERS) -> None:
+        """Require that every worker has the override."""
+        process = by or self.process
+        if workers == 1:
+            assert str(self.rate) in process.get("/v1/quotas")[1]
+            return
+        for number in range(workers):
+            path = f"/v1/quotas?member={number}"
+            until(
+                lambda path=path: f": {self.rate}" in json.dumps(json.loads(process.get(path)[1])),
+                f"worker {number} has it",
+            )
+
+    def answers(self) -> bool:
+        try:
+            return self.process.get("/healthz")[0] == 200
+        except OSError:
+            return False
+
+    def successor(self, name: str, **changes: Any) -> ProxyProcess:
+        arguments = ["--take-over", str(self.process.pid)]
+        return ProxyProcess({**self.settings, **changes}, self.folder / name, arguments)
+
+    @property
+    def port(self) -> int:
+        return int(self.settings["listeners"][0]["bind"].rpartition(":")[2])
+
+
+Serve = Callable[[str], Serving]
+
+
+@pytest.fixture
+def serve(kafka: EmbeddedBroker, tmp_path: Path, topic_names: Iterator[str]) -> Iterator[Serve]:
+    states = {
+        "sqlite": {"kind": "sqlite", "path": str(tmp_path / "state.db")},
+        "memory": {"kind": "memory"},
+        "kafka": {"kind": "kafka", "topic": f"state-{next(topic_names)}"},
+    }
+    with ExitStack() as stack:
+
+        def start(kind: str, workers: int = WORKERS) -> Serving:
+            settings = machine_config(kafka.bootstrap, WORKERS, state=states[kind])
+            settings["admin"] = {"bind": f"{HOST}:{free_ports(1)[0]}"}
+            settings["workers"] = workers
+            process = ProxyProcess(settings, tmp_path / "first")
+            stack.callback(process.kill)
+            made = Serving(process.start(), settings, tmp_path)
+            until(lambda: process.get("/readyz")[0] == 200, "it is ready")
+            made.set_quota()
+            made.check(workers=workers)
+            return made
+
+        yield start
+
+
+def none_refused(callers: Callers) -> None:
+    assert callers.outcomes["answered"] > 0
+    assert set(callers.outcomes) <= {"answered", "closed"}, callers.outcomes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_successor_gives_up_when_it_has_the_state(serve: Serve, kind: str) -> None:
+    """Then workers write again, also those that were started meanwhile; and the next one has it."""
+    serving = serve(kind)
+    with ExitStack() as stack:
+        callers = stack.enter_context(Callers(serving.port))
+        with closing(Predecessor(serving.process.pid)) as predecessor:
+            assert predecessor.release()
+            until(lambda: not serving.answers(), "the admin port is released")
+        until(serving.answers, "the admin port is open again")
+        serving.set_quota()
+        serving.check()
+        callers_end = stack.pop_all()
+    with running(serving.successor("next")) as successor, callers_end:
+        assert serving.process.wait() == 0
+        if kind != "memory":
+            serving.check(successor)
+    none_refused(callers)
+
+
+def test_workers_begin_anew_after_a_take_over_that_failed(serve: Serve) -> None:
+    serving = serve("sqlite")
+    with closing(Predecessor(serving.process.pid)) as predecessor:
+        assert predecessor.release()
+        until(lambda: not serving.answers(), "the admin port is released")
+    until(serving.answers, "the admin port is open again")
+    for number in range(WORKERS):
+        until_replaced(serving.process, number, kill_worker(serving.process, number))
+    serving.check()
+    serving.set_quota()
+    serving.check()
+
+
+def test_a_worker_dies_while_a_successor_has_the_state(serve: Serve) -> None:
+    serving = serve("sqlite")
+    with closing(Predecessor(serving.process.pid)) as predecessor:
+        assert predecessor.release()
+        until(lambda: not serving.answers(), "the admin port is released")
+        kill_worker(serving.process, 1)
+        until(lambda: serving.process.log("a worker has ended, starting it again"), "it has ended")
+    until(serving.answers, "the admin port is open again")
+    until(lambda: serving.process.get("/readyz")[0] == 200, "all serve")
+    serving.set_quota()
+    serving.check()
+    with running(serving.successor("next")) as successor:
+        assert serving.process.wait() == 0
+        serving.check(successor)
+
+
+def test_a_successor_that_fails_before(serve: Serve) -> None:
+    serving = serve("sqlite")
+    file = serving.folder / "failing.yaml"
+    other = {"state": {"kind": "sqlite", "path": str(serving.folder / "other.db")}}
+    (serving.folder / "other.db").write_bytes(b"this is no state" * 1000)
+    file.write_text(yaml.safe_dump({**serving.settings, **other}))
+    with Callers(serving.port) as callers:
+        code, _, errors = quota_proxy("run", "-c", file, "--take-over", serving.process.pid)
+    none_refused(callers)
+    assert (code, "other.db is not a state file" in errors) == (1, True)
+    serving.set_quota()
+    serving.check()
+
+
+HANGING = """
+import sys, time
+from proxy import cli, succession
+from proxy.workers import supervisor
+succession.SERVE_TIMEOUT_S = 3
+async def begin(self, post):
+    time.sleep(600)
+supervisor.Supervisor._begin = begin
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("ends", ["by itself", "killed"])
+def test_a_successor_that_hangs(serve: Serve, ends: str) -> None:
+    serving = serve("sqlite")
+    run = ["run", "-c", str(serving.process.config_file), "--take-over", str(serving.process.pid)]
+    command = [sys.executable, "-c", HANGING, *run]
+    with (
+        Callers(serving.port) as callers,
+        subprocess.Popen(command, stderr=subprocess.PIPE, env=environment()) as successor,
+    ):
+        try:
+            until(lambda: not serving.answers(), "the admin port is released")
+            if ends == "killed":
+                successor.send_signal(signal.SIGKILL)
+            successor.wait(WAIT_S)
+        finally:
+            successor.kill()
+        until(serving.answers, "the admin port is open again")
+    assert "ConnectionRefusedError" not in callers.outcomes
+    serving.set_quota()
+    serving.check()
+    with running(serving.successor("next")) as after:
+        assert serving.process.wait() == 0
+        serving.check(after)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "kafka"])
+def test_the_state_goes_on_with_another_number_of_workers(serve: Serve, kind: str) -> None:
+    serving = serve(kind, 1)
+    before = serving.process
+    for number, workers in enumerate((2, 1)):
+        after = serving.successor(f"next-{number}", workers=workers)
+        try:
+            with Callers(serving.port) as callers:
+                after.start()
+                assert before.wait() == 0
+                before.check_log()
+                serving.process = before = after
+                serving.check(workers=workers)
+                serving.set_quota()
+                serving.check(workers=workers)
+            none_refused(callers)
+        except BaseException:
+            after.kill()
+            raise
+    before.stop()

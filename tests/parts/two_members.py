@@ -1,0 +1,92 @@
+"""A real map of slots over members whose relays are made in the test, and who follows it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
+from proxy.members.slots import SLOTS, slot_of
+from proxy.quota.entities import ClientIdentity
+from proxy.relay.steering import Address, Owner, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class MapOwner:
+    """A member of the map."""
+
+    member: MemberAddresses
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+    def address_of(self, listener: str, node_id: int) -> Address | None:
+        return self.member.listeners[listener].address_of(node_id)
+
+    def bootstrap_of(self, listener: str) -> Address | None:
+        ports = self.member.listeners[listener]
+        return ports.host, ports.bootstrap_port
+
+
+def slot_of_client(identity: ClientIdentity) -> int:
+    """The user decides; without one the client id does."""
+    return slot_of(identity.user or identity.client_id or "")
+
+
+@dataclass(eq=False)
+class MapSteering:
+    """What the member `name` makes of the map."""
+
+    name: str
+    map: SlotMap
+    on_change: Callable[[], None] = lambda: None
+    visits: list[Visit] = field(default_factory=list)
+    learned_nodes: dict[int, Address] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> int:
+        return self.map.generation
+
+    def owner_of(self, identity: ClientIdentity) -> Owner | None:
+        member = self.map.owner_of(slot_of_client(identity))
+        return None if member is None or member.name == self.name else MapOwner(member)
+
+    def fallback_of(self, identity: ClientIdentity) -> Owner | None:
+        owner = self.map.owner_of(slot_of_client(identity))
+        others = [each for each in self.map.members.values() if each is not owner]
+        return MapOwner(others[0]) if others else None
+
+    def has_moved(self, identity: ClientIdentity) -> bool:  # noqa: ARG002
+        return False
+
+    def learned(self, node_id: int, host: str, port: int) -> None:
+        self.learned_nodes[node_id] = host, port
+
+    def visited(self, visit: Visit) -> None:
+        self.visits.append(visit)
+
+    def follow(self, new: SlotMap) -> None:
+        self.map = new
+        self.on_change()
+
+    @classmethod
+    def pair(cls, owner: str) -> tuple[Self, Self]:
+        """Two members of one map, `a` and `b`, neither with a port; one of them owns all."""
+        empty = {name: MemberAddresses(name, {}) for name in ("a", "b")}
+        first = SlotMap(1, empty, [owner] * SLOTS)
+        return cls("a", first), cls("b", first)
+
+
+def moved(old: SlotMap, owner: str, members: tuple[MemberAddresses, ...] = ()) -> SlotMap:
+    """The next map: all slots are this member's; `members` are as they are now."""
+    named = {**old.members, **{each.name: each for each in members}}
+    return SlotMap(old.generation + 1, named, [owner] * SLOTS)
+
+
+def member_at(
+    name: str, listener: str, bootstrap_port: int, ports: dict[int, int]
+) -> MemberAddresses:
+    """A member with one listener on the local host."""
+    return MemberAddresses(
+        name, {listener: ListenerPorts("127.0.0.1", bootstrap_port, ports=ports)}
+    )

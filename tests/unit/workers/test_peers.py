@@ -1,0 +1,159 @@
+"""Machines ask each other over HTTP, and see who is silent."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from proxy.admin.gateway.tier_routes import ALIVE_PATH, VISITS_PATH
+from proxy.state import Record
+from proxy.workers import peers as peers_module
+from proxy.workers.peers import RECORDS_PATH, PeerError, Peers
+
+HOST = "127.0.0.1"
+ROW = ["main", None, "etl", "10.0.0.9", "consumer_byte_rate", 1024.0]
+LIMIT_S = 20.0
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Machine:
+    """Answers at a real port; `status` and `owed` are what it says."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.hangs = asyncio.Event()
+        self.hangs.set()
+        self.owed: object = []
+        self.asked: list[tuple[str, str | None, object]] = []
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await self.hangs.wait()
+        body = await request.json() if request.can_read_body else None
+        self.asked.append((request.path, request.headers.get("Authorization"), body))
+        return web.json_response({"owed": self.owed}, status=self.status)
+
+    @asynccontextmanager
+    async def running(self, port: int = 0) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get(ALIVE_PATH, self._answer)
+        app.router.add_post(VISITS_PATH, self._answer)
+        app.router.add_post(RECORDS_PATH, self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+            yield f"http://{HOST}:{runner.addresses[0][1]}"
+        finally:
+            self.hangs.set()
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def watching(peers: Peers) -> AsyncIterator[None]:
+    task = asyncio.create_task(peers.watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Looks:
+    """Wakes who waits for a change of those that are silent."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def __call__(self) -> None:
+        self._changed.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "ALIVE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(peers_module, "SILENT_AFTER_S", 0.3)
+    monkeypatch.setattr(peers_module, "ANSWER_TIMEOUT_S", 0.2)
+
+
+async def test_visits_are_told_with_the_token_and_what_is_owed_comes_back() -> None:
+    machine = Machine()
+    machine.owed = [[*ROW[:-1], 250.0]]
+    async with machine.running() as url, Peers("secret", None) as peers:
+        peers.use({"b": url})
+        assert await peers.tell("b", [ROW]) == machine.owed
+    assert machine.asked == [(VISITS_PATH, "Bearer secret", {"visits": [ROW]})]
+
+
+async def test_without_a_token_none_is_shown() -> None:
+    machine = Machine()
+    async with machine.running() as url, Peers(None, None) as peers:
+        peers.use({"b": url})
+        await peers.give("b", [Record("k/1", "{}", 2)], [[*ROW[:-1], 5.0]])
+    body = {"records": [["k/1", "{}", 2]], "owed": [[*ROW[:-1], 5.0]]}
+    assert machine.asked == [(RECORDS_PATH, None, body)]
+
+
+@pytest.mark.parametrize("owed", [None, {}, "much"])
+async def test_another_answer_is_an_error(owed: object) -> None:
+    machine = Machine()
+    machine.owed = owed
+    async with machine.running() as url, Peers(None, None) as peers:
+        peers.use({"b": url})
+        with pytest.raises(PeerError, match="was not understood"):
+            await peers.tell("b", [ROW])
+
+
+async def test_who_refuses_hangs_is_gone_or_unknown_is_an_error(soon: None) -> None:
+    machine = Machine()
+    async with Peers(None, None) as peers:
+        async with machine.running() as url:
+            peers.use({"b": url})
+            with pytest.raises(PeerError, match="c is not in the tier"):
+                await peers.tell("c", [ROW])
+            machine.status = 503
+            with pytest.raises(PeerError, match=f"{VISITS_PATH} answers 503"):
+                await peers.tell("b", [ROW])
+            machine.hangs.clear()
+            with pytest.raises(PeerError, match="b: no answer in time"):
+                await peers.tell("b", [ROW])
+        with pytest.raises(PeerError, match="b: "):
+            await peers.tell("b", [ROW])
+
+
+async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
+    machine, other, looks = Machine(), Machine(), Looks()
+    async with (
+        machine.running() as url,
+        other.running() as other_url,
+        Peers(None, None, looks) as peers,
+    ):
+        peers.use({"b": url, "c": other_url})
+        async with watching(peers):
+            machine.hangs.clear()
+            await looks.until(lambda: peers.silent == {"b"})
+            machine.hangs.set()
+            await looks.until(lambda: not peers.silent)
+            machine.status = 503  # it lives, and is not in the tier
+            await looks.until(lambda: peers.silent == {"b"})
+
+
+async def test_who_is_in_the_tier_no_more_is_not_silent(soon: None) -> None:
+    machine, looks = Machine(), Looks()
+    async with machine.running() as url, Peers(None, None, looks) as peers:
+        machine.status = 503
+        peers.use({"b": url})
+        async with watching(peers):
+            await looks.until(lambda: peers.silent == {"b"})
+            peers.use({})
+            assert peers.silent == frozenset()
+            peers.use({"b": url})
+            assert peers.silent == frozenset(), "it has the whole time again"

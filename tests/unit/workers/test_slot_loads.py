@@ -1,0 +1,125 @@
+"""What the clients of each slot take, measured by workers and added up for the machine."""
+
+import math
+
+import pytest
+
+from proxy.members.slot_balance import SlotLoad
+from proxy.quota.entities import ClientIdentity
+from proxy.workers.slot_loads import (
+    AVERAGE_S,
+    EXCHANGE_BYTES,
+    NAMED_CLIENTS,
+    WALKED_AT_ONCE,
+    ClientTraffic,
+    LoadMeter,
+    MachineLoads,
+)
+
+STEP_S = 5.0
+SLOTS = {"a": 1, "b": 1, "c": 2}
+
+
+def client(name: str, user: str | None = None) -> ClientIdentity:
+    return ClientIdentity("main", user, name)
+
+
+def slot_of(identity: ClientIdentity) -> int:
+    return SLOTS.get(identity.client_id or "", 3)
+
+
+def traffic(sizes: dict[str, float], exchanges: dict[str, float] | None = None) -> ClientTraffic:
+    return ClientTraffic(
+        {client(name): size for name, size in sizes.items()},
+        {client(name): count for name, count in (exchanges or {}).items()},
+    )
+
+
+def measure(meter: LoadMeter, seen: ClientTraffic, seconds: float, cpu_share: float = 0.5) -> None:
+    began_s = 100.0 if math.isnan(meter._at_s) else meter._at_s
+    cpu_s = meter._cpu_s
+    for step in range(round(seconds / STEP_S) + 1):
+        passed_s = step * STEP_S
+        for _ in meter.measuring(seen, slot_of, began_s + passed_s, cpu_s + passed_s * cpu_share):
+            pass
+
+
+def test_steady_traffic_becomes_the_average():
+    meter = LoadMeter()
+    measure(meter, traffic({"a": 1e6, "b": 2e6, "c": 1e6}), 10 * AVERAGE_S)
+    assert meter.loads[1].bytes_per_s == pytest.approx(3e6, rel=1e-3)
+    assert meter.loads[2].bytes_per_s == pytest.approx(1e6, rel=1e-3)
+    assert meter.loads[1].cpu_share == pytest.approx(0.375, rel=1e-3)
+    assert meter.loads[2].cpu_share == pytest.approx(0.125, rel=1e-3)
+    assert meter.measured_s == 10 * AVERAGE_S
+
+
+def test_the_first_look_only_begins():
+    meter = LoadMeter()
+    measure(meter, traffic({"a": 1e6}), 0)
+    assert (meter.rows(), meter.measured_s) == ([], 0.0)
+
+
+def test_an_average_rises_and_falls_with_its_time_constant():
+    meter = LoadMeter()
+    measure(meter, traffic({"a": 1e6}), AVERAGE_S)
+    assert meter.loads[1].bytes_per_s == pytest.approx(1e6 * (1 - 1 / math.e))
+    measure(meter, traffic({}), AVERAGE_S)
+    assert meter.loads[1].bytes_per_s == pytest.approx(1e6 * (1 - 1 / math.e) / math.e)
+    measure(meter, traffic({}), 20 * AVERAGE_S)
+    assert meter.loads == {}
+
+
+def test_small_requests_take_cpu_time_too():
+    meter = LoadMeter()
+    seen = traffic({"a": 1e3, "c": 1e3 + 100 * EXCHANGE_BYTES}, {"a": 100.0})
+    measure(meter, seen, 10 * AVERAGE_S)
+    assert meter.loads[1].cpu_share == pytest.approx(meter.loads[2].cpu_share)
+
+
+def test_clients_that_get_other_slots_are_measured_anew():
+    meter = LoadMeter()
+    measure(meter, traffic({"a": 1e6}), 60)
+    for step in range(3):
+        at_s = meter._at_s + STEP_S
+        for _ in meter.measuring(traffic({"a": 1e6}), lambda_of_seven, at_s, 0.0):
+            pass
+        assert meter.measured_s == step * STEP_S
+    assert meter.loads[7].bytes_per_s > meter.loads[1].bytes_per_s * 0.5
+
+
+def lambda_of_seven(_: ClientIdentity) -> int:
+    return 7
+
+
+def test_the_biggest_clients_of_a_large_slot_are_named():
+    meter = LoadMeter()
+    sizes = {client(f"n{number}"): 1e3 + number for number in range(10)}
+    sizes[client("x", "olaf")] = 1e6
+    measure(meter, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.9)
+    assert meter.clients[3][:2] == ["user=olaf,client-id=x", "client-id=n9"]
+    assert len(meter.clients[3]) == NAMED_CLIENTS
+    quiet = LoadMeter()
+    measure(quiet, ClientTraffic(sizes, {}), 10 * AVERAGE_S, cpu_share=0.1)
+    assert quiet.clients == {}
+
+
+def test_ten_thousand_clients_are_walked_in_steps():
+    meter = LoadMeter()
+    sizes = {client(str(number)): 1e3 for number in range(10_000)}
+    steps = list(meter.measuring(ClientTraffic(sizes, {}), slot_of, 1.0, 0.0))
+    assert len(steps) == 10_000 / WALKED_AT_ONCE
+
+
+def test_the_loads_of_a_machine_are_added_up():
+    loads = MachineLoads()
+    loads.told("0", [[1, 100, 0.1, []], [2, 10, 0.01, []]], 80.0)
+    loads.told("1", [[1, 50, 0.2, ["client-id=a"]]], 70.0)
+    assert loads.of_slots()[1] == SlotLoad(150, pytest.approx(0.3))
+    assert loads.of_member("0") == SlotLoad(110, pytest.approx(0.11))
+    assert loads.clients(1) == ["client-id=a"]
+    assert loads.measured_s(["0", "1"]) == 70.0
+    assert loads.measured_s(["0", "1", "2"]) == 0.0
+    loads.forget("1")
+    assert loads.of_slots()[1] == SlotLoad(100, 0.1)
+    assert loads.of_member("1") == SlotLoad(0, 0)

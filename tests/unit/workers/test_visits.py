@@ -1,0 +1,84 @@
+"""What visitors have had is added up, reaches their owners once, and survives JSON."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.quota.entities import ClientIdentity, QuotaKind
+from proxy.relay.steering import Visit
+from proxy.workers.visits import MAX_VISITS, VisitLog, owed_rows, read_owed, read_visit, visit_row
+
+NAMES = st.sampled_from([None, "", "a", "b=\udcff,", "<default>"])
+VISITS = st.builds(
+    Visit,
+    identity=st.builds(
+        ClientIdentity, listener=st.sampled_from(["x", "y"]), user=NAMES, client_id=NAMES
+    ),
+    address=st.sampled_from(["127.0.0.1", "::1"]),
+    kind=st.sampled_from(QuotaKind),
+    amount=st.floats(0, 1e9),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), VISITS)))
+def test_owners_are_told_the_sum_of_each_client_once(visits: list[tuple[str, Visit]]) -> None:
+    log = VisitLog()
+    expected: dict[tuple[str, ClientIdentity, QuotaKind], float] = {}
+    for owner, visit in visits:
+        log.add(owner, visit)
+        key = owner, visit.identity, visit.kind
+        expected[key] = expected.get(key, 0.0) + visit.amount
+    told = {
+        (owner, visit.identity, visit.kind): visit.amount
+        for owner, told in log.take()
+        for visit in told
+    }
+    assert told == pytest.approx(expected)
+    assert not list(log.take())
+
+
+def test_what_exceeds_a_message_waits_for_the_next_one() -> None:
+    log = VisitLog()
+    for number in range(MAX_VISITS + 1):
+        identity = ClientIdentity("x", None, str(number))
+        log.add("p", Visit(identity, "::1", QuotaKind.CONSUMER_BYTE_RATE, 1.0))
+    ((_, first),) = log.take()
+    ((_, rest),) = log.take()
+    assert (len(first), len(rest)) == (MAX_VISITS, 1)
+
+
+@given(st.lists(VISITS, unique_by=lambda visit: (visit.identity, visit.kind)))
+def test_what_an_owner_was_not_told_is_kept(visits: list[Visit]) -> None:
+    log = VisitLog()
+    for visit in visits:
+        log.add("p", visit)
+        log.add("gone", visit)
+    log.forget(["gone"])
+    for owner, told in log.take():
+        log.put_back(owner, told)
+    assert [visit for _, told in log.take() for visit in told] == visits
+
+
+@given(VISITS)
+def test_a_visit_survives_json(visit: Visit) -> None:
+    assert read_visit(json.loads(json.dumps(visit_row(visit)))) == visit
+
+
+@given(st.lists(VISITS, unique_by=lambda visit: (visit.identity, visit.kind)), st.data())
+def test_only_what_is_owed_is_answered(visits: list[Visit], data: st.DataObject) -> None:
+    owed_ms = [data.draw(st.sampled_from([0.0, 0.5, 100.0])) for _ in visits]
+    assert read_owed(owed_rows(visits, owed_ms)) == {
+        (visit.identity, visit.kind): owed
+        for visit, owed in zip(visits, owed_ms, strict=True)
+        if owed
+    }
+
+
+@pytest.mark.parametrize(
+    "row", [[], ["x", None, None, "::1", "no_kind", 1], ["x", 1, None, "::1", "bytes", 1]]
+)
+def test_anything_else_is_refused(row: list[object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_visit(row)
