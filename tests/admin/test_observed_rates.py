@@ -15,6 +15,7 @@ from proxy.admin.rates.observed_rates import (
     SECONDS_PER_HOUR,
     ObservedClient,
     ObservedRates,
+    RateShare,
     observed_client,
 )
 from proxy.admin.rates.rate_sketch import BUCKETS_PER_DOUBLING, RateSketch
@@ -211,6 +212,33 @@ def test_it_is_kept_for_a_week_and_outlives_a_restart():
     assert world.seen(hours=999) is None
     assert world.store.items(FORMAT.prefix) == []
     assert world.rates.examples == {}
+
+
+def test_several_processes_keep_what_each_has_seen_and_none_is_counted_twice():
+    worlds = [RatesWorld(share=RateShare(number, 3)) for number in range(3)]
+    store = worlds[0].store
+    for number, world in enumerate(worlds):
+        world.store = store
+        world.step(etl=(number + 1) * MIB)
+        world.write()
+    assert len(store.items(FORMAT.prefix)) == 3
+
+    def restart(count):
+        """Let so many come after those that were there; give what each knows."""
+        after = [RatesWorld(share=RateShare(number, count)) for number in range(count)]
+        for world in after:
+            world.store = store
+            assert world.reopen() == []
+            world.write()
+        return [world.seen().total_bytes / MIB if world.seen() else 0 for world in after]
+
+    assert restart(3) == [1, 2, 3]
+    assert restart(4) == [1, 2, 3, 0]
+    assert restart(2) == [4, 2]  # the first one takes up what is nobody's
+    assert restart(2) == [4, 2]
+    assert restart(1) == [6]
+    assert len(store.items(FORMAT.prefix)) == 1
+    assert restart(3) == [6, 0, 0]
 
 
 def test_what_one_hour_has_is_written_anew_as_it_grows():

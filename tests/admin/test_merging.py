@@ -1,0 +1,262 @@
+"""What several members say, put together: nothing is lost, counted twice or out of order."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.admin.gateway.merging.charts import merged_chart
+from proxy.admin.gateway.merging.client_lists import merged_clients, merged_unbounded
+from proxy.admin.gateway.merging.lists import merged_connections
+from proxy.admin.gateway.merging.member_documents import MemberDocument
+from proxy.admin.gateway.routed_requests import peeked_client
+from proxy.admin.request_times import HISTOGRAMS, merged_times, quantile
+from proxy.admin.sliced_json import read_whole, written
+from proxy.quota.entities import QuotaKind
+
+KINDS = [str(kind) for kind in QuotaKind]
+BOUND = 100.0
+BOUNDS = [0.001, 0.01, 0.1]
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(json_values, st.integers(0, 5), st.sampled_from([None, 1]))
+def test_json_is_read_and_written_in_steps_as_it_is_at_once(
+    value: Any, depth: int, indent: int | None
+):
+    assert read_whole(json.dumps(value, indent=indent).encode(), depth) == value
+    assert "".join(written(value, depth)) == json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{]", "[1,]", "[1 2]", '{"a" 1}', "{1: 2}", "[] []", "[" * 100_000, '{"a":}']
+)
+@pytest.mark.parametrize("depth", [0, 1, 3, 1_000_000])
+def test_what_is_no_json_is_refused(text: str, depth: int):
+    with pytest.raises((ValueError, RecursionError)):
+        read_whole(text.encode(), depth)
+
+
+def row(entity: str, rate: float, *, quota: str = KINDS[0], held: bool = False) -> dict[str, Any]:
+    """Return a row as a member shows a sensor of one client, with its name as entity."""
+    return {
+        "entity": entity,
+        "quota": quota,
+        "rate": rate,
+        "bound": BOUND,
+        "throttled": held,
+        "would_throttle": 0,
+        "above_s": 0,
+        "holds": int(held),
+        "held_s": float(held),
+        "hold_ends_in_s": 1.0 if held else None,
+        "waiting": 0,
+        "client_count": 1,
+        "clients": [{"listener": "default", "user": None, "client_id": entity}],
+        "group": entity,
+    }
+
+
+def told(member: str, rows: list[dict[str, Any]], limit: int) -> MemberDocument:
+    """Return what a member with these rows, each of a client of its own, answers."""
+    shown = sorted(rows, key=lambda each: (each["throttled"], each["rate"]), reverse=True)[:limit]
+    held = sum(each["throttled"] for each in rows)
+    counts = {"bounded": len(rows), "throttled": held, "held": held, "left": 0}
+    return MemberDocument(
+        member,
+        {
+            "total": len(rows),
+            "client_counts": {**counts, "shown": len(shown)},
+            "clients": shown,
+        },
+    )
+
+
+@st.composite
+def tiers(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
+    """Return the rows of some members; no client is at two of them."""
+    names: Iterator[int] = iter(range(10_000))
+    figures = st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=12)
+    return [
+        [row(f"c{next(names)}", float(rate), held=held) for rate, held in draw(figures)]
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+
+
+@given(tiers(), st.integers(0, 15))
+def test_totals_are_sums_and_the_most_urgent_come_first(
+    tier: list[list[dict[str, Any]]], limit: int
+):
+    told_by_all = [told(str(number), rows, limit) for number, rows in enumerate(tier)]
+    merged = merged_clients(told_by_all, limit, lambda _: None)
+    rows = [each for rows in tier for each in rows]
+    assert merged["total"] == len(rows)
+    counts = merged["client_counts"]
+    assert (counts["bounded"], counts["throttled"]) == (
+        len(rows),
+        sum(r["throttled"] for r in rows),
+    )
+    urgencies = [(each["throttled"], each["rate"]) for each in merged["clients"]]
+    wanted = sorted(((each["throttled"], each["rate"]) for each in rows), reverse=True)
+    assert urgencies == wanted[:limit]  # as one member with all clients would have them
+    assert counts["shown"] == len(merged["clients"])
+    for each in merged["clients"]:
+        assert each["entity"] in {own["entity"] for own in tier[int(each["member"])]}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(1, 300)), max_size=12))
+def test_a_client_of_several_members_counts_once(seen: list[tuple[int, int, int]]):
+    tier: list[dict[str, dict[str, Any]]] = [{}, {}, {}]
+    for member, client, rate in seen:
+        tier[member][f"c{client}"] = row(f"c{client}", float(rate), held=rate > 200)
+    told_by_all = [told(str(n), list(rows.values()), 99) for n, rows in enumerate(tier)]
+    merged = merged_clients(told_by_all, 99, lambda _: "1")
+    clients = {f"c{client}" for _, client, _ in seen}
+    assert sorted(each["entity"] for each in merged["clients"]) == sorted(clients)
+    counts = merged["client_counts"]
+    assert merged["total"] == counts["bounded"] == counts["shown"] == len(clients)
+    assert counts["throttled"] == sum(each["throttled"] for each in merged["clients"])
+    for each in merged["clients"]:
+        own = tier[1].get(each["entity"])
+        if own is not None:
+            assert (each["member"], each["rate"]) == ("1", own["rate"])
+
+
+def test_who_has_left_one_member_and_is_at_another_is_no_one_who_left():
+    gone = {**row("a", 0.0), "client_count": 0, "clients": []}
+    old = told("0", [gone, {**gone, "entity": "b", "group": "b"}], 9)
+    old.document["client_counts"]["left"] = 2
+    merged = merged_clients([old, told("1", [row("a", 5.0)], 9)], 9, lambda _: "1")
+    assert merged["client_counts"] == {
+        **{"bounded": 2, "throttled": 0, "held": 0},
+        **{"left": 1, "shown": 2},
+    }
+
+
+def test_the_quotas_of_a_client_stay_together_whatever_members_call_it():
+    request = row("other", 9.0, quota=KINDS[2])
+    one = told("0", [{**row("a", 5.0), "group": "client=a"}, {**request, "group": "client=a"}], 9)
+    other = told("1", [row("a", 90.0)], 9)
+    merged = merged_clients([one, other], 9, lambda _: "1")
+    assert [each["entity"] for each in merged["clients"]] == ["a", "other"]
+    assert len({each["group"] for each in merged["clients"]}) == 1
+
+
+def test_two_groups_of_one_name_are_two():
+    one = told("0", [row("a", 5.0)], 9)
+    other = told("1", [{**row("b", 5.0), "group": "a"}], 9)
+    merged = merged_clients([one, other], 9, lambda _: None)
+    assert sorted(each["group"] for each in merged["clients"]) == ["a", "a@1"]
+
+
+figures = st.lists(st.integers(1, 1000), max_size=20, unique=True)
+
+
+@given(figures, st.integers(1, 3), st.integers(1, 8))
+def test_paging_goes_through_all_connections(numbers: list[int], members: int, limit: int):
+    seen: list[int] = []
+    after = 0
+    while True:
+        pages = []
+        for member in range(members):
+            own = sorted(n for n in numbers if n % members == member)
+            rows = [{"id": n} for n in own if n > after]
+            counts = {"total": len(own), "held": 0, "matching": len(rows)}
+            pages.append(MemberDocument(str(member), {**counts, "connections": rows[:limit]}))
+        page = merged_connections(pages, limit, in_order=True)
+        assert page["total"] == len(numbers)
+        found = [each["id"] for each in page["connections"]]
+        if not found:
+            break
+        seen += found
+        after = found[-1]
+    assert seen == sorted(numbers)
+
+
+def test_what_a_client_without_a_bound_moves_at_all_members_is_added():
+    def client(name: str | None, rate: float | None) -> dict[str, Any]:
+        return {"listener": "default", "user": None, "client_id": name, "rate": rate}
+
+    tier = [
+        MemberDocument(
+            "0", {"unbounded": 2, "unbounded_clients": [client("a", 5.0), client(None, None)]}
+        ),
+        MemberDocument(
+            "1", {"unbounded": 2, "unbounded_clients": [client("a", 7.0), client("b", 8.0)]}
+        ),
+    ]
+    merged = merged_unbounded(tier, 9, lambda _: "0")
+    assert merged["unbounded"] == 3
+    rates = [
+        (each["client_id"], each["rate"], each["member"]) for each in merged["unbounded_clients"]
+    ]
+    assert rates == [("a", 12.0, "0"), ("b", 8.0, "1"), (None, None, "0")]
+
+
+counts_of_buckets = st.lists(st.integers(0, 50), min_size=4, max_size=4)
+
+
+@given(st.lists(counts_of_buckets.filter(any), min_size=1, max_size=4))
+def test_request_times_are_estimated_from_all_requests(tier: list[list[int]]):
+    parts = ("broker", "proxy", "hold")
+    documents = [
+        {
+            "api": "Fetch",
+            "measured": sum(counts),
+            HISTOGRAMS: {key: {"bounds": BOUNDS, "counts": counts} for key in parts},
+            **{key: {"p50_s": 0.0, "p99_s": 0.0} for key in parts},
+        }
+        for counts in tier
+    ]
+    (merged,) = merged_times(documents)
+    whole = [sum(column) for column in zip(*tier, strict=True)]
+    assert merged["measured"] == sum(whole)
+    for part in parts:
+        assert merged[part] == {
+            "p50_s": quantile(0.5, BOUNDS, whole),
+            "p99_s": quantile(0.99, BOUNDS, whole),
+        }
+
+
+def test_without_histograms_the_longest_times_are_given():
+    part = {"p50_s": 0.1, "p99_s": 0.2}
+    short = {"api": "Fetch", "measured": 1, "broker": part, "proxy": part, "hold": part}
+    long = {**short, "broker": {"p50_s": 0.05, "p99_s": 3.0}}
+    (merged,) = merged_times([short, long])
+    assert merged["broker"] == {"p50_s": 0.1, "p99_s": 3.0}
+
+
+def test_a_chart_goes_on_over_a_handover():
+    before = {"interval_s": 5.0, "rates": [9.0, 8.0, 0.0], "bounds": [(0, 10.0), (1, 20.0)]}
+    after = {"interval_s": 5.0, "rates": [7.0, 6.0], "bounds": [(0, 30.0)]}
+    assert merged_chart([after, None, before]) == {
+        "interval_s": 5.0,
+        "rates": [9.0, 8.0, 6.0],
+        "bounds": [[0, 10.0], [1, 30.0]],
+    }
+    assert merged_chart([None, before]) == before
+    assert merged_chart([None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "client_id"),
+    [
+        (b'{"client_id": "etl", "name": "q"}', "etl"),
+        (b'{"client_id": null, "name": "q"}', "client of q"),
+        (b'{"name": "q"}', "client of q"),
+        (b'{"client_id": 7}', None),
+        (b'{"client_id": "", "name": ""}', None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_whose_a_report_is(body: bytes, client_id: str | None):
+    assert peeked_client(body, lambda name: f"client of {name}") == client_id
