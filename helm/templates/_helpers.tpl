@@ -66,6 +66,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- dict "names" $names | toJson -}}
 {{- end -}}
 
+{{/* The name of a pod of the StatefulSet, whose own name the proxy puts in. */}}
+{{- define "quota-proxy.podHost" -}}
+{{- printf "{machine}.%s-admin.%s.svc" (include "quota-proxy.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
 {{/* The proxy's configuration, with what the chart knows better filled in. */}}
 {{- define "quota-proxy.config" -}}
 {{- $config := deepCopy .Values.config -}}
@@ -74,12 +79,21 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     {{- if ne $.Values.service.type "ClusterIP" -}}
       {{- fail (printf "listener %q needs advertised_host: the name under which clients reach the load balancer" $listener.name) -}}
     {{- end -}}
-    {{- $_ := set $listener "advertised_host" (printf "%s.%s.svc" (include "quota-proxy.fullname" $) $.Release.Namespace) -}}
+    {{- $host := printf "%s.%s.svc" (include "quota-proxy.fullname" $) $.Release.Namespace -}}
+    {{- if $config.tier -}}{{- $host = include "quota-proxy.podHost" $ -}}{{- end -}}
+    {{- $_ := set $listener "advertised_host" $host -}}
   {{- end -}}
 {{- end -}}
 {{- $state := $config.state | default dict -}}
-{{- if and (eq $state.kind "kafka") (gt (int $.Values.replicas) 1) -}}
-  {{- fail "state.kind kafka is for one replica: each proxy needs a topic of its own; use a release for each" -}}
+{{- if and (eq $state.kind "kafka") (gt (int $.Values.replicas) 1) (not $config.tier) -}}
+  {{- fail "state.kind kafka is for one replica unless they are a tier: add config.tier" -}}
+{{- end -}}
+{{- if $config.tier -}}
+  {{- if ne $state.kind "kafka" -}}
+    {{- fail "config.tier needs config.state.kind kafka, which all replicas can read" -}}
+  {{- end -}}
+  {{- $tier := merge (deepCopy $config.tier) (dict "admin_host" (include "quota-proxy.podHost" $)) -}}
+  {{- $_ := set $config "tier" $tier -}}
 {{- end -}}
 {{- if eq ($state.kind | default "sqlite") "sqlite" -}}
   {{- $state = merge $state (dict "kind" "sqlite" "path" "/var/lib/quota-proxy/quota-proxy.db") -}}
@@ -122,6 +136,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "quota-proxy.isStateful" -}}
 {{- $config := include "quota-proxy.config" . | fromYaml -}}
+{{- if or (eq $config.state.kind "sqlite") $config.tier -}}true{{- end -}}
+{{- end -}}
+
+{{- define "quota-proxy.hasVolume" -}}
+{{- $config := include "quota-proxy.config" . | fromYaml -}}
 {{- if eq $config.state.kind "sqlite" -}}true{{- end -}}
 {{- end -}}
 
@@ -142,14 +161,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- dict "ports" $ports | toJson -}}
 {{- end -}}
 
-{{/* Whole seconds from SIGTERM to SIGKILL: preStop, the drain, and five to close and store. */}}
+{{/* Whole seconds from SIGTERM to SIGKILL: preStop, the drain, and five to close and store; in a
+tier twenty more to hand the clients over to the others. */}}
 {{- define "quota-proxy.graceSeconds" -}}
 {{- $limits := .Values.config.limits | default dict -}}
 {{- $drain := "10s" -}}
 {{- if hasKey $limits "drain_timeout" -}}{{- $drain = toString $limits.drain_timeout -}}{{- end -}}
 {{- $factor := get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0 "" 1.0) (regexFind "[a-z]*$" $drain) -}}
 {{- $seconds := mulf (regexFind "^[0-9.]+" $drain | float64) $factor | ceil | int -}}
-{{- add .Values.preStopSeconds $seconds 5 -}}
+{{- add .Values.preStopSeconds $seconds 5 (ternary 20 0 (hasKey .Values.config "tier")) -}}
 {{- end -}}
 
 {{/* A checksum of what the proxy reads only when it starts. */}}

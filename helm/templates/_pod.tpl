@@ -110,7 +110,7 @@ spec:
               name: {{ $token.existingSecret | default (include "quota-proxy.ownSecret" $) }}
               items: [{key: {{ if $token.existingSecret }}{{ $token.key | default "token" }}{{ else }}token-{{ $name }}{{ end }}, path: tokens/{{ $name }}}]
           {{- end }}
-    {{- if not (include "quota-proxy.isStateful" .) }}
+    {{- if not (include "quota-proxy.hasVolume" .) }}
     - name: state
       emptyDir: {}
     {{- end }}

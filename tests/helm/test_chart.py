@@ -114,8 +114,54 @@ def test_a_state_file_makes_a_stateful_set(helm: Helm, kind: str, workload: str)
 def test_state_in_a_topic_is_for_one_replica(helm: Helm) -> None:
     sets = {"config.state.kind": '"kafka"', "config.state.topic": '"proxy-1"'}
     assert helm.template(sets=sets).config["state"] == {"kind": "kafka", "topic": "proxy-1"}
-    with pytest.raises(ChartError, match="each proxy needs a topic of its own"):
+    with pytest.raises(ChartError, match="unless they are a tier"):
         helm.template(sets={**sets, "replicas": "2"})
+
+
+def test_replicas_of_a_tier_have_names_and_no_volumes(helm: Helm) -> None:
+    made = helm.template(EXAMPLES["production"])
+    spec = made.workload["spec"]
+    assert (made.workload["kind"], spec["replicas"]) == ("StatefulSet", 3)
+    assert "volumeClaimTemplates" not in spec
+    host = "{machine}." + spec["serviceName"] + ".data.svc"
+    assert [each["advertised_host"] for each in made.config["listeners"]] == [host]
+    assert made.config["tier"]["admin_host"] == host
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 5 + 10 + 5 + 20
+    assert made.main("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_a_tier_keeps_its_state_where_all_can_read_it(helm: Helm) -> None:
+    with pytest.raises(ChartError, match=r"config.tier needs config.state.kind kafka"):
+        helm.template(sets={"config.tier.name": '"t"'})
+
+
+def test_each_replica_of_a_tier_has_a_load_balancer(helm: Helm) -> None:
+    sets = {
+        "service.type": '"LoadBalancer"',
+        "service.replicaAnnotations.dns": '"{machine}.kafka.example"',
+        "config.listeners[0].name": '"default"',
+        "config.listeners[0].bind": '"0.0.0.0:19092"',
+        "config.listeners[0].broker_ports": '"19100-19119"',
+        "config.listeners[0].advertised_host": '"{machine}.kafka.example"',
+    }
+    made = helm.template(EXAMPLES["production"], sets=sets)
+    balanced = [each for each in made.of("Service") if each["spec"].get("type") == "LoadBalancer"]
+    shared, *own = balanced
+    assert len(own) == 3
+    for number, service in enumerate(own):
+        name = f"{made.workload['metadata']['name']}-{number}"
+        assert service["metadata"]["name"] == name
+        assert service["metadata"]["annotations"] == {"dns": f"{name}.kafka.example"}
+        assert service["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == name
+        assert service["spec"]["ports"] == shared["spec"]["ports"]
+
+
+def test_replicas_of_a_tier_may_ask_each_other(helm: Helm) -> None:
+    sets = {"networkPolicy.enabled": "true", "networkPolicy.admins": '[{"podSelector": {}}]'}
+    spec = helm.template(EXAMPLES["production"], sets=sets).main("NetworkPolicy")["spec"]
+    ours = {"podSelector": spec["podSelector"]}
+    assert any(ours in each.get("from", ()) for each in spec["ingress"])
+    assert any(ours in each.get("to", ()) for each in spec["egress"])
 
 
 @pytest.mark.parametrize(

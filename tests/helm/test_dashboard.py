@@ -11,7 +11,7 @@ from chart import CHART, Helm
 from dashboard_queries import DASHBOARD, dashboard_queries, panels
 from prometheus_client import PROCESS_COLLECTOR, CollectorRegistry
 
-from metrics import Instruments
+from metrics import Instruments, MemberInstruments
 from metrics.exposition import BOUND_METRIC, PREFIX
 from proxy.progress.progress_collector import ProgressCollector
 from proxy.progress.query import ProgressSettings
@@ -27,6 +27,7 @@ def exposed() -> set[str]:
     """Names of all series that the proxy exposes, and those that Prometheus adds."""
     registry = CollectorRegistry()
     Instruments(registry, max_label_sets=1)
+    MemberInstruments(registry)
     book = QueryRegistry(ProgressSettings(), lambda _: False, lambda _: None)
     registry.register(ProgressCollector(book, lambda: 0.0, 1))
     families = [*registry.collect(), *PROCESS_COLLECTOR.collect()]

@@ -60,7 +60,8 @@ def test_the_service_has_exactly_the_ports_that_the_proxy_opens(
 def test_clients_are_led_to_the_service(rendered: Rendered, config: Config) -> None:
     name = rendered.main("Service")["metadata"]["name"]
     hosts = {listener.advertised_host for listener in config.listeners}
-    assert hosts <= {f"{name}.data.svc", "kafka.example", "reports.example"}
+    of_pod = f"{{machine}}.{name}-admin.data.svc"
+    assert hosts <= {f"{name}.data.svc", of_pod, "kafka.example", "reports.example"}
 
 
 def test_others_reach_the_admin_port_by_token_only(config: Config) -> None:

@@ -79,6 +79,7 @@ def _at(*path: str) -> dict[str, Any]:
         (models.ThrottleSection, ("throttle",)),
         (models.LimitsSection, ("limits",)),
         (models.StateSection, ("state",)),
+        (models.TierSection, ("tier",)),
         (models.AdminSection, ("admin",)),
         (models.ServerTls, ("admin", "tls")),
         (models.TokenSection, ("admin", "tokens", "*")),
