@@ -20,9 +20,9 @@ def find_go() -> str | None:
     return shutil.which("go", path=places)
 
 
-def build(go: str, target: Path) -> Path:
-    """Build our own program into the file `target`; raises BenchError when that fails."""
-    return _run([go, "build", "-o", str(target), "."], target)
+def build(go: str, target: Path, program: str = ".") -> Path:
+    """Build one of our own programs into the file `target`; raises BenchError when that fails."""
+    return _run([go, "build", "-o", str(target), program], target)
 
 
 def build_tests(go: str, package: str, target: Path) -> Path:

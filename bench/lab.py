@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -318,6 +318,10 @@ class Lab:
     def enter(self, manager: AbstractContextManager[Entered]) -> Entered:
         """Enter a context that is left together with the lab, before older children stop."""
         return self._stack.enter_context(manager)
+
+    def at_end(self, stop: Callable[[], object]) -> None:
+        """Call this when the lab is left, before older children stop."""
+        self._stack.callback(stop)
 
     def _start(
         self,

@@ -1,0 +1,301 @@
+"""Figure: clients keep to their bounds, and lose and double nothing, while members come and go.
+
+A raw client and a Spark query always want more than their bounds, before a real broker. First they
+are served by the workers of one machine: one is killed, one is killed again and again, other rules
+are put in force, another process takes over, and the machine is drained and started. Then by a tier
+of three machines of two workers each: a worker is killed, a machine is killed, one is added, one is
+drained, and one is stopped where it is for longer than a member of the group may be silent.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bench import traffic
+from bench.lab import open_lab
+from bench.machines import BROKER_PORTS, Machine, RefusedError
+from bench.member_loads import (
+    QUERY,
+    QUERY_VALUE_BYTES,
+    RAW,
+    Arrivals,
+    QueryTraffic,
+    fill_topics,
+    start_driver,
+    start_query,
+    start_raw,
+)
+from bench.outage_parts import Driver, Event
+from bench.processes import BenchError
+from bench.rates import most_within
+from bench.report import Row, Verdict
+from bench.scale import start_machines
+from proxy.devkit.broker import EmbeddedBroker
+from proxy.devkit.loopback import HOST
+
+FIGURE = "chaos"
+RAW_BOUND, QUERY_BOUND = 8_000_000, 2_000_000
+MOST, WINDOW_S = 1.25, 30.0
+"""In any window so long, so many times the bound."""
+
+BACK_SHARE, RAW_BACK_S, QUERY_BACK_S = 0.9, 5.0, 15.0
+"""When a client is at this share of its bound again, at the latest."""
+
+RAW_LOOK_S, QUERY_LOOK_S = 2.0, 6.0
+"""Over which time a rate is taken to see that. A query reads nothing between two batches."""
+
+BATCH_S = 3
+FREEZE_S = 12.0
+LOOP_S = 20.0
+"""So long a worker is killed whenever it serves: others have its clients before."""
+
+FULL_CALM_S, QUICK_CALM_S = 60.0, 30.0
+"""After each event, until the next one."""
+
+WARM_UP_S = 40.0
+END_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that happens to a machine."""
+
+    title: str
+    happen: Callable[[Machine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many processes serve the clients, and what happens to the machine of the raw client.
+
+    `state` is what keeps the state.
+    """
+
+    title: str
+    machines: int
+    workers: int
+    state: str
+    incidents: Sequence[Incident]
+
+
+def _loop(machine: Machine) -> None:
+    machine.kill_worker_again_and_again(_owner_of_raw(machine), LOOP_S)
+
+
+def _kill_owner(machine: Machine) -> None:
+    machine.kill_worker(_owner_of_raw(machine))
+
+
+def _owner_of_raw(machine: Machine) -> int:
+    """Return the worker that has the raw client."""
+    return machine.broker_ports.index(_port_of_raw(machine)) // BROKER_PORTS
+
+
+def _port_of_raw(machine: Machine) -> int:
+    """Return the broker's port that a machine tells the raw client."""
+    _, port = traffic.advertised_address((HOST, machine.port), RAW)
+    return port
+
+
+def _struck(machines: Sequence[Machine]) -> Machine:
+    """Return the machine that is down; where all are up, the one that has the raw client."""
+    for machine in machines:
+        if not machine.is_up:
+            return machine
+    port = _port_of_raw(machines[0])
+    return next(machine for machine in machines if port in machine.broker_ports)
+
+
+def _reload(machine: Machine) -> None:
+    """Put rules in force by which clients share what they did not before: their owners change."""
+    machine.reload([*RULES, *SHARING_RULES])
+
+
+def _restart(machine: Machine) -> None:
+    machine.drain()
+    machine.start()
+
+
+def _freeze(machine: Machine) -> None:
+    machine.freeze()
+    time.sleep(FREEZE_S)
+    machine.thaw()
+
+
+RULES = (
+    {"client-id": RAW, "consumer_byte_rate": RAW_BOUND},
+    {"client-id": QUERY, "consumer_byte_rate": QUERY_BOUND},
+)
+SHARING_RULES = (
+    {"client-id-prefix": "bench-", "producer_byte_rate": RAW_BOUND, "scope": "shared"},
+)
+WORKERS = (
+    Incident("a worker is killed", _kill_owner),
+    Incident(f"a worker is killed again and again for {LOOP_S:.0f} s", _loop),
+    Incident("its clients come back", lambda _: None),
+    Incident("other rules are put in force", _reload),
+    Incident("another process takes over", Machine.replace),
+    Incident("the machine is drained and started", _restart),
+)
+MACHINES = (
+    Incident("a worker is killed", _kill_owner),
+    Incident("a machine is killed", Machine.kill),
+    Incident("a machine is added", Machine.start),
+    Incident("a machine is drained", Machine.drain),
+    Incident("a machine is added again", Machine.start),
+    Incident("a machine is frozen for 12 s", _freeze),
+)
+LAYOUTS = (
+    Layout("3 workers", 1, 3, "sqlite", WORKERS),
+    Layout("3 machines", 3, 2, "kafka", MACHINES),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An incident, when it began and when the next one did, on the monotonic clock."""
+
+    title: str
+    start_s: float
+    end_s: float
+
+
+def measure(quick: bool, layouts: Sequence[Layout] = LAYOUTS) -> list[Row]:
+    """Let all incidents happen in each layout, then judge."""
+    rows = []
+    for layout in layouts:
+        try:
+            rows += _measure(layout, QUICK_CALM_S if quick else FULL_CALM_S)
+        except RefusedError as error:
+            rows.append(Row(FIGURE, layout.title, "", str(error), Verdict.NOT_MEASURED))
+    return rows
+
+
+def _measure(layout: Layout, calm_s: float) -> list[Row]:
+    with open_lab() as lab:
+        broker = lab.enter(EmbeddedBroker(lab.work_dir / "broker"))
+        total_s = WARM_UP_S + len(layout.incidents) * (calm_s + LOOP_S) + WINDOW_S
+        records = round(QUERY_BOUND * total_s) // QUERY_VALUE_BYTES
+        fill_topics(broker, records)
+        machines = start_machines(
+            lab, broker.bootstrap, RULES, layout.machines, layout.workers, layout.state
+        )
+        raw = start_raw(lab, machines)
+        driver = start_driver(lab)
+        seen = QueryTraffic(machines, QUERY)
+        start_query(lab, driver, machines, QUERY_BOUND * BATCH_S // QUERY_VALUE_BYTES)
+        time.sleep(WARM_UP_S)
+        happened = [*_happen(machines, layout.incidents, calm_s)]
+        rows = [_fed_row(layout, driver, records)]
+        seen.stop()
+    for each in happened:
+        rows += _judge(each, "raw client", raw.arrivals, RAW_BOUND, RAW_LOOK_S, RAW_BACK_S)
+        rows += _judge(each, "query", seen.arrivals, QUERY_BOUND, QUERY_LOOK_S, QUERY_BACK_S)
+    return rows
+
+
+def _happen(
+    machines: Sequence[Machine], incidents: Sequence[Incident], calm_s: float
+) -> Iterable[Happened]:
+    for incident in incidents:
+        machine = _struck(machines)
+        start_s = time.monotonic()
+        print(f"{incident.title} …", flush=True)
+        incident.happen(machine)
+        time.sleep(calm_s)
+        yield Happened(incident.title, start_s, time.monotonic())
+
+
+def _judge(
+    happened: Happened, who: str, arrivals: Arrivals, bound: int, look_s: float, goal_s: float
+) -> list[Row]:
+    """Give the highest rate in a window that has the incident in it, and when it was back."""
+    window = _within(arrivals, happened.start_s - WINDOW_S, happened.end_s)
+    most = most_within(window.at_s, window.sizes, WINDOW_S) / WINDOW_S / bound
+    back_s = _back_s(arrivals, happened, bound, look_s)
+    is_back = back_s is not None and back_s <= goal_s
+    return [
+        Row(
+            FIGURE,
+            f"{happened.title}: {who}, any {WINDOW_S:.0f} s",
+            f"<= {MOST:g} x bound",
+            f"{most:.2f} x bound",
+            Verdict.of(most <= MOST),
+            {"at_s": window.at_s, "sizes": window.sizes, "incident_s": happened.start_s},
+        ),
+        Row(
+            FIGURE,
+            f"{happened.title}: {who}, at its rate again",
+            f"<= {goal_s:.0f} s",
+            "not again" if back_s is None else f"{back_s:.1f} s",
+            Verdict.of(is_back),
+        ),
+    ]
+
+
+def _within(arrivals: Arrivals, start_s: float, end_s: float) -> Arrivals:
+    kept = Arrivals()
+    for at_s, size in zip(arrivals.at_s, arrivals.sizes, strict=True):
+        if start_s <= at_s <= end_s:
+            kept.add(at_s, size)
+    return kept
+
+
+def _back_s(arrivals: Arrivals, happened: Happened, bound: int, look_s: float) -> float | None:
+    """Return after how long the client was not below its rate any more, None if it always is.
+
+    That is the end of the last look at which it was below within the first `WINDOW_S`.
+    """
+    below_s = None
+    at_s = happened.start_s
+    while at_s < min(happened.start_s + WINDOW_S, happened.end_s - look_s):
+        size = sum(_within(arrivals, at_s, at_s + look_s).sizes)
+        if size < BACK_SHARE * bound * look_s:
+            below_s = at_s + look_s
+        at_s += 0.25
+    if below_s is None:
+        return 0.0
+    back_s = below_s - happened.start_s
+    return back_s if back_s < WINDOW_S else None
+
+
+def _fed_row(layout: Layout, driver: Driver, records: int) -> Row:
+    """Await the end of the topic, and say which rows were lost or came twice."""
+
+    def is_all(events: Sequence[Event]) -> bool:
+        return sum(map(_count, _last_of_each(events))) >= records or _failed(events)
+
+    if not driver.wait(QUERY, is_all, END_TIMEOUT_S + records * QUERY_VALUE_BYTES / QUERY_BOUND):
+        raise BenchError(f"the query did not come to its end in {END_TIMEOUT_S:.0f} s")
+    last = _last_of_each(driver.events(QUERY))
+    spans: dict[int, list[tuple[int, int]]] = {}
+    holes = 0
+    for event in last:
+        for partition, (first, end, count) in event.ranges.items():
+            spans.setdefault(partition, []).append((first, end))
+            holes += end - first + 1 - count
+    doubled = lost = 0
+    for ranges in spans.values():
+        expected = 0
+        for first, end in sorted(ranges):
+            doubled += max(expected - first, 0)
+            lost += max(first - expected, 0)
+            expected = max(expected, end + 1)
+    measured = f"{sum(map(_count, last))} of {records} rows, {lost + holes} lost, {doubled} twice"
+    is_met = not (lost or holes or doubled) and sum(map(_count, last)) == records
+    return Row(
+        FIGURE, f"{layout.title}: rows of the query", "each once", measured, Verdict.of(is_met)
+    )
+
+
+def _last_of_each(events: Sequence[Event]) -> list[Event]:
+    """Return the last time that each batch was read: it may be read again after a failure."""
+    return [*{event.batch: event for event in events if event.kind == "ended"}.values()]
+
+
+def _count(event: Event) -> int:
+    return sum(count for _, _, count in event.ranges.values())
+
+
+def _failed(events: Sequence[Event]) -> bool:
+    return any(event.kind == "over" for event in events)
