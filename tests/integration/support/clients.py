@@ -5,7 +5,7 @@ import ssl
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -258,7 +258,7 @@ class Aiokafka(Client):
                 ]
                 await asyncio.gather(*sent)
 
-        asyncio.run(run())
+        asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
     @contextmanager
     def _reading(self, access: Access, topic: str, read: Read) -> Iterator[Reading]:
@@ -268,21 +268,25 @@ class Aiokafka(Client):
             await consumer.start()
             return consumer
 
+        def run(work: Coroutine[Any, Any, Any]) -> Any:
+            """Run it with a limit, which this client sets to none of its retries."""
+            return runner.run(asyncio.wait_for(work, WAIT_S))
+
         def poll() -> Iterable[Record]:
-            return _records(runner.run(consumer.getmany(timeout_ms=POLL_MS)))
+            return _records(run(consumer.getmany(timeout_ms=POLL_MS)))
 
         def finish() -> Iterable[Any]:
-            runner.run(consumer.commit())
+            run(consumer.commit())
             return consumer._client.cluster.brokers()
 
         with asyncio.Runner() as runner:
-            consumer = runner.run(start())
+            consumer = run(start())
             try:
                 yield Reading(poll, finish)
             finally:
                 # It lets go of a fetch that waits for a retry with this error, now and then.
                 with suppress(asyncio.CancelledError):
-                    runner.run(consumer.stop())
+                    run(consumer.stop())
 
 
 class Librdkafka(Client):

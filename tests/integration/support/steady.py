@@ -28,18 +28,22 @@ class Steady:
         self._ends = threading.Event()
         self.read: list[int] = []
         self.written = 0
-        self._threads = [threading.Thread(target=work) for work in (self._write, self._read)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._write, self._read)
+        ]
 
     def __enter__(self) -> "Steady":
         for thread in self._threads:
             thread.start()
-        self.goes_on()
+        try:
+            self.goes_on()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        self._end()
         if kind is None:
             assert self._producer.flush(JOIN_S) == 0
             deadline_s = time.monotonic() + JOIN_S
@@ -47,6 +51,11 @@ class Steady:
                 self._take()
             assert self.read == list(range(self.written))
         self._consumer.close()
+
+    def _end(self) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
 
     def goes_on(self, limit_s: float = GOES_ON_LIMIT_S) -> float:
         """Wait until more was written and read; return after how many seconds."""
