@@ -8,6 +8,7 @@ from proxy.members.slot_map import Address, MemberAddresses, SlotMap
 from proxy.members.slots import slot_of
 from proxy.quota.entities import ClientIdentity
 from proxy.relay.steering import Visit
+from proxy.workers.post import machine_of
 
 MOVED_MS = 3000.0
 """Clients look for their coordinator again in a second or two."""
@@ -81,12 +82,18 @@ class SlotSteering:
         return None if owner is None or owner == self._name else self._owners[owner]
 
     def fallback_of(self, identity: ClientIdentity) -> MemberOwner | None:
-        """Return a member to go to when the owner dies; None when there is no other one."""
+        """Return a member to go to when the owner dies; None when there is no other one.
+
+        In a tier it is on another machine, when there is one.
+        """
         owner = self._map.owners[slot_of(self._key_of(identity))]
+        if owner is None:
+            return self._owners[self._serving[0]] if self._serving else None
         others = [name for name in self._serving if name != owner]
+        others = [name for name in others if machine_of(name) != machine_of(owner)] or others
         if not others:
             return None
-        later = [name for name in others if owner is not None and name > owner]
+        later = [name for name in others if name > owner]
         return self._owners[later[0] if later else others[0]]
 
     def has_moved(self, identity: ClientIdentity) -> bool:

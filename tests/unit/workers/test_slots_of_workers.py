@@ -49,6 +49,26 @@ def client_of(owner: str) -> ClientIdentity:
     return ClientIdentity("main", None, f"c{number}")
 
 
+def test_in_a_tier_the_fallback_is_on_another_machine():
+    names = ["a/0", "a/1", "b/0", "b/1"]
+    members = {name: MemberAddresses(name, {}) for name in names}
+    owners = [names[slot % len(names)] for slot in range(SLOTS)]
+    here = SlotSteering(
+        "a/0",
+        SlotMap(0, members, owners),
+        lambda each: each.client_id or "",
+        lambda *_: None,
+        lambda _, __: None,
+    )
+    pairs = set()
+    for number in range(SLOTS):
+        client = ClientIdentity("main", None, f"c{number}")
+        fallback = here.fallback_of(client)
+        assert fallback is not None
+        pairs.add((owners[slot_of(f"c{number}")], fallback.name))
+    assert pairs == {("a/0", "b/0"), ("a/1", "b/0"), ("b/0", "a/0"), ("b/1", "a/0")}
+
+
 def steering(name: str, learned: list[tuple[int, str, int]] | None = None) -> SlotSteering:
     heard: list[tuple[int, str, int]] = [] if learned is None else learned
     return SlotSteering(
