@@ -21,6 +21,11 @@ def shown_owners(
     for slot, (owner, earlier) in enumerate(zip(owners, before, strict=True)):
         name = owner if owner is not None else earlier
         if name not in serving:
-            name = serving[slot % len(serving)] if serving else None
+            name = stand_in_of(slot, serving) if serving else None
         shown.append(name)
     return shown
+
+
+def stand_in_of(slot: int, serving: Sequence[str]) -> str:
+    """Return who of those that are `serving`, in order, has a slot whose owner is gone."""
+    return serving[slot % len(serving)]

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from proxy.members.slot_balance import SlotLoad, assign, find_moves
+from proxy.workers.shown_owners import stand_in_of
 
 LEAST_SHARE = 0.7
 """A member with less than this of the average number of slots is given more; beyond that what slots
@@ -25,14 +26,20 @@ class TierPlacement:
     def __call__(
         self, owners: Sequence[str | None], members: Sequence[str], loads: Mapping[int, SlotLoad], /
     ) -> Sequence[str | None]:
-        """Return the wanted owner of each slot: all have enough, then loads are evened out."""
-        counts = Counter(owners)
-        enough = LEAST_SHARE * len(owners) / len(members)
-        if counts.keys() - set(members) or min(counts[name] for name in members) < enough:
-            return assign(owners, members)
-        wanted = list(owners)
+        """Return the wanted owner of each slot: all have enough, then loads are evened out.
+
+        Slots of a member that is gone stay with their stand-ins, so that its clients move once.
+        """
+        known, heirs = set(members), sorted(members)
+        wanted = [
+            owner if owner in known else stand_in_of(slot, heirs)
+            for slot, owner in enumerate(owners)
+        ]
+        counts = Counter(wanted)
+        if min(counts[name] for name in members) < LEAST_SHARE * len(owners) / len(members):
+            return assign(wanted, members)
         now_s = self._clock_s()
-        for move in find_moves(owners, loads, members, now_s, self._moved_s):
+        for move in find_moves(wanted, loads, members, now_s, self._moved_s):
             wanted[move.slot], self._moved_s[move.slot] = move.target, now_s
         return wanted
 

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from proxy.members.slot_balance import REST_S, SlotLoad
+from proxy.workers.shown_owners import shown_owners
 from proxy.workers.tier_placement import TierPlacement, are_news
 
 SLOTS = 64
@@ -23,6 +24,13 @@ def test_who_joins_gets_enough_over_some_rounds() -> None:
 def test_slots_of_a_machine_that_is_gone_go_at_once() -> None:
     owners = ["a", "gone"] * (SLOTS // 2)
     assert set(TierPlacement(lambda: 0.0)(owners, ["a", "b"], {})) == {"a", "b"}
+
+
+def test_slots_of_a_machine_that_is_gone_go_to_those_who_stood_in() -> None:
+    names = ["a/0", "a/1", "b/0", "c/0"]
+    owners = [names[slot * 7 % len(names)] for slot in range(SLOTS)]
+    shown = shown_owners(owners, owners, names, silent={"a"})
+    assert TierPlacement(lambda: 0.0)(owners, ["b/0", "c/0"], {}) == shown
 
 
 def test_load_is_evened_out_a_little_at_a_time_and_rests() -> None:
