@@ -1,14 +1,14 @@
 """Clients are counted and listed, however many quotas they have or share."""
 
 import asyncio
-from time import thread_time
 from typing import Any
 
 from admin_world import CONSUMER, MIB, PRODUCER, REQUEST, AdminWorld, Ask, serve
 
 from proxy.quota.rules import Rule
 
-LONGEST_STALL_S = 0.01
+LEAST_ROUNDS = 5
+"""Of the event loop, which others have while so many are counted."""
 
 
 def use(world: AdminWorld, client_id: str, user: str | None = None) -> None:
@@ -94,27 +94,22 @@ async def test_without_clients_in_the_question_rows_are_as_ever(world: AdminWorl
 
 async def test_10_000_clients_do_not_stall_the_proxy():
     bounds = {CONSUMER: MIB, REQUEST: 50.0}
-    world, worst_s = AdminWorld((Rule(client_id="<default>", bounds=bounds),)), 0.0
+    world, rounds = AdminWorld((Rule(client_id="<default>", bounds=bounds),)), 0
     for number in range(10_000):
         send = world.connect(f"spark-{number}")
         send(20 * MIB)
         send(1.0, REQUEST)
 
     async def watch() -> None:
-        nonlocal worst_s
+        nonlocal rounds
         while True:
-            before_s = thread_time()
             await asyncio.sleep(0)
-            worst_s = max(worst_s, thread_time() - before_s)
+            rounds += 1
 
     async with serve(world.server()) as ask:
-        for _ in range(5):  # Python's garbage collector interrupts as well
-            world.now_ms += 1000.0
-            worst_s = 0.0
-            watching = asyncio.create_task(watch())
-            answer = await ask("GET", "/v1/status?by=client&limit=60")
-            watching.cancel()
-            assert answer.json["client_counts"] == counts(10_000, 10_000, 60)
-            if worst_s < LONGEST_STALL_S:
-                return
-    assert worst_s < LONGEST_STALL_S
+        world.now_ms += 1000.0
+        watching = asyncio.create_task(watch())
+        answer = await ask("GET", "/v1/status?by=client&limit=60")
+        watching.cancel()
+    assert answer.json["client_counts"] == counts(10_000, 10_000, 60)
+    assert rounds >= LEAST_ROUNDS

@@ -4,7 +4,6 @@ import asyncio
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 
 import pytest
 from admin_world import CONSUMER, HOSTILE, RULES, AdminWorld, Answer, running, serve
@@ -18,7 +17,8 @@ from proxy.admin.top import EXIT_DONE, EXIT_FAILED
 from proxy.quota.connection_row import ConnectionHold, ConnectionRow
 from proxy.quota.entities import ClientIdentity
 
-LONGEST_STALL_S = 0.010
+LEAST_ROUNDS = 5
+"""Of the event loop, which others have while so many are listed."""
 
 PLAIN = ConnectionRow(
     number=7,
@@ -166,25 +166,20 @@ async def test_clients_without_a_bound_come_by_their_rate(unruled: AdminWorld):
 
 async def test_10_000_of_them_do_not_stall_the_proxy(world: AdminWorld, connected: Connected):
     connected.listed = [replace(PLAIN, number=number) for number in range(10_000)]
-    server, worst_s = world.server(connections=connected), 0.0
+    server, rounds = world.server(connections=connected), 0
 
     async def watch() -> None:
-        nonlocal worst_s
+        nonlocal rounds
         while True:
-            before_s = perf_counter()
             await asyncio.sleep(0)
-            worst_s = max(worst_s, perf_counter() - before_s)
+            rounds += 1
 
     async with serve(server) as ask:
-        for _ in range(5):  # a busy machine interrupts as well
-            worst_s = 0.0
-            watching = asyncio.create_task(watch())
-            answer = await ask("GET", "/v1/connections?limit=100")
-            watching.cancel()
-            assert answer.json["total"] == 10_000
-            if worst_s < LONGEST_STALL_S:
-                return
-    assert worst_s < LONGEST_STALL_S
+        watching = asyncio.create_task(watch())
+        answer = await ask("GET", "/v1/connections?limit=100")
+        watching.cancel()
+    assert answer.json["total"] == 10_000
+    assert rounds >= LEAST_ROUNDS
 
 
 async def test_the_command_prints_a_table(world: AdminWorld, connected: Connected):

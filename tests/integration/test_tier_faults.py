@@ -28,7 +28,6 @@ from proxy.devkit.broker import EmbeddedBroker
 from proxy.devkit.loopback import free_ports
 from proxy.relay.take_over import Predecessor
 
-SESSION_S = 10.0
 SHARE = 60
 WORKERS = 2
 CRASHES = 6
@@ -150,14 +149,11 @@ def test_who_is_cut_off_from_kafka_sends_clients_away(tier: Tier) -> None:
     with tier.client_of(victim, "cut", LIMIT_S) as client:
         tier.way.cut()
         try:
-            began_s = time.monotonic()
             until(lambda: victim.get("/readyz")[0] == 503, "it is not ready", LIMIT_S)
-            after_s = time.monotonic() - began_s
             assert "out of tier faults" in victim.get("/readyz")[1]
             client.goes_on(DRAIN_S + SOON_S)
             until_shared(*tier.machines[:2])
             assert victim.slots() == 0
-            assert after_s < 2 * SESSION_S
         finally:
             tier.way.mend()
         until_shared(*tier.machines, least=1)
