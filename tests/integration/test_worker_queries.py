@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ BACKLOG = 3000
 
 Listen = Callable[..., QuotaListener]
 MakeStream = Callable[..., Stream]
+RunMachine = Callable[..., ProxyProcess]
 
 
 def adaptive(client_id: str, rate: int, max_rate: int) -> dict[str, Any]:
@@ -42,20 +42,30 @@ def adaptive(client_id: str, rate: int, max_rate: int) -> dict[str, Any]:
     return {"client-id": client_id, "consumer_byte_rate": HIGH_BOUND_BYTES, "adaptive": bound}
 
 
-@contextmanager
-def running_machine(kafka: EmbeddedBroker, folder: Path, **parts: Any) -> Iterator[ProxyProcess]:
-    """Run workers with a state that outlives them."""
-    more = {key: parts.pop(key) for key in ("pipelines",) if key in parts}
-    state = {"kind": "sqlite", "path": str(folder / "state.db")}
-    settings = machine_config(kafka.bootstrap, WORKERS, state=state, **parts) | more
-    process = ProxyProcess(settings, folder / "proxy")
+@pytest.fixture
+def machine(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[RunMachine]:
+    """`machine(**parts)` runs workers with a state that outlives them.
+
+    Ask for it before `stream`, so that it outlives the queries.
+    """
+    made: list[ProxyProcess] = []
+
+    def run(**parts: Any) -> ProxyProcess:
+        more = {key: parts.pop(key) for key in ("pipelines",) if key in parts}
+        state = {"kind": "sqlite", "path": str(tmp_path / "state.db")}
+        settings = machine_config(kafka.bootstrap, WORKERS, state=state, **parts) | more
+        made.append(ProxyProcess(settings, tmp_path / "proxy"))
+        made[-1].start()
+        until(lambda: made[-1].get("/readyz")[0] == 200, "it is ready")
+        return made[-1]
+
     try:
-        process.start()
-        until(lambda: process.get("/readyz")[0] == 200, "it is ready")
-        yield process
-        process.stop()
+        yield run
+        for process in made:
+            process.stop()
     finally:
-        process.kill()
+        for process in made:
+            process.kill()
 
 
 def copying(spark: SparkSession, running: ProxyProcess, topics: list[str], where: Path) -> Any:
@@ -78,7 +88,7 @@ def copying(spark: SparkSession, running: ProxyProcess, topics: list[str], where
 
 @pytest.mark.usefixtures("no_data_loss")
 def test_a_pipeline_and_its_ledger_outlive_workers(
-    kafka: EmbeddedBroker,
+    machine: RunMachine,
     listen: Listen,
     stream: MakeStream,
     topic: Callable[..., str],
@@ -103,77 +113,76 @@ def test_a_pipeline_and_its_ledger_outlive_workers(
     pipelines = [{"name": NAME, "sources": [source], "stages": stages}]
     rules = [adaptive(name, 100, 1_000_000) for name in STAGES]
     rules.append({"client-id": FEED, "producer_byte_rate": HIGH_BOUND_BYTES})
-    with running_machine(kafka, tmp_path, rules=rules, pipelines=pipelines) as running:
-        listener = listen(running)
-        last = stream(running, "second", topics[1])
-        first = copying(spark, running, topics, tmp_path)
-        try:
-            last.start("500 milliseconds")
-            owner = owner_of(running, "second", WORKERS)
-            assert owner == owner_of(running, "first", WORKERS) == owner_of(running, FEED, WORKERS)
-            fed = 0
-            for number in (owner, (owner + 1) % WORKERS, owner, (owner + 2) % WORKERS):
-                values = [(0, b"%08d" % each) for each in range(fed, fed + PART)]
-                write = threading.Thread(
-                    target=Librdkafka().produce,
-                    args=(Access(running.bootstrap, FEED), topics[0], values),
-                    kwargs={"is_disturbed": True},
-                )
-                write.start()
-                time.sleep(0.3)
-                until_replaced(running, number, kill_worker(running, number))
-                write.join(END_S)
-                fed += PART
-            last.until(
-                lambda: sum(each.rows for each in list(last.batches.values())) >= fed, "all is read"
+    running = machine(rules=rules, pipelines=pipelines)
+    listener = listen(running)
+    last = stream(running, "second", topics[1])
+    first = copying(spark, running, topics, tmp_path)
+    try:
+        last.start("500 milliseconds")
+        owner = owner_of(running, "second", WORKERS)
+        assert owner == owner_of(running, "first", WORKERS) == owner_of(running, FEED, WORKERS)
+        fed = 0
+        for number in (owner, (owner + 1) % WORKERS, owner, (owner + 2) % WORKERS):
+            values = [(0, b"%08d" % each) for each in range(fed, fed + PART)]
+            write = threading.Thread(
+                target=Librdkafka().produce,
+                args=(Access(running.bootstrap, FEED), topics[0], values),
+                kwargs={"is_disturbed": True},
             )
+            write.start()
+            time.sleep(0.3)
+            until_replaced(running, number, kill_worker(running, number))
+            write.join(END_S)
+            fed += PART
+        last.until(
+            lambda: sum(each.rows for each in list(last.batches.values())) >= fed, "all is read"
+        )
 
-            def ledger() -> dict[str, Any]:
-                (document,) = json.loads(running.get("/v1/pipelines")[1])["pipelines"]
-                return dict(document["completion"])
+        def ledger() -> dict[str, Any]:
+            (document,) = json.loads(running.get("/v1/pipelines")[1])["pipelines"]
+            return dict(document["completion"])
 
-            until(lambda: ledger()["pending"]["batches"] == 0, "the ledger is complete", END_S)
-            assert running.metrics().value("ledger_failed_total", pipeline=NAME) == 0
-            assert running.metrics().value("ledger_completion_seconds_count", pipeline=NAME) > 0
-        finally:
-            first.stop()
-        assert first.exception() is None
-        values_read = [value for each in last.batches.values() for value in each.values]
-        assert sorted(map(int, values_read)) == list(range(fed))
-        last.check_all_read({0: fed})
-        assert listener is not None
+        until(lambda: ledger()["pending"]["batches"] == 0, "the ledger is complete", END_S)
+        assert running.metrics().value("ledger_failed_total", pipeline=NAME) == 0
+        assert running.metrics().value("ledger_completion_seconds_count", pipeline=NAME) > 0
+    finally:
+        first.stop()
+    assert first.exception() is None
+    values_read = [value for each in last.batches.values() for value in each.values]
+    assert sorted(map(int, values_read)) == list(range(fed))
+    last.check_all_read({0: fed})
+    assert listener is not None
 
 
 @pytest.mark.usefixtures("no_data_loss")
 def test_a_bounded_query_goes_on_at_another_worker(
-    kafka: EmbeddedBroker,
+    machine: RunMachine,
     listen: Listen,
     stream: MakeStream,
     topic: Callable[..., str],
-    tmp_path: Path,
 ) -> None:
     """Its owner crashes again and again: the driver asks the next one, which knows its bound."""
     rules = [adaptive("bounded", RATE, RATE)]
-    with running_machine(kafka, tmp_path, rules=rules) as running:
-        listen(running)
-        query = stream(running, "bounded", topic(2))
-        query.start("500 milliseconds")
-        for _ in range(2):
-            ends = query.ends()
-            query.feed(10, RECORD_BYTES)
-            query.until_read({n: ends.get(n, 0) + 10 for n in (0, 1)})
-        query.until(lambda: query.known()["adaptive"]["rate"], "it has a rate")
-        owner = owner_of(running, "bounded", WORKERS)
-        fed = {partition: end + BACKLOG for partition, end in query.ends().items()}
-        query.feed(BACKLOG, RECORD_BYTES)
-        for _ in range(CRASHES):
-            until_replaced(running, owner, kill_worker(running, owner))
-        until(lambda: owner_of(running, "bounded", WORKERS) != owner, "another one owns it")
-        known = query.until(lambda: query.known()["adaptive"], "it is known there")
-        assert known["rate"] == RATE
-        moved = max(query.batches)
-        query.until_read(fed)
-        query.check_all_read(fed)
-        later = [each.rows for number, each in query.batches.items() if number > moved + 1]
-        assert later
-        assert max(later) <= 2 * PER_BATCH, query.sizes()
+    running = machine(rules=rules)
+    listen(running)
+    query = stream(running, "bounded", topic(2))
+    query.start("500 milliseconds")
+    for _ in range(2):
+        ends = query.ends()
+        query.feed(10, RECORD_BYTES)
+        query.until_read({n: ends.get(n, 0) + 10 for n in (0, 1)})
+    query.until(lambda: query.known()["adaptive"]["rate"], "it has a rate")
+    owner = owner_of(running, "bounded", WORKERS)
+    fed = {partition: end + BACKLOG for partition, end in query.ends().items()}
+    query.feed(BACKLOG, RECORD_BYTES)
+    for _ in range(CRASHES):
+        until_replaced(running, owner, kill_worker(running, owner))
+    until(lambda: owner_of(running, "bounded", WORKERS) != owner, "another one owns it")
+    known = query.until(lambda: query.known()["adaptive"], "it is known there")
+    assert known["rate"] == RATE
+    moved = max(query.batches)
+    query.until_read(fed)
+    query.check_all_read(fed)
+    later = [each.rows for number, each in query.batches.items() if number > moved + 1]
+    assert later
+    assert max(later) <= 2 * PER_BATCH, query.sizes()
