@@ -114,9 +114,11 @@ def test_readers_outlive_the_death_of_their_owner(
     victim, others = tier[2], tier[:2]
     bootstrap = ",".join(machine.bootstrap for machine in tier)
 
+    writer = Access(others[0].bootstrap, client_of(tier, others[0], "writer"))
+
     def write(numbers: range) -> None:
         values = [(n % 2, b"%08d" % n) for n in numbers]
-        Librdkafka().produce(Access(others[0].bootstrap, "writer"), name, values)
+        Librdkafka().produce(writer, name, values)
 
     write(range(half))
     here, crashed = threading.Barrier(len(CLIENTS) + 1), threading.Event()
