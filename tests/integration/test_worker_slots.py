@@ -27,9 +27,13 @@ MANY_REQUESTS = {"fetch.message.max.bytes": RECORD_BYTES, "fetch.wait.max.ms": 0
 """At the end of the topic a client asks again and again."""
 
 READERS = 4
+JOIN_S = 60.0
 MUCH_BYTES_PER_S = 50e6
 BALANCED_WITHIN_S = 150
-"""All must have measured for a minute first."""
+SOON = """
+from proxy.workers import slot_placement
+slot_placement.BALANCE_INTERVAL_S, slot_placement.LEAST_MEASURED_S = 5.0, 15.0
+"""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +43,9 @@ def machine(
     """Two workers."""
     folder = tmp_path_factory.mktemp("slots")
     state = {"kind": "sqlite", "path": str(folder / "state.db")}
-    process = ProxyProcess(machine_config(kafka.bootstrap, WORKERS, state=state), folder / "proxy")
+    process = ProxyProcess(
+        machine_config(kafka.bootstrap, WORKERS, state=state), folder / "proxy", changes=SOON
+    )
     process.start()
     try:
         yield process
@@ -128,7 +134,7 @@ def reading(bootstrap: str, topic: str, client_ids: list[str]) -> Iterator[dict[
                             consumer.seek(start)
         consumer.close()
 
-    threads = [threading.Thread(target=read, args=(each,)) for each in client_ids]
+    threads = [threading.Thread(target=read, args=(each,), daemon=True) for each in client_ids]
     for thread in threads:
         thread.start()
     try:
@@ -136,7 +142,7 @@ def reading(bootstrap: str, topic: str, client_ids: list[str]) -> Iterator[dict[
     finally:
         over.set()
         for thread in threads:
-            thread.join()
+            thread.join(JOIN_S)
 
 
 @pytest.mark.slow

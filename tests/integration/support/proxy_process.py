@@ -35,6 +35,13 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) ->
     return value
 
 
+RUN = """
+import sys
+from proxy import cli
+sys.exit(cli.main())
+"""
+
+
 class Metrics:
     """One scrape."""
 
@@ -66,14 +73,18 @@ class ProxyProcess:
         arguments: Sequence[str] = (),
         *,
         anew: bool = False,
+        changes: str = "",
     ) -> None:
-        """`anew` starts a new Python, as its users do, instead of a fork of one."""
+        """`anew` starts a new Python, as its users do, instead of a fork of one.
+
+        So do `changes`, which that Python executes first.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.config_file = folder / "proxy.yaml"
         self.log_file = folder / "proxy.log"
         self.config_file.write_text(yaml.safe_dump(config))
         self._command = ["run", "-c", str(self.config_file), "--log-format", "json", *arguments]
-        self._anew = anew
+        self._program = ["-m", "proxy"] if anew else ["-c", changes + RUN] if changes else None
         self._process: subprocess.Popen[bytes] | ForkedCommand | None = None
         self._output: TextIO | None = None
         self._log_start = 0
@@ -84,9 +95,9 @@ class ProxyProcess:
         self._output = open(readable)  # noqa: SIM115, PTH123 - as long as the process
         with self.log_file.open("a") as log, open(writable) as output:  # noqa: PTH123
             self._log_start = log.tell()
-            if self._anew:
+            if self._program is not None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "proxy", *self._command],
+                    [sys.executable, *self._program, *self._command],
                     stdout=output,
                     stderr=log,
                     env=environment(),
