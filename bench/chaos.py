@@ -41,8 +41,9 @@ MOST, WINDOW_S = 1.25, 30.0
 BACK_SHARE, RAW_BACK_S, QUERY_BACK_S = 0.9, 5.0, 15.0
 """When a client is at this share of its bound again, at the latest."""
 
-RAW_LOOK_S, QUERY_LOOK_S = 2.0, 6.0
-"""Over which time a rate is taken to see that. A query reads nothing between two batches."""
+RAW_LOOK_S, QUERY_LOOK_S, LOOK_STEP_S = 4.0, 6.0, 0.25
+"""Over which time a rate is taken to see that. A query reads nothing between two batches, and two
+seconds of the raw client are some 15 answers."""
 
 BATCH_S = 3
 FREEZE_S = 12.0
@@ -62,6 +63,8 @@ class Incident:
 
     title: str
     happen: Callable[[Machine], None]
+    lasts: bool = False
+    """Whether clients can be at their rates again only when it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ MACHINES = (
     Incident("a machine is added", Machine.start),
     Incident("a machine is drained", Machine.drain),
     Incident("a machine is added again", Machine.start),
-    Incident("a machine is frozen for 12 s", _freeze),
+    Incident(f"a machine is frozen for {FREEZE_S:.0f} s", _freeze, lasts=True),
 )
 LAYOUTS = (
     Layout("3 workers", 1, 3, "sqlite", WORKERS),
@@ -153,10 +156,14 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An incident, when it began and when the next one did, on the monotonic clock."""
+    """An incident, when it began and when the next one did, on the monotonic clock.
+
+    Clients have their rates back, at best, from `back_from_s` on.
+    """
 
     title: str
     start_s: float
+    back_from_s: float
     end_s: float
 
 
@@ -202,8 +209,9 @@ def _happen(
         start_s = time.monotonic()
         print(f"{incident.title} …", flush=True)
         incident.happen(machine)
+        back_from_s = time.monotonic() if incident.lasts else start_s
         time.sleep(calm_s)
-        yield Happened(incident.title, start_s, time.monotonic())
+        yield Happened(incident.title, start_s, back_from_s, time.monotonic())
 
 
 def _judge(
@@ -242,21 +250,18 @@ def _within(arrivals: Arrivals, start_s: float, end_s: float) -> Arrivals:
 
 
 def _back_s(arrivals: Arrivals, happened: Happened, bound: int, look_s: float) -> float | None:
-    """Return after how long the client was not below its rate any more, None if it always is.
+    """Return after how long the client is at its rate in each look that begins then or later.
 
-    That is the end of the last look at which it was below within the first `WINDOW_S`.
+    Looks begin within the first `WINDOW_S`. None: it is not at its rate in the last one.
     """
-    below_s = None
-    at_s = happened.start_s
-    while at_s < min(happened.start_s + WINDOW_S, happened.end_s - look_s):
-        size = sum(_within(arrivals, at_s, at_s + look_s).sizes)
-        if size < BACK_SHARE * bound * look_s:
-            below_s = at_s + look_s
-        at_s += 0.25
-    if below_s is None:
-        return 0.0
-    back_s = below_s - happened.start_s
-    return back_s if back_s < WINDOW_S else None
+    start_s = happened.back_from_s
+    looks = range(int((min(WINDOW_S, happened.end_s - look_s - start_s)) / LOOK_STEP_S))
+    back = 0
+    for look in looks:
+        at_s = start_s + look * LOOK_STEP_S
+        if sum(_within(arrivals, at_s, at_s + look_s).sizes) < BACK_SHARE * bound * look_s:
+            back = look + 1
+    return None if back == len(looks) else back * LOOK_STEP_S
 
 
 def _fed_row(layout: Layout, driver: Driver, records: int) -> Row:

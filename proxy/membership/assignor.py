@@ -67,11 +67,17 @@ def assign(
     members = {
         member.name: member for said in admitted.values() for member in said.announcement.members
     }
+    staying = [
+        member.name
+        for said in admitted.values()
+        for member in said.announcement.members
+        if not said.announcement.is_leaving
+    ]
     slots = max((said.announcement.slots for said in admitted.values()), default=0)
     owners: list[str | None] = [None] * slots
     releasing = {slot: claim.member for slot, claim in claims.items() if slot < slots}
-    if members:
-        wanted = place(_sticky(claims, previous, slots), sorted(members), _loads(admitted))
+    if staying:
+        wanted = place(_sticky(claims, previous, slots), sorted(staying), _loads(admitted))
         for slot, name in enumerate(wanted):
             has = claims.get(slot)
             if has is None:

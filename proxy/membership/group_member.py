@@ -156,12 +156,14 @@ class GroupMember:
         newest = self._holding.assignment
         return None if newest is None else newest.refused.get(self.member_id)
 
-    def request_rebalance(self) -> None:
+    def request_rebalance(self, *, at_once: bool = False) -> None:
         """Have a round soon, in which all machines announce themselves anew.
 
-        For new addresses or loads; at most one in REQUEST_INTERVAL_S.
+        For new addresses or loads; at most one in REQUEST_INTERVAL_S, unless `at_once`.
         """
-        if self._asking is None:
+        if at_once:
+            self._wanted.set()
+        elif self._asking is None:
             loop = asyncio.get_running_loop()
             wait_s = max(0.0, self._asked_s + REQUEST_INTERVAL_S - self._clock_s())
             self._asking = loop.call_later(wait_s, self._ask_now)

@@ -31,6 +31,8 @@ class Announcement:
     slots: int = SLOTS
     loads: Mapping[int, SlotLoad] = field(default_factory=dict)
     """By slot, of those that it owns."""
+    is_leaving: bool = False
+    """Whether it is to own nothing any more, and serves until others have what it owns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Subscription:
                     for name in names
                 },
                 "letting_go": sorted(self.letting_go),
+                "is_leaving": said.is_leaving,
                 "generation": self.generation,
                 "map_generation": self.map_generation,
             }
@@ -107,6 +110,7 @@ class Subscription:
                 int(slot): SlotLoad(float(rate), float(share))
                 for slot, rate, share in document["loads"]
             },
+            is_leaving=bool(document["is_leaving"]),
         )
         owned = {int(slot): name for name, each in document["owned"].items() for slot in each}
         letting_go = frozenset(map(int, document["letting_go"]))

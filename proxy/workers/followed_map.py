@@ -63,6 +63,8 @@ class FollowedMap:
         self._is_writing = False
         self._handing_over = asyncio.Lock()
         self._wanted = asyncio.Event()
+        self._followed = asyncio.Event()
+        """Set when workers follow another map than before."""
 
     @property
     def common_owner(self) -> str | None:
@@ -125,6 +127,16 @@ class FollowedMap:
             except StateError as error:
                 _log.error("slots are not taken yet, trying again", error=str(error))
                 self._loop.call_later(RETRY_S, self._wanted.set)
+
+    async def until_handed_over(self) -> None:
+        """Return when others own all slots that this machine owned, or nobody takes them."""
+        while (newest := self.newest) is not None:
+            owners = set(newest.owners)
+            is_given = None not in owners or owners == {None}
+            if is_given and not self._own_slots([*newest.owners, *self.applied.owners]):
+                return
+            self._followed.clear()
+            await self._followed.wait()
 
     async def keep(self, records: Sequence[Record], owed: Sequence[list[Any]]) -> None:
         """Keep records that are ours by now, and have workers take them up. Raises StateError."""
@@ -219,6 +231,7 @@ class FollowedMap:
             if owner is not None:
                 self._owners_before[slot] = owner
         await take_up(self._posts, [*staying, *owed], self.shown())
+        self._followed.set()
         if writes:
             await self._have_written(writes=True)
 

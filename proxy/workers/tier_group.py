@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from structlog import get_logger
 
@@ -25,6 +26,9 @@ from proxy.workers.tier_state import TierState
 
 JOIN_LIMIT_S = 60.0
 """For a new machine; a dead one may be waited for meanwhile, which takes its session."""
+
+HAND_OVER_LIMIT_S = 5.0
+"""For others to get all slots of a machine that is to end, which serves meanwhile: two rounds."""
 
 LEAVE_LIMIT_S = 10.0
 """For all slots to be released, and the group to hear of it. Who is in it for longer is taken for
@@ -64,6 +68,8 @@ class TierGroup:
         self._group_id = f"quota-proxy-tier-{tier.name}"
         self.member: GroupMember | None = None
         """None while this machine is not to be in the group."""
+        self.is_leaving = False
+        """Whether this machine is to own nothing any more, as it ends."""
         self._cluster_id = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -104,7 +110,7 @@ class TierGroup:
             raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
-        self._map.is_leaving = False
+        self.is_leaving = self._map.is_leaving = False
         self._map.in_force.clear()
         self.member = GroupMember(
             self._way,
@@ -140,6 +146,12 @@ class TierGroup:
         member = self.member
         if member is None:
             return
+        if not for_successor and not self._failed.done():
+            self.is_leaving = True
+            member.request_rebalance(at_once=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HAND_OVER_LIMIT_S):
+                    await self._map.until_handed_over()
         self._map.is_leaving = not for_successor
         member.stop()
         if not self._failed.done():

@@ -174,6 +174,7 @@ class TierSlots:
             rules_digest=self._rules.digest,
             clock_s=time.time(),
             loads=self._loads.told,
+            is_leaving=self._group.is_leaving,
         )
 
     def _follow_common(self, keys: frozenset[str]) -> None:

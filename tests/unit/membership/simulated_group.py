@@ -1,6 +1,6 @@
 """A group as Kafka's coordinator keeps it, with machines that miss any step of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from tier_machines import announcement
@@ -81,6 +81,12 @@ class Group:
         if self.said.pop(name, None) is not None:
             self.is_changed = True
         self.processes[name].in_group = False
+
+    def retire(self, name: str) -> None:
+        """Have a process serve only until others have what it owns."""
+        process = self.processes[name]
+        process.said = replace(process.said, is_leaving=True)
+        process.wants_round = True
 
     def release(self, name: str) -> None:
         process = self.processes[name]

@@ -25,7 +25,10 @@ def test_a_subscription_is_read_as_it_was_written(
     owned: dict[int, str], some: set[int], url: str
 ) -> None:
     said = replace(
-        announcement("a", 2), admin_url=url, loads={slot: load(slot) for slot in sorted(some)}
+        announcement("a", 2),
+        admin_url=url,
+        loads={slot: load(slot) for slot in sorted(some)},
+        is_leaving=bool(some),
     )
     sent = subscription("a", owned, said=said, generation=7, letting_go=frozenset(some))
     assert Subscription.decode(sent.encode()) == sent

@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_group import SLOTS, Group
+from simulated_group import SLOTS, Group, Process
 
 NAMES = "abcd"
 ENOUGH_ROUNDS = 12
@@ -13,7 +13,7 @@ names = st.sampled_from(NAMES)
 some = st.sets(names, max_size=len(NAMES))
 steps = st.one_of(
     st.tuples(st.just("join"), names, st.integers(1, 2)),
-    st.tuples(st.sampled_from(["crash", "lose", "expire", "leave", "release"]), names),
+    st.tuples(st.sampled_from(["crash", "lose", "expire", "retire", "leave", "release"]), names),
     st.tuples(st.just("round"), some, some, st.integers(0, 3), st.booleans()),
 )
 
@@ -35,7 +35,7 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
     for step in [("join", "a", 2), *all_steps]:
         run(group, step)
         group.check()
-    if not any(process.is_alive for process in group.processes.values()):
+    if not any(stays(process) for process in group.processes.values()):
         group.join("a", 1)
     for name, process in group.processes.items():
         if not process.is_alive:
@@ -47,15 +47,9 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
         newest = process.holding.assignment
         if process.is_alive and (newest is None or newest.generation != group.generation):
             process.wants_round = True
-        elif process.is_alive and not process.holding.owned:
+        elif stays(process) and not process.holding.owned:
             process.wants_round = True  # what it lost it asks for
-    for number in range(ENOUGH_ROUNDS):
-        for name in group.processes:
-            group.release(name)
-        if not group.wants_round:
-            break
-        group.round(set(), set(), number)
-        group.check()
+    settle(group)
     assert not group.wants_round
     alive = {n: process for n, process in group.processes.items() if process.is_alive}
     assert group.assignment is not None
@@ -69,5 +63,41 @@ def test_no_slot_has_two_owners_and_in_the_end_each_has_one(all_steps: list[tupl
         assert not process.holding.letting_go
         assert process.holding.assignment == group.assignment
     counts = Counter(owners)
-    members = group.assignment.slot_map.members
-    assert max(counts.values()) - min(counts.get(name, 0) for name in members) <= 1
+    staying = [
+        member.name
+        for process in alive.values()
+        if stays(process)
+        for member in process.said.members
+    ]
+    assert set(counts) <= set(staying)
+    assert max(counts.values()) - min(counts.get(name, 0) for name in staying) <= 1
+
+
+def stays(process: Process) -> bool:
+    return process.is_alive and not process.said.is_leaving
+
+
+def test_who_leaves_serves_until_others_have_what_it_owns() -> None:
+    group = Group()
+    for name in "ab":
+        group.join(name, 1)
+    settle(group)
+    had = set(group.processes["a"].holding.owned)
+    group.retire("a")
+    group.round(set(), set(), 0)
+    assert group.processes["a"].holding.letting_go == had
+    assert group.assignment is not None
+    owners, members = group.assignment.slot_map.owners, group.assignment.slot_map.members
+    assert {owners[slot] for slot in had} == {None}
+    assert "a/0" in members, "clients are still sent to it"
+    settle(group)
+    assert set(group.assignment.slot_map.owners) == {"b/0"}
+
+
+def settle(group: Group) -> None:
+    for number in range(ENOUGH_ROUNDS):
+        for name in group.processes:
+            group.release(name)
+        if group.wants_round:
+            group.round(set(), set(), number)
+            group.check()
