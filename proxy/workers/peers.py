@@ -1,6 +1,7 @@
 """Asks the other machines of a tier: whether they live, and to take what their clients had here."""
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -9,7 +10,13 @@ from typing import Any, Self
 import aiohttp
 from structlog import get_logger
 
-from proxy.admin.gateway.tier_routes import ALIVE_PATH, VISITS_PATH, Rows
+from proxy.admin.gateway.tier_routes import (
+    ALIVE_PATH,
+    LONG_ALIVE_PATH,
+    LONG_S,
+    VISITS_PATH,
+    Rows,
+)
 from proxy.state import Record
 
 RECORDS_PATH = "/v1/tier/records"
@@ -23,6 +30,10 @@ ANSWER_TIMEOUT_S = 1.0
 SILENT_AFTER_S = 2.0
 """A machine that has not answered for so long is silent: others serve its clients meanwhile."""
 
+LOOK_AGAIN_S, LOOKS = 0.05, 20
+"""After a connection to a machine broke: between two looks whether it lives, and how many. Its
+workers may keep its port open for a moment."""
+
 MAX_ANSWER_BYTES = 16 * 2**20
 
 _log = get_logger(__name__)
@@ -30,6 +41,14 @@ _log = get_logger(__name__)
 
 class PeerError(Exception):
     """A machine has not answered, or not as it should."""
+
+
+class BrokenError(PeerError):
+    """The connection to a machine broke before it answered."""
+
+
+class AwayError(PeerError):
+    """Nobody listens at a machine's port."""
 
 
 class Peers:
@@ -51,13 +70,13 @@ class Peers:
         self._urls: dict[str, str] = {}
         self._answered_s: dict[str, float] = {}
         self.silent: frozenset[str] = frozenset()
-        """Those that have not answered for SILENT_AFTER_S."""
+        """Those that have not answered for SILENT_AFTER_S, or have died."""
+        self._following: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             connector=aiohttp.TCPConnector(ssl=True if self._tls is None else self._tls),
-            timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
             read_bufsize=MAX_ANSWER_BYTES,
         )
         return self
@@ -75,10 +94,17 @@ class Peers:
 
     async def watch(self) -> None:
         """Ask each machine in turn whether it lives, until cancelled."""
-        while True:
-            await asyncio.gather(*(self._look(name) for name in self._urls))
-            self._judge(asyncio.get_running_loop().time())
-            await asyncio.sleep(ALIVE_INTERVAL_S)
+        try:
+            while True:
+                await asyncio.gather(*(self._look(name) for name in self._urls))
+                self._judge(asyncio.get_running_loop().time())
+                self._follow()
+                await asyncio.sleep(ALIVE_INTERVAL_S)
+        finally:
+            for task in self._following.values():
+                task.cancel()
+            await asyncio.gather(*self._following.values(), return_exceptions=True)
+            self._following.clear()
 
     async def tell(self, machine: str, rows: Rows) -> Rows:
         """Report to a machine what visitors had here; return what its sensors owe.
@@ -98,14 +124,41 @@ class Peers:
         rows = [(each.key, each.text, each.version) for each in records]
         await self._ask("POST", machine, RECORDS_PATH, {"records": rows, "owed": owed})
 
-    async def _look(self, name: str) -> None:
+    def _follow(self) -> None:
+        """Have a connection to each machine that answers, which breaks when it dies."""
+        for name, task in tuple(self._following.items()):
+            if task.done():
+                del self._following[name]
+        for name in self._urls.keys() - self._following.keys() - self.silent:
+            self._following[name] = asyncio.create_task(self._until_broken(name))
+
+    async def _until_broken(self, name: str) -> None:
+        """Return when a machine has ended in order, or some time has passed; find out its death."""
+        try:
+            await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + ANSWER_TIMEOUT_S)
+        except (BrokenError, AwayError):
+            for _ in range(LOOKS):
+                is_away = await self._look(name)
+                if is_away is False:
+                    return
+                if is_away and name in self._answered_s:
+                    self._answered_s[name] = -math.inf
+                    self._judge(asyncio.get_running_loop().time())
+                    return
+                await asyncio.sleep(LOOK_AGAIN_S)
+        except PeerError as error:
+            _log.debug("machine is not followed", machine=name, error=str(error))
+
+    async def _look(self, name: str) -> bool | None:
+        """Ask a machine whether it lives; return False if so, True if nobody is there, or None."""
         try:
             await self._ask("GET", name, ALIVE_PATH)
         except PeerError as error:
             _log.debug("machine does not answer", machine=name, error=str(error))
-        else:
-            if name in self._answered_s:
-                self._answered_s[name] = asyncio.get_running_loop().time()
+            return True if isinstance(error, AwayError) else None
+        if name in self._answered_s:
+            self._answered_s[name] = asyncio.get_running_loop().time()
+        return False
 
     def _judge(self, now_s: float) -> None:
         silent = frozenset(
@@ -120,14 +173,32 @@ class Peers:
         self.silent = silent
         self._on_silent()
 
-    async def _ask(self, method: str, machine: str, path: str, body: Any = None) -> Any:
+    async def _ask(
+        self,
+        method: str,
+        machine: str,
+        path: str,
+        body: Any = None,
+        limit_s: float | None = None,
+    ) -> Any:
         url = self._urls.get(machine)
         if url is None or self._session is None:
             raise PeerError(f"{machine} is not in the tier")
+        limit = aiohttp.ClientTimeout(total=limit_s or ANSWER_TIMEOUT_S)
         try:
-            async with self._session.request(method, url + path, json=body) as response:
+            request = self._session.request(method, url + path, json=body, timeout=limit)
+            async with request as response:
                 if response.status != HTTPStatus.OK:
                     raise PeerError(f"{machine}: {path} answers {response.status}")
                 return await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise PeerError(f"{machine}: {str(error) or 'no answer in time'}") from None
+            kind = _kind_of(error)
+            raise kind(f"{machine}: {str(error) or 'no answer in time'}") from None
+
+
+def _kind_of(error: Exception) -> type[PeerError]:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return AwayError if isinstance(error.os_error, ConnectionRefusedError) else PeerError
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return BrokenError
+    return PeerError

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -114,8 +115,16 @@ class Gateway(AdminSite):
             *page_routes(),
         ]
 
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Open the port, or accept on sockets that have it already. Raises AdminError."""
+        if self._tier_routes is not None:
+            self._tier_routes.begin()
+        await super().start(sockets)
+
     async def stop(self) -> None:
         """Close the port and every connection, those to members too."""
+        if self._tier_routes is not None:
+            self._tier_routes.end()
         await super().stop()
         await self._client.close()
 

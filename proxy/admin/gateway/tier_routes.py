@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -15,6 +16,12 @@ from proxy.admin.sliced_json import read_whole
 
 ALIVE_PATH = "/v1/tier/alive"
 VISITS_PATH = "/v1/tier/visits"
+
+LONG_ALIVE_PATH = "/v1/tier/alive?until=ended"
+"""Is answered after LONG_S, or when the machine ends in order: when it dies its connection breaks,
+and who asks knows at once."""
+
+LONG_S = 20.0
 
 MAX_VISITS_BYTES = 16 * 2**20
 """Of one message; 10,000 visits with long names come to less."""
@@ -35,13 +42,26 @@ class TierRoutes:
 
     alive: Callable[[], Document]
     visited: Callable[[Rows], Awaitable[Rows]]
+    _ended: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def begin(self) -> None:
+        """Answer the other machines from now on."""
+        self._ended.clear()
+
+    def end(self) -> None:
+        """Have nobody wait for an answer any more."""
+        self._ended.set()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the handlers by method and path."""
         return [web.get(ALIVE_PATH, self._get_alive), web.post(VISITS_PATH, self._post_visits)]
 
-    async def _get_alive(self, _: web.Request) -> web.Response:
+    async def _get_alive(self, request: web.Request) -> web.Response:
         require_all_rights("ask as a machine of the tier")
+        if request.query.get("until") == "ended":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LONG_S):
+                    await self._ended.wait()
         return answer(self.alive())
 
     async def _post_visits(self, request: web.Request) -> web.Response:

@@ -26,10 +26,17 @@ class Machine:
         self.status = 200
         self.hangs = asyncio.Event()
         self.hangs.set()
+        self.ends = asyncio.Event()
+        """Answers the long questions."""
+        self.followed = asyncio.Event()
+        self.runner: web.AppRunner | None = None
         self.owed: object = []
         self.asked: list[tuple[str, str | None, object]] = []
 
     async def _answer(self, request: web.Request) -> web.Response:
+        if "until" in request.query:
+            self.followed.set()
+            await self.ends.wait()
         await self.hangs.wait()
         body = await request.json() if request.can_read_body else None
         self.asked.append((request.path, request.headers.get("Authorization"), body))
@@ -41,14 +48,29 @@ class Machine:
         app.router.add_get(ALIVE_PATH, self._answer)
         app.router.add_post(VISITS_PATH, self._answer)
         app.router.add_post(RECORDS_PATH, self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self.runner = runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         try:
             await web.TCPSite(runner, HOST, port).start()
             yield f"http://{HOST}:{runner.addresses[0][1]}"
         finally:
             self.hangs.set()
+            self.ends.set()
             await runner.cleanup()
+
+    async def die(self) -> None:
+        """Close the port, and break all connections, as the system does for a dead process."""
+        assert self.runner is not None
+        for site in tuple(self.runner.sites):
+            await site.stop()
+        self.break_connections()
+
+    def break_connections(self) -> None:
+        assert self.runner is not None
+        assert self.runner.server is not None
+        for connection in self.runner.server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 @asynccontextmanager
@@ -144,6 +166,38 @@ async def test_a_machine_is_silent_while_it_does_not_answer(soon: None) -> None:
             await looks.until(lambda: not peers.silent)
             machine.status = 503  # it lives, and is not in the tier
             await looks.until(lambda: peers.silent == {"b"})
+
+
+async def test_a_machine_that_dies_is_silent_at_once(
+    soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "SILENT_AFTER_S", 1000.0)
+    machine, other, looks = Machine(), Machine(), Looks()
+    async with (
+        machine.running() as url,
+        other.running() as other_url,
+        Peers(None, None, looks) as peers,
+    ):
+        peers.use({"b": url, "c": other_url})
+        async with watching(peers):
+            await machine.followed.wait()
+            await machine.die()
+            await looks.until(lambda: peers.silent == {"b"})
+            port = int(url.rpartition(":")[2])
+            async with Machine().running(port):
+                await looks.until(lambda: not peers.silent)
+
+
+async def test_one_broken_connection_is_no_death(soon: None) -> None:
+    machine, looks = Machine(), Looks()
+    async with machine.running() as url, Peers(None, None, looks) as peers:
+        peers.use({"b": url})
+        async with watching(peers):
+            for _ in range(3):
+                machine.followed.clear()
+                machine.break_connections()
+                await machine.followed.wait()
+            assert peers.silent == frozenset()
 
 
 async def test_who_is_in_the_tier_no_more_is_not_silent(soon: None) -> None:
