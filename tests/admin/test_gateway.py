@@ -10,9 +10,9 @@ import pipeline_world
 import pytest
 import spark_world
 from admin_world import MIB, PRODUCER, AdminWorld, Ask, serve, tick
+from connected import HELD, PLAIN, Connected
 from gateway_world import GatewayWorld, names
-from test_connections import HELD, PLAIN, Connected
-from test_rights import CLOSED, OPEN, TOKENS, bearer
+from tokens import CLOSED, OPEN, TOKENS, bearer
 from yarl import URL
 
 from proxy.admin.log_level import log_level

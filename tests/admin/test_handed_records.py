@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from gateway_world import GatewayWorld
-from test_rights import CLOSED, bearer
+from tokens import CLOSED, bearer
 
 from proxy.state import Record, StateError
 from proxy.workers.handed_records import MachineRoutes

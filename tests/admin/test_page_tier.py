@@ -5,9 +5,9 @@ import io
 import pytest
 from admin_world import MIB
 from chromium import PHONE, WIDE, Page, text
+from connected import PLAIN, Connected
 from rich.console import Console
 from status_page import CLIENTS
-from test_connections import PLAIN, Connected
 from tier_world import TierWorld
 
 from proxy.admin.top_tables import screen

@@ -1,11 +1,11 @@
 """Each token may do what its rights say and nobody else may; which names the server answers to."""
 
 import asyncio
-from base64 import b64encode
 from dataclasses import replace
 
 import pytest
 from admin_world import AdminWorld, running, serve
+from tokens import CLOSED, OPEN, TOKENS, bearer, password
 
 from proxy.admin.port.access import OPEN_PATHS, Access, AdminToken, Right
 
@@ -13,27 +13,6 @@ ETL = "/v1/quotas/client-id=etl-orders"
 REPORTS = "/v1/spark/batches"
 LIMIT_S = 20
 BODY = {"consumer_byte_rate": "1MiB"}
-
-TOKENS = (
-    AdminToken("ops", "ops-text"),
-    AdminToken("spark", "spark-text", (Right.REPORT,)),
-    AdminToken("desk", "desk-text", (Right.READ,)),
-    AdminToken("night", "night-text", (Right.QUOTAS,)),
-)
-OPEN = Access(TOKENS, hosts=("proxy.example",))
-"""Reading is open to all."""
-CLOSED = replace(OPEN, read_needs_token=True)
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {name}-text"}
-
-
-def password(name: str, user: str = "") -> dict[str, str]:
-    """What a browser sends whose user gave a token as password."""
-    shown = b64encode(f"{user}:{name}-text".encode()).decode()
-    return {"Authorization": f"Basic {shown}"}
-
 
 CHANGES = (
     ("PUT", ETL),

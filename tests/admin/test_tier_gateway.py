@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import trustme
 from admin_world import MIB, Ask
+from connected import HELD, PLAIN, Connected
 from gateway_world import names
-from test_connections import HELD, PLAIN, Connected
-from test_rights import CLOSED, OPEN, bearer
 from tier_world import TierWorld
+from tokens import CLOSED, OPEN, bearer
 
 from proxy.admin.gateway.bundles import BUNDLE_TYPE
 from proxy.admin.log_level import log_level

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gateway_world import GatewayWorld
-from test_rights import CLOSED, OPEN, bearer, password
+from tokens import CLOSED, OPEN, bearer, password
 
 from proxy.admin.gateway.tier_routes import MAX_VISITS_BYTES, TierRoutes
 from proxy.admin.port.access import Access

@@ -10,7 +10,7 @@ import aiohttp
 import trustme
 from admin_world import Answer, Ask
 from gateway_world import GatewayWorld
-from test_rights import OPEN
+from tokens import OPEN
 from yarl import URL
 
 from proxy.admin.gateway.member_client import MemberEndpoint

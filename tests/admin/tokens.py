@@ -1,0 +1,26 @@
+"""Tokens with their rights, and how they are shown."""
+
+from base64 import b64encode
+from dataclasses import replace
+
+from proxy.admin.port.access import Access, AdminToken, Right
+
+TOKENS = (
+    AdminToken("ops", "ops-text"),
+    AdminToken("spark", "spark-text", (Right.REPORT,)),
+    AdminToken("desk", "desk-text", (Right.READ,)),
+    AdminToken("night", "night-text", (Right.QUOTAS,)),
+)
+OPEN = Access(TOKENS, hosts=("proxy.example",))
+"""Reading is open to all."""
+CLOSED = replace(OPEN, read_needs_token=True)
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-text"}
+
+
+def password(name: str, user: str = "") -> dict[str, str]:
+    """What a browser sends whose user gave a token as password."""
+    shown = b64encode(f"{user}:{name}-text".encode()).decode()
+    return {"Authorization": f"Basic {shown}"}
