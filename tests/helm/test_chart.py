@@ -267,15 +267,39 @@ def test_what_can_not_work_is_refused(helm: Helm, sets: dict[str, str], message:
         helm.template(sets=sets)
 
 
-def test_notes_say_where_clients_connect(helm: Helm, tmp_path: Path) -> None:
+def notes_of(helm: Helm, folder: Path, values: Path, sets: dict[str, str] | None = None) -> str:
     """Helm shows the notes only to a cluster, so here a template of their name takes them in."""
-    chart = shutil.copytree(CHART, tmp_path / "chart")
+    chart = shutil.copytree(CHART, folder / "chart")
     wrapper = (
         'kind: Notes\ntext: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}\n'
     )
     (chart / "templates" / "notes.yaml").write_text(wrapper)
-    made = Helm(helm.path, chart).template(EXAMPLES["everything"])
+    made = Helm(helm.path, chart).template(values, sets=sets)
     (notes,) = (item["text"] for item in made.of("Notes"))
+    return str(notes)
+
+
+def test_notes_say_where_clients_connect(helm: Helm, tmp_path: Path) -> None:
+    notes = notes_of(helm, tmp_path, EXAMPLES["everything"])
     assert "kafka.bootstrap.servers=quota-proxy.data.svc:19092" in notes
     assert "kafka.bootstrap.servers=reports.example:29092" in notes
     assert "3 times its quota" in notes
+
+
+@pytest.mark.parametrize(
+    ("sni", "names", "leads_to"),
+    [
+        ("broker-{node_id}.kafka.example", "broker-*.kafka.example", "team-kafka-quota-proxy."),
+        (
+            "broker-{node_id}.{machine}.kafka.example",
+            "broker-*.team-kafka-quota-proxy-N.kafka.example",
+            "team-kafka-quota-proxy-N, for each replica N.",
+        ),
+    ],
+)
+def test_notes_say_which_names_lead_where(
+    helm: Helm, tmp_path: Path, sni: str, names: str, leads_to: str
+) -> None:
+    sets = {"config.listeners[0].tls.sni": json.dumps(sni)}
+    notes = notes_of(helm, tmp_path, EXAMPLES["tenants-sni"], sets=sets)
+    assert f"make a DNS record for {names}\nthat leads to the Service {leads_to}" in notes
