@@ -148,6 +148,20 @@ class SharedQuotas:
             is_told = owed_ms > least_ms and covers(client)
             yield Debt(client, meter.entity, meter.kind, owed_ms) if is_told else None
 
+    def keep_strictly(
+        self, covers: Callable[[ClientIdentity], bool], clock_ms: Callable[[], float]
+    ) -> Iterator[None]:
+        """Keep the bounds of some clients by schedule for a while, in small steps.
+
+        To be done when they come from a member that has measured them until now: by what was
+        measured here, they had nothing for a while, and would get all that at once.
+        """
+        for meter in self._manager.meters():
+            client = meter.used_by
+            if client is not None and meter.is_enforced and covers(client):
+                meter.share(clock_ms())
+            yield
+
     def take_debts(self, debts: Iterable[Debt], now_ms: float) -> None:
         """Have sensors owe what their clients owed elsewhere, as `owe` does."""
         for debt in debts:

@@ -66,11 +66,17 @@ class SlotSteering:
         self.on_change: Callable[[], None] = _nobody
         self._put(slot_map)
 
-    def use(self, slot_map: SlotMap, key_of: KeyOf) -> None:
-        """Follow another map, or find keys in another way."""
+    def use(self, slot_map: SlotMap, key_of: KeyOf) -> frozenset[int]:
+        """Follow another map, or find keys in another way.
+
+        Return the slots of this member whose clients another one may have had until now.
+        """
+        slots = slot_map.slots_of(self._name)
+        gained = slots - self._map.slots_of(self._name) if key_of == self._key_of else slots
         self._key_of = key_of
         self._put(slot_map)
         self.on_change()
+        return gained
 
     def owns(self, identity: ClientIdentity) -> bool:
         """Return whether this member owns a client."""

@@ -26,6 +26,7 @@ from proxy.garbage import spare_full_collections
 from proxy.member import MemberProcess
 from proxy.members.quota_keys import QuotaKeys
 from proxy.members.slot_map import SlotMap
+from proxy.members.slots import slot_of
 from proxy.parts import listener_of
 from proxy.relay.listener import ListenerSettings
 from proxy.relay.stay import MIN_VISIT_S
@@ -238,11 +239,20 @@ class Worker:
             await self._member.queries.take_up(self._member.store, owns=owns)
         finally:
             told = owns.slot_map if shown is None else SlotMap.of(shown)
-            self._steering.use(told, owns.keys.key_of)
+            await self._steer(told, owns.keys)
 
-    def _show(self, shown: Mapping[str, Any]) -> None:
+    async def _show(self, shown: Mapping[str, Any]) -> None:
         """Send clients on by another map; what this worker owns stays as it is."""
-        self._steering.use(SlotMap.of(shown), self._owns.keys.key_of)
+        await self._steer(SlotMap.of(shown), self._owns.keys)
+
+    async def _steer(self, told: SlotMap, keys: QuotaKeys) -> None:
+        """Send clients on by this map; who comes to this worker with it gets no more than one."""
+        gained = self._steering.use(told, keys.key_of)
+        if gained:
+            walk = self._member.quotas.shared.keep_strictly(
+                lambda client: slot_of(keys.key_of(client)) in gained, clock_ms
+            )
+            await self._member.slices.collect(walk)
 
     def _cut_off(self, *, is_cut_off: bool) -> None:
         """Follow whether this machine has lost its place in the tier.

@@ -117,6 +117,19 @@ def test_a_new_sensor_paces_from_its_first_byte():
         assert passed == pytest.approx(passes, rel=0.1)
 
 
+def test_who_comes_from_another_member_has_no_more_than_its_burst():
+    """Its sensor was there before, and has seen nothing since."""
+    member = world()
+    handle = member.client_quotas()
+    handle.charge(CONSUMER, 1.0, member.now_ms)
+    member.now_ms += 10 * SPAN_MS
+    list(member.quotas.shared.keep_strictly(lambda client: client == CLIENT, lambda: member.now_ms))
+    size = 4 * BOUND
+    charge = handle.charge(CONSUMER, size, member.now_ms)
+    assert charge is not None
+    assert charge.due_ms - member.now_ms == pytest.approx(4000.0 - BURST_MS)
+
+
 def test_by_schedule_a_quiet_client_has_its_burst_and_no_more():
     made = world()
     client = made.client_quotas()
