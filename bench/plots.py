@@ -56,9 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page and the picture; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.plots", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="JSON", help="of `make bench`")
-    files = parser.parse_args(arguments).files or [Path("build/bench.json")]
+    parser.add_argument("--picture", type=Path, metavar="PNG", help="only draw, to this file")
+    options = parser.parse_args(arguments)
+    files = options.files or [Path("build/bench.json")]
     documents = [json.loads(file.read_text()) for file in files]
     rows = merged(document["rows"] for document in documents)
+    if options.picture is not None:
+        draw(rows, options.picture)
+        return 0
     text = [conditions(documents[-1]["machine"]), "", *tables(rows)]
     if any(document["options"].get("quick") for document in documents):
         text = ["**From a quick run: it shows that all works, and no more.**", "", *text]
@@ -132,11 +137,12 @@ def draw(rows: Sequence[Sample], path: Path) -> None:
         for figure, of_figure in found.items()
         if any(row["samples"] for row in of_figure)
     }
-    lines = max(1, -(-len(present) // PANELS_PER_LINE))
-    size = (PANELS_PER_LINE * PANEL_INCHES[0], lines * PANEL_INCHES[1])
+    columns = max(1, min(len(present), PANELS_PER_LINE))
+    lines = max(1, -(-len(present) // columns))
+    size = (columns * PANEL_INCHES[0], lines * PANEL_INCHES[1])
     # Not by way of pyplot: no window system, and nothing that is shared.
     figure = Figure(figsize=size, dpi=DPI / 2, layout="constrained")
-    panels = figure.subplots(lines, PANELS_PER_LINE, squeeze=False).flatten()
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes in panels[len(present) :]:
         axes.set_axis_off()
     for axes, (name, of_figure) in zip(panels, present.items(), strict=False):

@@ -22,6 +22,7 @@ from proxy.members.slot_balance import (
 )
 from proxy.members.slot_map import ListenerPorts, MemberAddresses, SlotMap
 from proxy.members.slots import slot_of
+from proxy.membership.group_member import HEARTBEAT_INTERVAL_S
 
 FIGURE = "scale-members"
 SLOTS = 4096
@@ -37,7 +38,7 @@ ROUND_S = 30.0
 MOST_ROUNDS = 200
 QUIET_ROUNDS = 12
 # Of the group protocol, request and response with their headers.
-HEARTBEAT_S, HEARTBEAT_BYTES = 3.0, 150
+HEARTBEAT_BYTES = 150
 FIRST_PORT, PORTS = 20_000, 100
 SEED = 1
 KILO = 1000.0
@@ -189,7 +190,7 @@ def _traffic(title: str, owners: Owners, names: Sequence[str]) -> Row:
     # JoinGroup and SyncGroup of each; the leader sends all maps and is told all subscriptions.
     messages = 4 * machines
     moved_bytes = machines * (2 * packed + 2 * tells)
-    beats = machines / HEARTBEAT_S
+    beats = machines / HEARTBEAT_INTERVAL_S
     return Row(
         FIGURE,
         f"{title} on {machines} machines, through Kafka",
