@@ -20,10 +20,10 @@ from support.clients import CLIENTS, Access, Client
 from support.operating import hang_up, reloads, write
 from support.proxy_process import WAIT_S, ProxyProcess, config, until
 from support.stages import Stage, id_of
-from support.streams import END_S, POLL_S, Stream
+from support.streams import END_S, POLL_S, Stream, copying
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.spark import QuotaListener, client_options
+from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow
 
@@ -473,24 +473,6 @@ class Line:
             time.sleep(POLL_S)
 
 
-def copying(spark: SparkSession, running: ProxyProcess, topics: list[str], where: Path) -> Any:
-    """Start the first stage: it writes each record's value to the second topic."""
-    options = client_options("first", running.bootstrap)
-    records = spark.readStream.format("kafka").options(**options)
-    records = records.option("subscribe", topics[0]).option("startingOffsets", "earliest")
-    return (
-        records.load()
-        .select("value")
-        .writeStream.format("kafka")
-        .options(**options)
-        .option("topic", topics[1])
-        .option("checkpointLocation", str(where / "first"))
-        .queryName("first")
-        .trigger(processingTime="1 second")
-        .start()
-    )
-
-
 @pytest.mark.usefixtures("no_data_loss")
 def test_bounds_are_kept_while_a_spark_query_stands(
     kafka: EmbeddedBroker,
@@ -508,7 +490,7 @@ def test_bounds_are_kept_while_a_spark_query_stands(
     running = run(pipeline(topics, **bounds), min_rate=WAVE)  # so that nothing else bounds batches
     listen(running)
     last = stream(running, "second", topics[1])
-    first = copying(spark, running, topics, tmp_path)
+    first = copying(spark, running, topics, tmp_path, "1 second")
     try:
         last.start("1 second")
         with Line(running, kafka.bootstrap, topics, last) as line:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import trustme
 from support.machine import broker_ports, machine_config
+from support.operating import running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, fetch, message
 
@@ -89,13 +90,9 @@ def machine(
     rules = [{"client-id": f"cheat-{n}", "consumer_byte_rate": BOUND_BYTES} for n in range(9)]
     folder = tmp_path_factory.mktemp("cheats")
     process = ProxyProcess(machine_config(kafka.bootstrap, WORKERS, rules=rules), folder)
-    process.start()
-    try:
+    with running(process):
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
         yield process
-        process.stop()
-    finally:
-        process.kill()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from support.machine import (
     until_replaced,
     worker_pids,
 )
-from support.operating import call
+from support.operating import call, running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch
 
@@ -47,13 +47,9 @@ def machine(
     state = {"kind": "sqlite", "path": str(folder / "state.db")}
     settings = machine_config(kafka.bootstrap, WORKERS, rules=rules, state=state)
     process = ProxyProcess(settings, folder / "proxy")
-    process.start()
-    try:
+    with running(process):
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
         yield process
-        process.stop()
-    finally:
-        process.kill()
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from support.clients import Access, Librdkafka
 from support.machine import kill_worker, machine_config, owner_of, until_replaced
 from support.proxy_process import ProxyProcess, until
-from support.streams import END_S, Stream
+from support.streams import END_S, Stream, copying
 
 from proxy.devkit.broker import EmbeddedBroker
-from proxy.spark import QuotaListener, client_options
+from proxy.spark import QuotaListener
 
 pytestmark = pytest.mark.slow
 
@@ -68,24 +68,6 @@ def machine(kafka: EmbeddedBroker, tmp_path: Path) -> Iterator[RunMachine]:
             process.kill()
 
 
-def copying(spark: SparkSession, running: ProxyProcess, topics: list[str], where: Path) -> Any:
-    """Start the first stage: it writes each record's value to the second topic."""
-    options = client_options("first", running.bootstrap)
-    records = spark.readStream.format("kafka").options(**options)
-    records = records.option("subscribe", topics[0]).option("startingOffsets", "earliest")
-    return (
-        records.load()
-        .select("value")
-        .writeStream.format("kafka")
-        .options(**options)
-        .option("topic", topics[1])
-        .option("checkpointLocation", str(where / "first"))
-        .queryName("first")
-        .trigger(processingTime="500 milliseconds")
-        .start()
-    )
-
-
 @pytest.mark.usefixtures("no_data_loss")
 def test_a_pipeline_and_its_ledger_outlive_workers(
     machine: RunMachine,
@@ -116,7 +98,7 @@ def test_a_pipeline_and_its_ledger_outlive_workers(
     running = machine(rules=rules, pipelines=pipelines)
     listener = listen(running)
     last = stream(running, "second", topics[1])
-    first = copying(spark, running, topics, tmp_path)
+    first = copying(spark, running, topics, tmp_path, "500 milliseconds")
     try:
         last.start("500 milliseconds")
         owner = owner_of(running, "second", WORKERS)

@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from support.machine import kill_worker, machine_config, until_replaced
-from support.operating import call
+from support.operating import call, running
 from support.prometheus import program
 from support.proxy_process import ProxyProcess, until
 
@@ -46,12 +46,8 @@ def machine(
     process = ProxyProcess(
         machine_config(kafka.bootstrap, WORKERS, state=state), folder / "proxy", changes=SOON
     )
-    process.start()
-    try:
+    with running(process):
         yield process
-        process.stop()
-    finally:
-        process.kill()
 
 
 def digests(machine: ProxyProcess) -> set[str]:

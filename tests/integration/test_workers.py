@@ -19,7 +19,7 @@ from support.machine import (
     until_replaced,
     worker_pids,
 )
-from support.operating import quota_proxy
+from support.operating import quota_proxy, running
 from support.proxy_process import HOST, ProxyProcess, until
 from support.raw import RawClient, api_versions, fetch
 
@@ -42,13 +42,9 @@ def machine(
     state = {"kind": "sqlite", "path": str(folder / "state.db")}
     settings = machine_config(kafka.bootstrap, 3, rules=rules, state=state)
     process = ProxyProcess(settings, folder / "proxy")
-    process.start()
-    try:
+    with running(process):
         until(lambda: process.get("/readyz")[0] == 200, "it is ready")
         yield process
-        process.stop()
-    finally:
-        process.kill()
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)

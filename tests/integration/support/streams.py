@@ -53,6 +53,26 @@ def feed(
     assert producer.flush(END_S) == 0
 
 
+def copying(
+    spark: SparkSession, running: ProxyProcess, topics: list[str], where: Path, trigger: str
+) -> StreamingQuery:
+    """Start the query `first`: it writes each record's value to the second topic."""
+    options = client_options("first", running.bootstrap)
+    records = spark.readStream.format("kafka").options(**options)
+    records = records.option("subscribe", topics[0]).option("startingOffsets", "earliest")
+    return (
+        records.load()
+        .select("value")
+        .writeStream.format("kafka")
+        .options(**options)
+        .option("topic", topics[1])
+        .option("checkpointLocation", str(where / "first"))
+        .queryName("first")
+        .trigger(processingTime=trigger)
+        .start()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What one batch read."""
