@@ -208,6 +208,15 @@ class ClientQuotas:
         meter = self.meters.get(kind)
         return meter is None or meter.is_far_below
 
+    def keep_strictly(self, kind: QuotaKind, now_ms: float) -> None:
+        """Keep the bound by schedule for a while, as others measure the client, too.
+
+        By what was measured here it may have been quiet, and would get all that at once.
+        """
+        meter = self._meter(kind, now_ms)
+        if meter is not None:
+            meter.share(now_ms)
+
     def joined(self, session_timeout_ms: float) -> None:
         """Hold no response for longer than a member of a group with this timeout may be silent."""
         longest_ms = max(session_timeout_ms, SHORTEST_SESSION_MS) / SESSION_PARTS

@@ -45,6 +45,7 @@ class VisitorCharge:
     def __call__(self, kind: QuotaKind, value: float, now_ms: float) -> ThrottleTime | None:
         """See `ClientQuotas.charge`."""
         quotas = self.quotas
+        quotas.keep_strictly(kind, now_ms)
         charge = quotas.charge(kind, value, now_ms)
         if not kind.is_time:
             self.count_bytes(value)

@@ -18,7 +18,7 @@ from proxy.devkit.broker import EmbeddedBroker
 from proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 
 WORKERS = 3
-CHEATS_S = 8.0
+CHEATS_S, SHORT_S = 8.0, 0.5
 BOUND_BYTES = 100_000
 ANSWER_BYTES = 20_000
 SPAN_S = 1.1
@@ -61,22 +61,28 @@ def read(connect: Open, address: str, topic: str, until_s: float, got: Got, at_m
 
 
 def cheat(
-    connect: Open, addresses: list[str], topic: str, *, threads: int = 1, at_most: int = 1_000_000
+    connect: Open,
+    addresses: list[str],
+    topic: str,
+    *,
+    threads: int = 1,
+    at_most: int = 1_000_000,
+    seconds: float = CHEATS_S,
 ) -> Got:
     """Read from all these ports at the same time."""
     got = Got()
-    until_s = time.monotonic() + CHEATS_S
+    until_s = time.monotonic() + seconds
     with ThreadPoolExecutor(len(addresses) * threads) as pool:
         for address in addresses * threads:
             pool.submit(read, connect, address, topic, until_s, got, at_most)
     return got
 
 
-def check(got: Got) -> None:
+def check(got: Got, seconds: float = CHEATS_S) -> None:
     """Require that all of it together is within the bound."""
-    allowed = BOUND_BYTES * (CHEATS_S + SPAN_S + TOLD_S) + WORKERS * ANSWER_BYTES
+    allowed = BOUND_BYTES * (seconds + SPAN_S + TOLD_S) + WORKERS * ANSWER_BYTES
     assert 0 < got.bytes <= allowed
-    assert got.bytes > BOUND_BYTES * CHEATS_S / 2, "it is held far below its bound"
+    assert got.bytes > BOUND_BYTES * seconds / 2, "it is held far below its bound"
 
 
 def plain(client_id: str) -> Open:
@@ -119,6 +125,16 @@ def test_who_connects_anew_for_each_answer(machine: ProxyProcess, full: str) -> 
 
 def test_who_reads_over_many_bootstrap_connections(machine: ProxyProcess, full: str) -> None:
     check(cheat(plain("cheat-2"), [machine.bootstrap], full, threads=9))
+
+
+def test_who_was_quiet_at_all_workers_for_a_while(machine: ProxyProcess, full: str) -> None:
+    """All have a sensor of it by then, which has seen nothing for longer than it looks back."""
+    addresses = broker_ports(machine, WORKERS)
+    for address in addresses:
+        with plain("cheat-4")(address) as client:
+            client.ask(fetch(FETCH_VERSION, full, max_bytes=1))
+    time.sleep(3 * SPAN_S)
+    check(cheat(plain("cheat-4"), addresses, full, seconds=SHORT_S), SHORT_S)
 
 
 def test_who_closes_before_it_has_its_answers(machine: ProxyProcess, full: str) -> None:
