@@ -56,8 +56,8 @@ class FollowedMap:
         """What the workers follow; in it this machine owns only what it has taken."""
         self._owners_before: list[str | None] = [None] * SLOTS
         """The latest owner of each slot."""
-        self.is_leaving = False
-        """Whether clients are to go to other machines, as this one ends."""
+        self.has_left = False
+        """Whether clients are to go to other machines: this one has handed over, and ends."""
         self.in_force = asyncio.Event()
         """Set when workers follow the group; to be cleared before it is joined."""
         self._is_writing = False
@@ -100,7 +100,7 @@ class FollowedMap:
         self._store.lost()
         self.newest = None
         self.show()
-        self._tell_cut_off(is_so=not self.is_leaving)
+        self._tell_cut_off(is_so=not self.has_left)
         self._wanted.set()
 
     def _tell_cut_off(self, *, is_so: bool) -> None:
@@ -159,7 +159,7 @@ class FollowedMap:
     def shown(self) -> SlotMap:
         """Return the map by which clients are sent on."""
         silent = set(self._peers.silent)
-        if self.is_leaving or (self.newest is None and self.in_force.is_set()):
+        if self.has_left or (self.newest is None and self.in_force.is_set()):
             silent.add(self._machine)
         applied = self.applied
         owners = shown_owners(applied.owners, self._owners_before, applied.members, silent)

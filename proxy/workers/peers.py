@@ -96,7 +96,7 @@ class Peers:
         """Ask each machine in turn whether it lives, until cancelled."""
         try:
             while True:
-                await asyncio.gather(*(self._look(name) for name in self._urls))
+                await asyncio.gather(*(self._poll(name) for name in self._urls))
                 self._judge(asyncio.get_running_loop().time())
                 self._follow()
                 await asyncio.sleep(ALIVE_INTERVAL_S)
@@ -137,28 +137,38 @@ class Peers:
         try:
             await self._ask("GET", name, LONG_ALIVE_PATH, limit_s=LONG_S + ANSWER_TIMEOUT_S)
         except (BrokenError, AwayError):
-            for _ in range(LOOKS):
-                is_away = await self._look(name)
-                if is_away is False:
-                    return
-                if is_away and name in self._answered_s:
-                    self._answered_s[name] = -math.inf
-                    self._judge(asyncio.get_running_loop().time())
-                    return
-                await asyncio.sleep(LOOK_AGAIN_S)
+            await self._find_out(name)
         except PeerError as error:
             _log.debug("machine is not followed", machine=name, error=str(error))
 
-    async def _look(self, name: str) -> bool | None:
-        """Ask a machine whether it lives; return False if so, True if nobody is there, or None."""
+    async def _find_out(self, name: str) -> None:
+        """Look again until a machine answers, or nobody listens there: then it is silent."""
+        for _ in range(LOOKS):
+            try:
+                await self._look(name)
+            except AwayError:
+                self._heard(name, -math.inf)
+                self._judge(asyncio.get_running_loop().time())
+                return
+            except PeerError:
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                return
+
+    async def _poll(self, name: str) -> None:
         try:
-            await self._ask("GET", name, ALIVE_PATH)
+            await self._look(name)
         except PeerError as error:
             _log.debug("machine does not answer", machine=name, error=str(error))
-            return True if isinstance(error, AwayError) else None
-        if name in self._answered_s:
-            self._answered_s[name] = asyncio.get_running_loop().time()
-        return False
+
+    async def _look(self, name: str) -> None:
+        """Ask a machine whether it lives. Raises PeerError."""
+        await self._ask("GET", name, ALIVE_PATH)
+        self._heard(name, asyncio.get_running_loop().time())
+
+    def _heard(self, name: str, at_s: float) -> None:
+        if name in self._answered_s:  # it may have left the tier meanwhile
+            self._answered_s[name] = at_s
 
     def _judge(self, now_s: float) -> None:
         silent = frozenset(

@@ -90,7 +90,7 @@ class TierGroup:
     @property
     def not_ready(self) -> str | None:
         """Why clients should go elsewhere; None: they can be served."""
-        if self._map.newest is not None or self._map.is_leaving:
+        if self._map.newest is not None or self._map.has_left:
             return None
         problem = None if self.member is None else self.member.problem
         return f"this machine is out of tier {self._tier}: {problem or 'it joins'}"
@@ -110,7 +110,7 @@ class TierGroup:
             raise TierError(f"tier {self._tier} cannot be joined: {error}", fix) from error
         finally:
             client.close()
-        self.is_leaving = self._map.is_leaving = False
+        self.is_leaving = self._map.has_left = False
         self._map.in_force.clear()
         self.member = GroupMember(
             self._way,
@@ -152,7 +152,7 @@ class TierGroup:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HAND_OVER_LIMIT_S):
                     await self._map.until_handed_over()
-        self._map.is_leaving = not for_successor
+        self._map.has_left = not for_successor
         member.stop()
         if not self._failed.done():
             await asyncio.wait((self._tasks[0],), timeout=LEAVE_LIMIT_S)

@@ -16,11 +16,13 @@ from support.raw import RawClient, fetch, produce
 from support.tier import TierMachine, client_of, owner_of, report_to, tier_config, until_shared
 
 from proxy.devkit.broker import EmbeddedBroker
+from proxy.members.slots import SLOTS
+from proxy.workers.tier_placement import LEAST_SHARE
 
 RECORDS = 200
 NAMES = ("a", "b", "c")
-SHARE = 59
-"""Slots that each of three machines has at least: LEAST_SHARE of a third of them."""
+SHARE = int(LEAST_SHARE * SLOTS / len(NAMES))
+"""Slots that each machine has at least."""
 WAIT_S = 60
 BOUND_BYTES_S = 200_000
 RULES = [{"client-id": "everywhere", "consumer_byte_rate": BOUND_BYTES_S}]
